@@ -1,0 +1,1 @@
+"""Where and when flows run: the command line, the local platform, the shipped configurations."""

@@ -1,0 +1,1 @@
+"""The order of things: Prefect flows, one file each."""

@@ -1,0 +1,1 @@
+"""Headway's stages and what they stand on. Nothing is re-exported: import the module that you mean."""

@@ -1,0 +1,219 @@
+"""The values handed from stage to stage, and the gates.
+
+Bytes do not live here: an artifact is a name, a version and a place (tasks/storage holds the bytes).
+See DESIGN.md, "Words".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks.errors import GateFailed
+
+KINDS = (
+    "dataset",
+    "quarantine",
+    "tokenizer",
+    "tokens",
+    "validation",
+    "qualification",
+    "plan",
+    "checkpoint",
+    "evaluation",
+    "model",
+)
+_REF = re.compile(r"^(?P<kind>[a-z]+)/(?P<name>[a-z0-9][a-z0-9._-]{0,62})(?:@(?P<version>[0-9a-f]{8,64}))?$")
+
+
+class Value(BaseModel):
+    """Base of what stages hand on: small, frozen, plain fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Artifact(Value):
+    """An immutable, versioned folder of files in a store."""
+
+    KIND: ClassVar[str] = ""
+
+    name: str
+    version: str
+    """64 hex digits: sha256 of the content part of the manifest."""
+    uri: str
+    metrics: dict[str, float] = {}
+
+    @property
+    def ref(self) -> str:
+        return f"{self.KIND}/{self.name}@{self.version}"
+
+
+class Dataset(Artifact):
+    KIND = "dataset"
+
+
+class Tokenizer(Artifact):
+    KIND = "tokenizer"
+
+
+class Tokens(Artifact):
+    KIND = "tokens"
+
+
+class Checkpoint(Artifact):
+    KIND = "checkpoint"
+
+
+class Evaluation(Artifact):
+    KIND = "evaluation"
+
+
+class Model(Artifact):
+    KIND = "model"
+
+
+class Check(Value):
+    """One measured value against its limit."""
+
+    name: str
+    measured: float | str | None
+    limit: str
+    passed: bool
+    remedy: str = ""
+
+
+class Gate(Artifact):
+    """An artifact of checks that gives up its subject only when all of them passed."""
+
+    STAGE: ClassVar[str] = ""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+    def require_passed(self) -> None:
+        """Raise GateFailed with every failed check; an empty gate is a closed one."""
+        require_checks(self.STAGE, self.checks)
+
+
+class Validation(Gate):
+    """The verdict on a dataset."""
+
+    KIND = "validation"
+    STAGE = "validate"
+
+    subject: Dataset
+
+    def require(self) -> Dataset:
+        self.require_passed()
+        return self.subject
+
+
+class Cluster(Value):
+    """Where jobs run, with the rates that its qualification measured."""
+
+    name: str
+    backend: str
+    nodes: int
+    ranks_per_node: int
+    threads_per_rank: int
+    matmul_gflops_per_rank: float = 0.0
+    """Of the slowest rank, in 10^9 floating-point operations a second."""
+    allreduce_gigabytes_per_second: float = 0.0
+    """Bus bandwidth as nccl-tests define it, in 10^9 bytes a second."""
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+class Qualification(Gate):
+    """The verdict on a cluster."""
+
+    KIND = "qualification"
+    STAGE = "benchmark"
+
+    subject: Cluster
+
+    def require(self) -> Cluster:
+        self.require_passed()
+        return self.subject
+
+
+class Plan(Gate):
+    """The verdict on a training run before it starts, and its numbers."""
+
+    KIND = "plan"
+    STAGE = "plan"
+
+    steps: int
+    checkpoint_every_steps: int
+    seconds: float
+    """Estimated training time."""
+    parameters: int
+
+    def require(self) -> Self:
+        self.require_passed()
+        return self
+
+
+class Endpoint(Value):
+    """A served model: a ref with a journal, not an artifact."""
+
+    name: str
+    url: str
+    model: Model
+
+    @property
+    def ref(self) -> str:
+        return f"endpoint/{self.name}"
+
+
+class Pending(Value):
+    """Stands for the result of a stage that has not run; whatever takes it does not run either."""
+
+    stage: str
+
+    def require(self) -> Self:
+        return self
+
+
+def require_checks(stage: str, checks: tuple[Check, ...]) -> None:
+    """Raise GateFailed when a check failed, or when there is none (a gate fails closed)."""
+    failed = [check for check in checks if not check.passed]
+    if checks and not failed:
+        return
+    said = "; ".join(f"{c.name}: measured {_number(c.measured)}, limit {c.limit}" for c in failed) or "nothing was checked"
+    raise GateFailed(
+        f"the gate of {stage} stays closed: {said}",
+        stage=stage,
+        checks=[{"name": c.name, "measured": c.measured, "limit": c.limit} for c in failed],
+        remedy=" ".join(dict.fromkeys(c.remedy for c in failed if c.remedy)),
+    )
+
+
+def _number(value: float | str | None) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def parse_ref(text: str, *, kind: str = "") -> tuple[str, str, str]:
+    """Split `KIND/NAME[@VERSION]` into its parts; the version may be 8 or more hex digits, or missing (the newest).
+
+    With `kind`, a bare NAME stands for `kind/NAME`.
+    """
+    match = _REF.match(text if "/" in text or not kind else f"{kind}/{text}")
+    if not match or match["kind"] not in (*KINDS, "endpoint") or (kind and match["kind"] != kind):
+        raise ValueError(
+            f"{text!r} is not a reference{f' to a {kind}' if kind else ''}: write KIND/NAME or KIND/NAME@VERSION "
+            f"(8 or more hex digits), where KIND is one of {', '.join((*KINDS, 'endpoint'))}"
+        )
+    return match["kind"], match["name"], match["version"] or ""
+
+
+def plain(value: Any) -> Any:
+    """An artifact or setting as plain JSON values."""
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value

@@ -1,0 +1,280 @@
+"""Every setting, as one frozen tree of classes; one class a stage, handed to it and read back by its job.
+
+What does not live here: where files come from and how errors are printed (deployments/cli). See docs/configuration.md.
+A field's docstring is its help text, on the command line's `--help`, in the error for a bad value, and in Prefect's form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+Positive = Annotated[int, Field(gt=0)]
+
+
+class Settings(BaseModel):
+    """Base of every configuration class: frozen, and a misspelt key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ValidationConfig(Settings):
+    """Limits that a corpus must keep before anything is spent on it."""
+
+    text_field: str = "text"
+    """Field of a JSON line that holds the document."""
+    min_documents: Positive = 10
+    """Fewest documents that make a corpus."""
+    min_characters: int = Field(1, ge=0)
+    """A document shorter than this is too short."""
+    max_characters: Positive = 10_000_000
+    """A document longer than this is too long."""
+    max_short_share: Fraction = 0.05
+    """Largest share of documents that may be too short or empty."""
+    max_long_share: Fraction = 0.0
+    """Largest share of documents that may be too long."""
+    max_duplicate_share: Fraction = 0.20
+    """Largest share of documents that may repeat an earlier one exactly."""
+    max_control_share: Fraction = 0.01
+    """Largest share of control characters in a document (tab, line feed and carriage return are not counted)."""
+    max_replacement_share: Fraction = 0.01
+    """Largest share of U+FFFD characters in a document: the trace of a wrong encoding."""
+    max_bad_documents: Fraction = 0.01
+    """Largest share of documents that may break one of the two character limits."""
+
+
+class TokenizerConfig(Settings):
+    """A byte-level BPE tokenizer that is trained on the corpus."""
+
+    vocab_size: int = Field(512, ge=257, le=1_000_000)
+    """Entries, the 256 bytes and the end-of-document token among them."""
+    sample_bytes: Positive = 16_000_000
+    """Bytes of the corpus that the merges are learnt from, taken evenly over all documents."""
+
+
+class PreprocessingConfig(Settings):
+    """From documents to Megatron token files."""
+
+    text_field: str = "text"
+    """Field of a JSON line that holds the document."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    heldout_fraction: float = Field(0.02, gt=0.0, lt=1.0)
+    """Share of documents, chosen by the hash of their content, that training never sees."""
+
+
+class ClusterConfig(Settings):
+    """Where jobs run."""
+
+    name: Name = "local"
+    """Name under which qualifications of this cluster are kept."""
+    backend: Literal["local"] = "local"
+    """What jobs are submitted to. This release has `local`: torchrun on this machine."""
+    nodes: Literal[1] = 1
+    """Machines a job."""
+    ranks_per_node: Positive = 2
+    """Processes a machine: one a GPU, or one a core."""
+    threads_per_rank: Positive = 1
+    """Threads that one rank may compute with."""
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+class BenchmarkConfig(Settings):
+    """What a cluster must show before a training run starts on it."""
+
+    baseline: str = "cpu-floor"
+    """A baseline of tasks/hardware/baselines, or the path of a JSON file of the same form."""
+    matmul_size: Positive = 512
+    """Side of the square float32 matrices that are multiplied."""
+    allreduce_megabytes: Positive = 16
+    """Message size of the all-reduce, in MB (10^6 bytes)."""
+    seconds: float = Field(2.0, gt=0)
+    """Time that each of the two measurements takes."""
+    min_of_peers: Fraction = 0.70
+    """A rank slower than this share of the median of the other ranks closes the gate."""
+    max_age_hours: float = Field(24.0, gt=0)
+    """A passed qualification older than this is measured anew."""
+
+
+class NetworkConfig(Settings):
+    """A causal language model of the Llama family, built with random weights."""
+
+    layers: Positive = 4
+    hidden_size: Positive = 128
+    heads: Positive = 4
+    kv_heads: Positive = 4
+    """Key and value heads; fewer than `heads` is grouped-query attention."""
+    intermediate_size: Positive = 352
+    """Width of the SwiGLU feed-forward layer."""
+    tie_embeddings: bool = True
+    """Whether input and output embeddings are one matrix."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> NetworkConfig:
+        if self.hidden_size % self.heads or self.heads % self.kv_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} must be a multiple of heads {self.heads}, "
+                f"and heads a multiple of kv_heads {self.kv_heads}"
+            )
+        return self
+
+
+class CheckpointConfig(Settings):
+    """How often training is saved, and what is kept."""
+
+    every_steps: Positive | None = None
+    """Steps between checkpoints; empty: the plan chooses (Young and Daly)."""
+    keep: int = Field(2, ge=2)
+    """Newest checkpoints that are kept. At least two: the newest may be in the process of being written."""
+
+
+class TrainingConfig(Settings):
+    """One training run. Everything in it changes the model, so everything in it is in the stage's key."""
+
+    model: Name = "model"
+    """Name of the checkpoint and of the registered model."""
+    engine: Literal["torch"] = "torch"
+    """What trains. This release has `torch`: our own loop, DDP."""
+    network: NetworkConfig = NetworkConfig()
+    sequence_length: Positive = 256
+    """Tokens a sample."""
+    global_batch_size: Positive = 8
+    """Samples a step, over all ranks."""
+    micro_batch_size: Positive = 4
+    """Samples that a rank computes at once; the rest of its share is accumulated."""
+    steps: Positive = 800
+    """Optimizer steps."""
+    learning_rate: float = Field(4e-3, gt=0)
+    """Peak of the cosine schedule."""
+    min_learning_rate_ratio: Fraction = 0.1
+    """Share of the peak at which the schedule ends."""
+    warmup_steps: int = Field(40, ge=0)
+    weight_decay: float = Field(0.1, ge=0)
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    gradient_clip: float = Field(1.0, gt=0)
+    """Largest L2 norm of the gradient over all parameters."""
+    seed: int = Field(1234, ge=0)
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> TrainingConfig:
+        if self.warmup_steps >= self.steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps} must be fewer than steps {self.steps}")
+        return self
+
+
+class PlanningConfig(Settings):
+    """Limits that a training run must keep; the gate of the plan."""
+
+    max_minutes: float = Field(60.0, gt=0)
+    """Longest time that training may take by the measured rate."""
+    memory_per_rank_gib: float | None = Field(None, gt=0)
+    """Memory that one rank may use; empty: this machine's free memory, divided by the ranks."""
+    mean_hours_between_failures: float = Field(24.0, gt=0)
+    """Expected time between interruptions of the whole job, for the checkpoint interval."""
+
+
+class EvaluationConfig(Settings):
+    """What the model is measured on, and what it must reach."""
+
+    max_bytes: Positive = 1_000_000
+    """Held-out text that is read, in bytes, whole documents in a fixed order."""
+    min_documents: Positive = 5
+    """Fewest held-out documents that a verdict may rest on."""
+    bootstrap_samples: Positive = 1000
+    confidence: float = Field(0.95, gt=0.5, lt=1.0)
+    """Of the bootstrap interval."""
+    min_gain_over_bigram: float = Field(0.10, ge=-1.0, lt=1.0)
+    """Share by which the model's bits per byte must lie under the Kneser-Ney bigram's."""
+    max_loss_to_champion: float = Field(0.0, ge=0.0)
+    """Share by which the model's bits per byte may lie over the champion's (non-inferiority margin)."""
+    seed: int = Field(1234, ge=0)
+
+
+class ExportConfig(Settings):
+    """To ONNX, and what the exported model must prove."""
+
+    precision: Literal["fp32"] = "fp32"
+    max_logit_error: float = Field(1e-3, gt=0)
+    """Largest absolute difference of a logit between PyTorch and ONNX Runtime."""
+    golden_prompts: tuple[str, ...] = ("def ", "import ", "class ", "for i in range(", "return self.")
+    """Prompts whose greedy completions must be equal, token for token, and which a new endpoint must answer."""
+    golden_tokens: Positive = 24
+    """Tokens of a golden completion."""
+
+
+class DeploymentConfig(Settings):
+    """Where the model is served."""
+
+    endpoint: Name = "local"
+    """Name of the endpoint."""
+    port: int | None = Field(None, ge=1, le=65535)
+    """Port on loopback; empty: a free one, which the endpoint keeps."""
+    start_timeout_seconds: float = Field(60.0, gt=0)
+    """Time in which a new server must answer its golden prompts."""
+
+
+class RetrainConfig(Settings):
+    """One whole retraining run."""
+
+    dataset: str = "python-stdlib"
+    """Dataset that is used when none is named: NAME, or dataset/NAME@VERSION."""
+    validation: ValidationConfig = ValidationConfig()
+    preprocessing: PreprocessingConfig = PreprocessingConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    benchmark: BenchmarkConfig = BenchmarkConfig()
+    planning: PlanningConfig = PlanningConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    export: ExportConfig = ExportConfig()
+    deployment: DeploymentConfig = DeploymentConfig()
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> RetrainConfig:
+        at_once = self.training.micro_batch_size * self.cluster.world_size
+        if self.training.global_batch_size % at_once:
+            raise ValueError(
+                f"training.global_batch_size {self.training.global_batch_size} must be a multiple of "
+                f"training.micro_batch_size x ranks = {self.training.micro_batch_size} x "
+                f"{self.cluster.world_size} = {at_once}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _same_text_field(self) -> RetrainConfig:
+        if self.validation.text_field != self.preprocessing.text_field:
+            raise ValueError(
+                f"validation.text_field {self.validation.text_field!r} and preprocessing.text_field "
+                f"{self.preprocessing.text_field!r} must be the same: what is validated is what is trained on"
+            )
+        return self
+
+
+def canonical_json(value: Any) -> str:
+    """One spelling of a JSON value, so that equal values have equal digests."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(value: Any) -> str:
+    """sha256, in hex, of the canonical JSON of a value."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def config_digest(config: Settings) -> str:
+    """Digest of a configuration by value: defaults written out and defaults left out are the same."""
+    return digest(config.model_dump(mode="json"))
+
+
+def home() -> Path:
+    """The folder that holds all state: `HEADWAY_HOME`, else `.headway` in the working directory."""
+    return Path(os.environ.get("HEADWAY_HOME") or ".headway").absolute()

@@ -1,0 +1,58 @@
+"""The errors that a caller decides on, each with its exit code and a remedy.
+
+A user's mistake is a plain `ValueError` that names the value and the remedy; it leaves with exit code 2.
+What is not listed here and is not a `ValueError` is a bug of ours. See DESIGN.md, "Output for machines".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class HeadwayError(Exception):
+    """An error with a remedy. `exit_code` is what the command line leaves with."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+
+class GateFailed(HeadwayError):
+    """A gate stayed closed. `checks` are the failed ones: name, measured value, limit."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, stage: str, checks: list[dict[str, Any]], remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.stage = stage
+        self.checks = checks
+
+
+class JobFailed(HeadwayError):
+    """A job ended without a result. `failure` is its class: infrastructure, out_of_memory, timeout, cancelled."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, *, failure: str, folder: str, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.failure = failure
+        self.folder = folder
+
+
+class IntegrityError(HeadwayError):
+    """Bytes are not what their manifest or signature says. `problems` names each file."""
+
+    exit_code = 5
+
+    def __init__(self, message: str, *, problems: list[dict[str, Any]] | None = None, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.problems = problems or []
+
+
+class Missing(HeadwayError):
+    """Something that the work needs is not there: a server, a package, an account, an artifact, room on the disk."""
+
+    exit_code = 6

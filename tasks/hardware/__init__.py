@@ -1,0 +1,1 @@
+"""Facts about hardware, as data: baselines that a cluster must reach."""

@@ -1,0 +1,124 @@
+"""A rank's view of its job: configuration in, metrics, progress and a result out.
+
+The job folder is the whole contract with whoever launched the rank (tasks/compute/job.py writes its first half):
+`config.json` in; `ranks/K.json`, `logs/rank-K.log`, `metrics.jsonl`, `errors/rank-K.json`, `result.json` out.
+Nothing here knows of a backend, of Prefect or of MLflow. A program ends with `sys.exit(main(run))`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.errors import HeadwayError
+from tasks.process import die_with_parent, process_started, write_json
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process of a job. `settings` is what the stage put into the job; `inputs` maps names to verified folders."""
+
+    folder: Path
+    rank: int
+    world_size: int
+    attempt: int
+    """1 for the first start of the job; every restart adds one."""
+    settings: Mapping[str, Any]
+    inputs: Mapping[str, Path]
+    output: Path
+    """Folder for the files that the stage will publish."""
+    _clock: Callable[[], float] = field(default=time.time, repr=False)
+
+    def metrics(self, **values: Any) -> None:
+        """Append one record to `metrics.jsonl`; only rank 0 writes. One write of one line, so no reader sees half."""
+        if self.rank == 0:
+            line = json.dumps({**values, "attempt": self.attempt, "time": self._clock()}) + "\n"
+            with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+                file.write(line)
+
+    def progress(self, done: float, total: float, text: str = "") -> None:
+        """Say how far the job is; shown to people, never used for decisions."""
+        if self.rank == 0:
+            write_json(self.folder / "progress.json", {"done": done, "total": total, "text": text})
+
+
+def open_rank() -> Rank:
+    """Read the job folder named by `HEADWAY_JOB`, and the rank's place from torchrun's environment."""
+    folder = Path(os.environ["HEADWAY_JOB"])
+    spec = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    output = folder / "out"
+    output.mkdir(exist_ok=True)
+    return Rank(
+        folder=folder,
+        rank=int(os.environ.get("RANK", "0")),
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        attempt=int(os.environ.get("HEADWAY_ATTEMPT", "1")),
+        settings=spec["settings"],
+        inputs={name: Path(path) for name, path in spec["inputs"].items()},
+        output=output,
+    )
+
+
+def main(run: Callable[[Rank], dict[str, Any] | None]) -> int:
+    """Run one rank: register it, redirect its output, report its error; rank 0 writes `result.json` last."""
+    die_with_parent()
+    rank = open_rank()
+    _register(rank)
+    _redirect(rank.folder / "logs" / f"rank-{rank.rank}.log")
+    try:
+        result = run(rank)
+    except Exception as error:
+        _report(rank, error)
+        return 1
+    if rank.rank == 0:
+        write_json(rank.folder / "result.json", result or {})
+    return 0
+
+
+def _register(rank: Rank) -> None:
+    (rank.folder / "ranks").mkdir(exist_ok=True)
+    me = {"rank": rank.rank, "pid": os.getpid(), "started": process_started(os.getpid()), "host": socket.gethostname()}
+    write_json(rank.folder / "ranks" / f"{rank.rank}.json", {**me, "attempt": rank.attempt})
+
+
+def _redirect(log: Path) -> None:
+    log.parent.mkdir(exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _report(rank: Rank, error: Exception) -> None:
+    """Write what went wrong, classed: the launcher does not restart a user's error or a broken artifact."""
+    traceback.print_exc()
+    (rank.folder / "errors").mkdir(exist_ok=True)
+    report = {
+        "type": type(error).__name__,
+        "message": str(error),
+        "remedy": error.remedy if isinstance(error, HeadwayError) else "",
+        "class": failure_class(error),
+        "attempt": rank.attempt,
+    }
+    write_json(rank.folder / "errors" / f"rank-{rank.rank}.json", report)
+
+
+def failure_class(error: Exception) -> str:
+    """`user` (do not retry), `integrity` (do not retry), `missing` (do not retry), `out_of_memory`, or `infrastructure`."""
+    if isinstance(error, HeadwayError):
+        return {5: "integrity", 6: "missing"}.get(error.exit_code, "infrastructure")
+    if isinstance(error, OSError) and error.errno == 28:
+        return "missing"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "out_of_memory"
+    return "user" if isinstance(error, ValueError) else "infrastructure"

@@ -1,0 +1,1 @@
+"""A training run's size, time and failures by formula; pure."""

@@ -1,0 +1,249 @@
+"""One supervisor of local processes: for jobs, endpoints and the platform's servers.
+
+A supervised process lives in a folder: `process.json` says what to run, `handle.json` who runs, `exit.json` how it ended.
+Its small parent (`python -m tasks.process FOLDER`) survives whoever started it, restarts the program while it makes
+progress, and takes the program with it when it dies. Standard library only: the parent must start fast and stay small.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+POLL_SECONDS = 0.1
+STEADY_SECONDS = 10.0
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """What to run. Paths in `progress` and `fatal` are relative to the process's folder."""
+
+    argv: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+    log: str = "process.log"
+    restarts: int = 0
+    """Restarts without progress before the process counts as failed."""
+    progress: str = ""
+    """A file whose content changes when the work got further; empty: having run for 10 s is progress."""
+    fatal: str = ""
+    """A folder; when a file in it says `class` user, integrity or missing, there is no restart."""
+    time_limit: float | None = None
+    """Seconds, over all attempts."""
+    grace: float = 10.0
+    """Seconds between SIGTERM and SIGKILL when it is stopped."""
+
+
+def start(folder: Path, spec: ProcessSpec) -> dict[str, Any]:
+    """Start a supervised process that outlives the caller; returns its handle once the parent has written it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("handle.json", "exit.json"):
+        (folder / name).unlink(missing_ok=True)
+    write_json(folder / "process.json", asdict(spec))
+    root = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+    with open(folder / "parent.log", "ab") as log:
+        parent = subprocess.Popen(
+            [sys.executable, "-m", "tasks.process", str(folder)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    while not (folder / "handle.json").exists():
+        if parent.poll() is not None and not (folder / "handle.json").exists():
+            raise RuntimeError(f"the parent process in {folder} ended at once: see {folder / 'parent.log'}")
+        time.sleep(0.01)
+    return read_json(folder / "handle.json") or {}
+
+
+def alive(handle: Mapping[str, Any] | None) -> bool:
+    """Whether the very process of a handle runs: pid, start time and boot id must agree, for pids are reused."""
+    if not handle or handle.get("boot_id") != boot_id():
+        return False
+    return process_started(int(handle["pid"])) == handle.get("started")
+
+
+def stop(folder: Path, *, timeout: float = 30.0) -> None:
+    """Ask the parent of a supervised process to stop it and wait until nothing of it is left."""
+    handle = read_json(folder / "handle.json")
+    if not handle or not alive(handle):
+        return
+    os.kill(int(handle["pid"]), signal.SIGTERM)
+    deadline = time.monotonic() + timeout
+    while alive(handle) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if alive(handle):
+        os.kill(int(handle["pid"]), signal.SIGKILL)
+
+
+def process_started(pid: int) -> str | None:
+    """When a living process started, as the system counts it; None when there is none, or only a zombie."""
+    stat = Path(f"/proc/{pid}/stat")
+    if Path("/proc/self/stat").exists():
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return None if fields[0] in "ZX" else fields[19]
+    said = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    state, _, started = said.stdout.strip().partition(" ")
+    return None if not state or state.startswith("Z") else started.strip()
+
+
+def boot_id() -> str:
+    """Changes with every start of the machine."""
+    linux = Path("/proc/sys/kernel/random/boot_id")
+    if linux.exists():
+        return linux.read_text().strip()
+    said = subprocess.run(["sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=False)
+    return said.stdout.strip()
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it dies (Linux; elsewhere this does nothing)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file so that a reader sees the old one or the new one, never half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file that `write_json` wrote; None when it is not there."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one, children first."""
+    said = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=False)
+    children: dict[int, list[int]] = {}
+    for line in said.stdout.splitlines():
+        child, parent = (int(part) for part in line.split())
+        children.setdefault(parent, []).append(child)
+    found, queue = [], [pid]
+    while queue:
+        below = children.get(queue.pop(0), [])
+        found += below
+        queue += below
+    return found
+
+
+class _Supervision:
+    """The parent's loop. State: the attempt, the restarts without progress, and whether somebody asked to stop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.spec = ProcessSpec(**read_json(folder / "process.json"))
+        self.attempt = int((read_json(folder / "attempts.json") or {}).get("attempts", 0))
+        self.stopping = False
+        self.began = time.monotonic()
+
+    def run(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask_to_stop)
+        self._write_handle([])
+        failures = 0
+        while True:
+            marker, began = self._marker(), time.monotonic()
+            code, reason = self._one_attempt()
+            if code == 0 or reason in ("cancelled", "timeout") or self._fatal():
+                break
+            steady = not self.spec.progress and time.monotonic() - began >= STEADY_SECONDS
+            failures = 1 if steady or (self.spec.progress and marker != self._marker()) else failures + 1
+            if failures > self.spec.restarts:
+                break
+            time.sleep(min(0.2 * 2**failures, 5.0))
+        ended = {"code": code, "reason": reason, "attempts": self.attempt, "ended": time.time()}
+        write_json(self.folder / "exit.json", ended)
+
+    def _one_attempt(self) -> tuple[int, str]:
+        self.attempt += 1
+        write_json(self.folder / "attempts.json", {"attempts": self.attempt})
+        environment = {**os.environ, **self.spec.env, "HEADWAY_ATTEMPT": str(self.attempt)}
+        with open(self.folder / self.spec.log, "ab") as log:
+            child = subprocess.Popen(
+                self.spec.argv,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent,
+            )
+        seen: list[dict[str, Any]] = []
+        while child.poll() is None:
+            time.sleep(POLL_SECONDS)
+            ranks = self._ranks()
+            if ranks != seen:
+                seen = ranks
+                self._write_handle(ranks)
+            if self.stopping or self._out_of_time():
+                self._end(child)
+                return child.returncode or 0, "cancelled" if self.stopping else "timeout"
+        return child.returncode, "ended"
+
+    def _end(self, child: subprocess.Popen[bytes]) -> None:
+        below = descendants(child.pid)
+        child.terminate()
+        try:
+            child.wait(self.spec.grace)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        for pid in below:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def _out_of_time(self) -> bool:
+        return self.spec.time_limit is not None and time.monotonic() - self.began > self.spec.time_limit
+
+    def _marker(self) -> str:
+        path = self.folder / self.spec.progress
+        return hashlib.sha256(path.read_bytes()).hexdigest() if self.spec.progress and path.is_file() else ""
+
+    def _fatal(self) -> bool:
+        if not self.spec.fatal or not (self.folder / self.spec.fatal).is_dir():
+            return False
+        reports = [read_json(path) or {} for path in (self.folder / self.spec.fatal).glob("*.json")]
+        fresh = [report for report in reports if report.get("attempt") == self.attempt]
+        return any(report.get("class") in ("user", "integrity", "missing") for report in fresh)
+
+    def _ranks(self) -> list[dict[str, Any]]:
+        found = [read_json(path) or {} for path in sorted((self.folder / "ranks").glob("*.json"))]
+        return [rank for rank in found if rank.get("attempt") == self.attempt]
+
+    def _write_handle(self, ranks: list[dict[str, Any]]) -> None:
+        me = {"pid": os.getpid(), "started": process_started(os.getpid()), "boot_id": boot_id()}
+        write_json(self.folder / "handle.json", {**me, "attempt": self.attempt, "ranks": ranks})
+
+    def _ask_to_stop(self, *_: object) -> None:
+        self.stopping = True
+
+
+if __name__ == "__main__":
+    _Supervision(Path(sys.argv[1])).run()

@@ -1,0 +1,229 @@
+"""A store in a folder: every version of an artifact is a folder of its own that a person can read.
+
+`artifacts/KIND/NAME/VERSION/{manifest.json, files/...}` and `documents/KEY`. A version appears when its manifest does,
+which is linked into place last and only once. See store.py for what the methods promise.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tasks.errors import IntegrityError, Missing
+from tasks.storage.manifest import (
+    CHUNK,
+    SCHEMA,
+    Content,
+    FileEntry,
+    Manifest,
+    Problem,
+    Provenance,
+    check,
+    describe,
+    require_intact,
+)
+from tasks.storage.store import Document
+
+HEADROOM_BYTES = 64 << 20
+
+
+class LocalStore:
+    """A folder on one machine, safe for several processes at once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.uri = root.absolute().as_uri()
+
+    def publish(
+        self, folder: Path, *, kind: str, inputs: tuple[str, ...], provenance: Provenance, move: bool = False
+    ) -> Manifest:
+        files = describe(folder)
+        if not files:
+            raise ValueError(f"{folder} holds no file: an empty {kind} is not published")
+        content = Content(kind=kind, files=files, inputs=tuple(sorted(inputs)))
+        manifest = Manifest(content=content, provenance=provenance)
+        place = self._place(manifest)
+        if not self.present(manifest):
+            self._bring_in(folder, manifest, place, move=move)
+        if not _create(place / "manifest.json", _manifest_bytes(manifest)):
+            os.utime(place / "manifest.json")
+        if move:
+            shutil.rmtree(folder, ignore_errors=True)
+        return self.manifest(kind, provenance.name, manifest.version) or manifest
+
+    def _bring_in(self, folder: Path, manifest: Manifest, place: Path, *, move: bool) -> None:
+        """Put the files under a temporary name, then rename the whole folder; what was torn before goes away."""
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not move:
+            require_room(place.parent, manifest.bytes, what=manifest.ref)
+        arriving = Path(tempfile.mkdtemp(dir=place.parent, prefix=".incoming-"))
+        try:
+            for entry in manifest.content.files:
+                target = arriving / "files" / entry.path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _take(folder / entry.path, target, move=move)
+            if place.exists():
+                shutil.rmtree(place)
+            os.rename(arriving, place)
+        finally:
+            shutil.rmtree(arriving, ignore_errors=True)
+        require_intact(manifest.ref, check(place / "files", manifest.content.files))
+
+    def fetch(self, manifest: Manifest) -> Path:
+        require_intact(manifest.ref, self.verify(manifest))
+        return self._place(manifest) / "files"
+
+    def verify(self, manifest: Manifest) -> list[Problem]:
+        return check(self._place(manifest) / "files", manifest.content.files)
+
+    def present(self, manifest: Manifest) -> bool:
+        files = self._place(manifest) / "files"
+        sizes = ((files / entry.path, entry.size) for entry in manifest.content.files)
+        return (self._place(manifest) / "manifest.json").exists() and all(
+            path.is_file() and path.stat().st_size == size for path, size in sizes
+        )
+
+    def manifest(self, kind: str, name: str, version: str) -> Manifest | None:
+        return _read_manifest(self.root / "artifacts" / kind / name / version / "manifest.json")
+
+    def manifests(self, kind: str = "", name: str = "") -> Iterator[Manifest]:
+        found = self.root.glob(f"artifacts/{kind or '*'}/{name or '*'}/*/manifest.json")
+        for path in sorted(found, key=lambda p: (p.parts[-4], p.parts[-3], -p.stat().st_mtime_ns)):
+            manifest = _read_manifest(path)
+            if manifest:
+                yield manifest
+
+    def uri_of(self, manifest: Manifest) -> str:
+        return self._place(manifest).absolute().as_uri()
+
+    def location(self, manifest: Manifest, file: FileEntry) -> str:
+        return str(self._place(manifest).absolute() / "files" / file.path)
+
+    def attach(self, manifest: Manifest, name: str, data: bytes) -> None:
+        _write(self._place(manifest) / name, data)
+
+    def attachment(self, manifest: Manifest, name: str) -> bytes | None:
+        path = self._place(manifest) / name
+        return path.read_bytes() if path.is_file() else None
+
+    def read(self, key: str) -> Document | None:
+        try:
+            data = self._document(key).read_bytes()
+        except FileNotFoundError:
+            return None
+        return Document(data, _etag(data))
+
+    def create(self, key: str, data: bytes) -> bool:
+        return _create(self._document(key), data)
+
+    def replace(self, key: str, data: bytes, *, etag: str | None) -> bool:
+        with self._lock():
+            now = self.read(key)
+            if (now.etag if now else None) != etag:
+                return False
+            _write(self._document(key), data)
+            return True
+
+    def list(self, prefix: str) -> list[str]:
+        base = self.root / "documents"
+        found = (p.relative_to(base).as_posix() for p in (base / prefix).rglob("*") if p.is_file())
+        return sorted(key for key in found if not Path(key).name.startswith("."))
+
+    def _place(self, manifest: Manifest) -> Path:
+        return self.root / "artifacts" / manifest.content.kind / manifest.provenance.name / manifest.version
+
+    def _document(self, key: str) -> Path:
+        if key.startswith("/") or ".." in key.split("/"):
+            raise ValueError(f"{key!r} is not a document's key: no leading / and no ..")
+        return self.root / "documents" / key
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        self.root.mkdir(parents=True, exist_ok=True)
+        with open(self.root / ".lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def require_room(folder: Path, needed: int, *, what: str) -> None:
+    """Raise Missing when the disk under a folder has no room for `needed` bytes and a little headroom."""
+    free = shutil.disk_usage(folder).free
+    if free < needed + HEADROOM_BYTES:
+        raise Missing(
+            f"no room on the disk for {what}: {needed / 1e6:.1f} MB and {HEADROOM_BYTES / 1e6:.0f} MB of headroom are "
+            f"needed, {free / 1e6:.1f} MB are free under {folder}",
+            remedy="Free room there, or set HEADWAY_HOME to a folder on a larger disk.",
+        )
+
+
+def _take(source: Path, target: Path, *, move: bool) -> None:
+    if move:
+        shutil.move(source, target)
+    else:
+        with open(source, "rb") as read, open(target, "xb") as write:
+            shutil.copyfileobj(read, write, CHUNK)
+    with open(target, "rb") as file:
+        os.fsync(file.fileno())
+    target.chmod(0o444)
+
+
+def _create(path: Path, data: bytes) -> bool:
+    """Write a file whole or not at all, and only if it does not exist: link(2) fails where one is."""
+    temporary = _temporary(path, data)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(temporary)
+    return True
+
+
+def _write(path: Path, data: bytes) -> None:
+    os.replace(_temporary(path, data), path)
+
+
+def _temporary(path: Path, data: bytes) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return name
+
+
+def _manifest_bytes(manifest: Manifest) -> bytes:
+    parts = manifest.model_dump(mode="json", exclude={"schema_"})
+    return json.dumps({"schema": SCHEMA, **parts}, indent=1, ensure_ascii=False).encode()
+
+
+def _read_manifest(path: Path) -> Manifest | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    if value.pop("schema", None) != SCHEMA:
+        raise ValueError(f"{path} is of a schema that this Headway does not know; it reads {SCHEMA}: upgrade Headway")
+    manifest = Manifest.model_validate(value)
+    if manifest.version != path.parent.name:
+        raise _edited(path, manifest)
+    return manifest
+
+
+def _edited(path: Path, manifest: Manifest) -> Exception:
+    return IntegrityError(
+        f"{path} was edited: its content part hashes to {manifest.version[:12]}, its folder says {path.parent.name[:12]}",
+        remedy="Restore the manifest, or delete the version's folder and run the stage again.",
+    )
+
+
+def _etag(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,164 @@
+"""A manifest: what an artifact is made of, and the check of a folder against it. Pure: folders in, values out.
+
+The version of an artifact is the sha256 of the content part. What may differ between two equal artifacts (where, when,
+by whom) is provenance. See DESIGN.md, "Artifact, store".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks.config import digest
+from tasks.errors import IntegrityError
+
+SCHEMA = "headway/manifest/1"
+CHUNK = 4 << 20
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FileEntry(_Part):
+    """One file: its path inside the artifact, with `/`, and what its bytes must be."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class Content(_Part):
+    """What the version is the hash of."""
+
+    kind: str
+    files: tuple[FileEntry, ...]
+    inputs: tuple[str, ...] = ()
+    """Versions of the artifacts that this one was made from, sorted."""
+
+
+class Provenance(_Part):
+    """What two equal artifacts may differ in."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str
+    created: str = ""
+    """UTC, ISO 8601."""
+    inputs: tuple[str, ...] = ()
+    """References of the artifacts in the version."""
+    context: tuple[str, ...] = ()
+    """References of what the stage ran on or under: a qualification, a plan."""
+    stage: str | None = None
+    commit: str | None = None
+    dirty: bool | None = None
+    config_digest: str | None = None
+    config: dict[str, Any] | None = None
+    metrics: dict[str, float] = {}
+
+
+class Manifest(_Part):
+    content: Content
+    provenance: Provenance
+    schema_: str = SCHEMA
+
+    @property
+    def version(self) -> str:
+        return digest(self.content.model_dump(mode="json"))
+
+    @property
+    def ref(self) -> str:
+        return f"{self.content.kind}/{self.provenance.name}@{self.version}"
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.content.files)
+
+
+class Problem(_Part):
+    """One way in which a folder is not what its manifest says."""
+
+    path: str
+    problem: Literal["missing", "extra", "size", "sha256", "link", "signature"]
+    expected: str | int | None = None
+    actual: str | int | None = None
+
+
+def describe(folder: Path) -> tuple[FileEntry, ...]:
+    """Every file below a folder with size and sha256, in the order of their paths.
+
+    Raises ValueError for links and special files: what is published is bytes, and nothing else.
+    """
+    entries = []
+    for path in _walk(folder):
+        relative = path.relative_to(folder).as_posix()
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise ValueError(f"{relative} is a link or a special file; only plain files can be published")
+        size, sha256 = hash_file(path)
+        entries.append(FileEntry(path=relative, size=size, sha256=sha256))
+    return tuple(entries)
+
+
+def check(folder: Path, files: Iterable[FileEntry]) -> list[Problem]:
+    """Compare every byte of a folder with a manifest's files; files that it does not name are problems too."""
+    expected = {entry.path: entry for entry in files}
+    found = {path.relative_to(folder).as_posix(): path for path in _walk(folder)} if folder.is_dir() else {}
+    problems = [Problem(path=path, problem="extra") for path in sorted(found.keys() - expected.keys())]
+    for name, entry in expected.items():
+        problems += _check_file(found.get(name), entry)
+    return problems
+
+
+def _check_file(path: Path | None, entry: FileEntry) -> list[Problem]:
+    if path is None:
+        return [Problem(path=entry.path, problem="missing", expected=entry.size)]
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        return [Problem(path=entry.path, problem="link", expected="a plain file with one name")]
+    if status.st_size != entry.size:
+        return [Problem(path=entry.path, problem="size", expected=entry.size, actual=status.st_size)]
+    _, actual = hash_file(path)
+    if actual != entry.sha256:
+        return [Problem(path=entry.path, problem="sha256", expected=entry.sha256, actual=actual)]
+    return []
+
+
+def require_intact(ref: str, problems: list[Problem]) -> None:
+    """Raise IntegrityError that names each file, when there are problems."""
+    if not problems:
+        return
+    said = ", ".join(f"{p.path} ({p.problem})" for p in problems[:5])
+    more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+    raise IntegrityError(
+        f"{ref} is not what its manifest says: {said}{more}",
+        problems=[p.model_dump() for p in problems],
+        remedy=f"Nothing was run on it. `headway verify {ref}` lists every file; restore the file, or make the artifact again.",
+    )
+
+
+def hash_file(path: Path, copy_to: Callable[[bytes], object] | None = None) -> tuple[int, str]:
+    """Size and sha256 of a file, read once; each chunk also goes to `copy_to`."""
+    sha256, size = hashlib.sha256(), 0
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(CHUNK):
+            sha256.update(chunk)
+            size += len(chunk)
+            if copy_to:
+                copy_to(chunk)
+    return size, sha256.hexdigest()
+
+
+def _walk(folder: Path) -> list[Path]:
+    """Everything below a folder that is not a folder itself; links are listed, never followed."""
+    found = []
+    for parent, folders, files in os.walk(folder, followlinks=False):
+        base = Path(parent)
+        found += [base / name for name in files]
+        found += [base / name for name in folders if (base / name).is_symlink()]
+    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())

@@ -1,0 +1,98 @@
+"""What every store can do: publish and fetch artifacts, and keep small documents with compare-and-set.
+
+Stages never see a store: tasks/stage.py hands them `publish` and `fetch`. Implementations: local.py (a folder); the
+Azure Blob store is the artifacts issue's. See DESIGN.md, "Artifact, store".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from tasks.errors import Missing
+from tasks.storage.manifest import FileEntry, Manifest, Problem, Provenance
+
+
+class Document(NamedTuple):
+    """A small value under a key, and the tag that a compare-and-set names."""
+
+    data: bytes
+    etag: str
+
+
+class Store(Protocol):
+    """Artifacts are immutable and appear with their manifest, which is written last; documents change by etag."""
+
+    uri: str
+
+    def publish(
+        self, folder: Path, *, kind: str, inputs: tuple[str, ...], provenance: Provenance, move: bool = False
+    ) -> Manifest:
+        """Make an artifact of a folder. Equal content is the same version, and is stored once.
+
+        With `move` the folder's files go into the store instead of being copied.
+        """
+        ...
+
+    def fetch(self, manifest: Manifest) -> Path:
+        """A folder with exactly the artifact's files, every byte checked. Raises IntegrityError."""
+        ...
+
+    def verify(self, manifest: Manifest) -> list[Problem]:
+        """Every way in which the stored files differ from the manifest."""
+        ...
+
+    def present(self, manifest: Manifest) -> bool:
+        """Whether all files are there with their sizes; bytes are not read."""
+        ...
+
+    def manifest(self, kind: str, name: str, version: str) -> Manifest | None: ...
+
+    def manifests(self, kind: str = "", name: str = "") -> Iterator[Manifest]:
+        """All published manifests of a kind and name, newest first within a name."""
+        ...
+
+    def uri_of(self, manifest: Manifest) -> str: ...
+
+    def location(self, manifest: Manifest, file: FileEntry) -> str:
+        """Where one file lies, for people."""
+        ...
+
+    def attach(self, manifest: Manifest, name: str, data: bytes) -> None:
+        """Put a file beside the manifest (a signature); it is not part of the version."""
+        ...
+
+    def attachment(self, manifest: Manifest, name: str) -> bytes | None: ...
+
+    def read(self, key: str) -> Document | None: ...
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write a document that must not exist yet; False when it does."""
+        ...
+
+    def replace(self, key: str, data: bytes, *, etag: str | None) -> bool:
+        """Write a document if its tag is still `etag` (None: if it does not exist); False when it is not."""
+        ...
+
+    def list(self, prefix: str) -> list[str]:
+        """Keys of all documents under a prefix, sorted."""
+        ...
+
+
+def find(store: Store, kind: str, name: str, version: str = "") -> Manifest:
+    """The manifest that a reference means: a version by its first digits, or the newest.
+
+    Raises Missing when there is none, and ValueError when the digits fit several.
+    """
+    fitting = [m for m in store.manifests(kind, name) if m.version.startswith(version)]
+    if not fitting:
+        known = sorted({m.provenance.name for m in store.manifests(kind)})
+        there = f"{kind}s that are there: {', '.join(known)}" if known else f"there is no {kind} yet"
+        raise Missing(
+            f"{kind}/{name}{'@' + version if version else ''} is not in {store.uri}",
+            remedy=f"{there}. `headway artifacts {kind}` lists them with their versions.",
+        )
+    if version and len({m.version for m in fitting}) > 1:
+        raise ValueError(f"{kind}/{name}@{version} fits {len(fitting)} versions; give more digits")
+    return fitting[0]
