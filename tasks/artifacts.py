@@ -125,6 +125,8 @@ class Cluster(Value):
     """Of the slowest rank, in 10^9 floating-point operations a second."""
     allreduce_gigabytes_per_second: float = 0.0
     """Bus bandwidth as nccl-tests define it, in 10^9 bytes a second."""
+    qualification: str = ""
+    """Reference of the qualification that vouches for it."""
 
     @property
     def world_size(self) -> int:
@@ -141,7 +143,7 @@ class Qualification(Gate):
 
     def require(self) -> Cluster:
         self.require_passed()
-        return self.subject
+        return self.subject.model_copy(update={"qualification": self.ref})
 
 
 class Plan(Gate):

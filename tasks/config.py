@@ -278,3 +278,8 @@ def config_digest(config: Settings) -> str:
 def home() -> Path:
     """The folder that holds all state: `HEADWAY_HOME`, else `.headway` in the working directory."""
     return Path(os.environ.get("HEADWAY_HOME") or ".headway").absolute()
+
+
+def tracking_uri() -> str:
+    """Where MLflow's view is published: `MLFLOW_TRACKING_URI`, else a database file under home."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"

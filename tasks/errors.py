@@ -56,3 +56,9 @@ class Missing(HeadwayError):
     """Something that the work needs is not there: a server, a package, an account, an artifact, room on the disk."""
 
     exit_code = 6
+
+
+class Cancelled(HeadwayError):
+    """Somebody stopped the run: Ctrl-C, SIGTERM, or cancel in the Prefect UI."""
+
+    exit_code = 130

@@ -8,6 +8,7 @@ progress, and takes the program with it when it dies. Standard library only: the
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import json
 import os
@@ -46,10 +47,11 @@ class ProcessSpec:
 
 
 def start(folder: Path, spec: ProcessSpec) -> dict[str, Any]:
-    """Start a supervised process that outlives the caller; returns its handle once the parent has written it."""
+    """Start a supervised process that outlives the caller; returns its handle once the parent has written it.
+
+    A folder has one parent at a time, held by a lock: starting what runs already returns the handle of what runs.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("handle.json", "exit.json"):
-        (folder / name).unlink(missing_ok=True)
     write_json(folder / "process.json", asdict(spec))
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
@@ -62,11 +64,14 @@ def start(folder: Path, spec: ProcessSpec) -> dict[str, Any]:
             stderr=log,
             start_new_session=True,
         )
-    while not (folder / "handle.json").exists():
-        if parent.poll() is not None and not (folder / "handle.json").exists():
+    while True:
+        ended = parent.poll() is not None
+        handle: dict[str, Any] = read_json(folder / "handle.json") or {}
+        if handle.get("pid") == parent.pid or alive(handle):
+            return handle
+        if ended:
             raise RuntimeError(f"the parent process in {folder} ended at once: see {folder / 'parent.log'}")
         time.sleep(0.01)
-    return read_json(folder / "handle.json") or {}
 
 
 def alive(handle: Mapping[str, Any] | None) -> bool:
@@ -245,5 +250,16 @@ class _Supervision:
         self.stopping = True
 
 
+def main(folder: Path) -> None:
+    """The parent's program: supervise, unless another parent holds the folder."""
+    with open(folder / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        (folder / "exit.json").unlink(missing_ok=True)
+        _Supervision(folder).run()
+
+
 if __name__ == "__main__":
-    _Supervision(Path(sys.argv[1])).run()
+    main(Path(sys.argv[1]))

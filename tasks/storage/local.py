@@ -42,7 +42,7 @@ class LocalStore:
         self.uri = root.absolute().as_uri()
 
     def publish(
-        self, folder: Path, *, kind: str, inputs: tuple[str, ...], provenance: Provenance, move: bool = False
+        self, folder: Path, *, kind: str, inputs: tuple[str, ...], provenance: Provenance, link: bool = False
     ) -> Manifest:
         files = describe(folder)
         if not files:
@@ -51,30 +51,29 @@ class LocalStore:
         manifest = Manifest(content=content, provenance=provenance)
         place = self._place(manifest)
         if not self.present(manifest):
-            self._bring_in(folder, manifest, place, move=move)
+            self._bring_in(folder, manifest, place, link=link)
         if not _create(place / "manifest.json", _manifest_bytes(manifest)):
             os.utime(place / "manifest.json")
-        if move:
-            shutil.rmtree(folder, ignore_errors=True)
         return self.manifest(kind, provenance.name, manifest.version) or manifest
 
-    def _bring_in(self, folder: Path, manifest: Manifest, place: Path, *, move: bool) -> None:
+    def _bring_in(self, folder: Path, manifest: Manifest, place: Path, *, link: bool) -> None:
         """Put the files under a temporary name, then rename the whole folder; what was torn before goes away."""
         place.parent.mkdir(parents=True, exist_ok=True)
-        if not move:
+        if not link:
             require_room(place.parent, manifest.bytes, what=manifest.ref)
         arriving = Path(tempfile.mkdtemp(dir=place.parent, prefix=".incoming-"))
         try:
             for entry in manifest.content.files:
                 target = arriving / "files" / entry.path
                 target.parent.mkdir(parents=True, exist_ok=True)
-                _take(folder / entry.path, target, move=move)
+                _take(folder / entry.path, target, link=link)
             if place.exists():
                 shutil.rmtree(place)
             os.rename(arriving, place)
         finally:
             shutil.rmtree(arriving, ignore_errors=True)
-        require_intact(manifest.ref, check(place / "files", manifest.content.files))
+        if not link:
+            require_intact(manifest.ref, check(place / "files", manifest.content.files))
 
     def fetch(self, manifest: Manifest) -> Path:
         require_intact(manifest.ref, self.verify(manifest))
@@ -163,9 +162,9 @@ def require_room(folder: Path, needed: int, *, what: str) -> None:
         )
 
 
-def _take(source: Path, target: Path, *, move: bool) -> None:
-    if move:
-        shutil.move(source, target)
+def _take(source: Path, target: Path, *, link: bool) -> None:
+    if link:
+        os.link(source, target)
     else:
         with open(source, "rb") as read, open(target, "xb") as write:
             shutil.copyfileobj(read, write, CHUNK)

@@ -27,11 +27,12 @@ class Store(Protocol):
     uri: str
 
     def publish(
-        self, folder: Path, *, kind: str, inputs: tuple[str, ...], provenance: Provenance, move: bool = False
+        self, folder: Path, *, kind: str, inputs: tuple[str, ...], provenance: Provenance, link: bool = False
     ) -> Manifest:
         """Make an artifact of a folder. Equal content is the same version, and is stored once.
 
-        With `move` the folder's files go into the store instead of being copied.
+        With `link` the store may take the folder's own files instead of copies: the caller deletes the folder as soon as it
+        has noted the version, and until then the artifact does not verify.
         """
         ...
 

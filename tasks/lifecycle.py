@@ -1,0 +1,223 @@
+"""One run of a flow: its store, its configuration, what became of each stage. The frame that stages find around them.
+
+No Prefect here: flows open a lifecycle, tasks/stage.py runs stages in it, and people watch it through an `Observer`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from tasks.config import Settings, config_digest, home, tracking_uri
+from tasks.errors import Cancelled, GateFailed
+from tasks.lineage.spool import Spool
+from tasks.registry.journal import StoreJournal
+from tasks.storage import open_store
+from tasks.storage.store import Store
+
+Status = Literal["ran", "reused", "failed", "gate_closed", "pending", "not_run"]
+
+
+@dataclass
+class Outcome:
+    """What became of one stage."""
+
+    name: str
+    status: Status = "not_run"
+    seconds: float = 0.0
+    key: str | None = None
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    job: dict[str, Any] | None = None
+    why: str = ""
+    """Why it would run, or is reused; for people."""
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Observer(Protocol):
+    """Who watches a lifecycle: the terminal, or nobody."""
+
+    def started(self, stage: str, estimate: float | None) -> None:
+        """A stage began; the estimate is what it took last time, in seconds."""
+        ...
+
+    def progress(self, stage: str, done: float, total: float, text: str) -> None: ...
+
+    def ended(self, outcome: Outcome) -> None: ...
+
+
+class Unobserved:
+    """An observer that looks away."""
+
+    def started(self, stage: str, estimate: float | None) -> None:
+        return None
+
+    def progress(self, stage: str, done: float, total: float, text: str) -> None:
+        return None
+
+    def ended(self, outcome: Outcome) -> None:
+        return None
+
+
+@dataclass
+class Lifecycle:
+    """State of one flow run."""
+
+    flow: str
+    store: Store
+    home: Path
+    config: Settings
+    stages: tuple[str, ...]
+    first: str | None
+    """This stage and all later ones run again."""
+    last: str | None
+    """Stages after this one do not run."""
+    spool: Spool | None
+    """None in a dry run: nothing runs, and nothing is written down."""
+    observer: Observer
+    cancelled: Callable[[], bool]
+    stop_on_interrupt: Callable[[], bool]
+    flow_run: dict[str, str] | None
+    run: str | None = None
+    began: float = field(default_factory=time.time)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in (self.first, self.last):
+            if name is not None and name not in self.stages:
+                raise ValueError(f"{name!r} is not a stage of {self.flow}; the stages are {', '.join(self.stages)}")
+        self.journal = StoreJournal(self.store)
+        self.config_digest = config_digest(self.config)
+        self.outcomes = {name: Outcome(name) for name in self.stages}
+
+    def beyond(self, stage: str) -> bool:
+        """Whether the run was asked to stop before this stage."""
+        return self.last is not None and self.stages.index(stage) > self.stages.index(self.last)
+
+    def forced(self, stage: str) -> bool:
+        """Whether the stage runs again although its result is recorded."""
+        return self.first is not None and self.stages.index(stage) >= self.stages.index(self.first)
+
+    def need_spool(self) -> Spool:
+        assert self.spool is not None, "a dry run does not write"
+        return self.spool
+
+
+_current: ContextVar[Lifecycle | None] = ContextVar("headway_lifecycle", default=None)
+_observer: ContextVar[Observer] = ContextVar("headway_observer", default=Unobserved())  # noqa: B039
+_interrupt: ContextVar[Callable[[], bool]] = ContextVar("headway_interrupt", default=lambda: True)
+
+
+def current() -> Lifecycle:
+    """The lifecycle that the calling stage belongs to."""
+    run = _current.get()
+    assert run is not None, "a stage is called inside `lifecycle(...)`, which every flow opens"
+    return run
+
+
+@contextmanager
+def watched(observer: Observer, stop_on_interrupt: Callable[[], bool]) -> Iterator[None]:
+    """Have every lifecycle that opens inside report to an observer, and ask before an interrupt stops a job."""
+    tokens = _observer.set(observer), _interrupt.set(stop_on_interrupt)
+    try:
+        yield
+    finally:
+        _observer.reset(tokens[0])
+        _interrupt.reset(tokens[1])
+
+
+@contextmanager
+def lifecycle(
+    flow: str,
+    config: Settings,
+    *,
+    stages: Sequence[str],
+    first: str | None = None,
+    last: str | None = None,
+    dry: bool = False,
+    cancelled: Callable[[], bool] = lambda: False,
+    flow_run: dict[str, str] | None = None,
+) -> Iterator[Lifecycle]:
+    """Open the frame of one flow run. Its MLflow run is the parent of the stages' runs, and always gets an end."""
+    base = home()
+    run = Lifecycle(
+        flow=flow,
+        store=open_store(base),
+        home=base,
+        config=config,
+        stages=tuple(stages),
+        first=first,
+        last=last,
+        spool=None if dry else Spool(base, tracking_uri()),
+        observer=_observer.get(),
+        cancelled=cancelled,
+        stop_on_interrupt=_interrupt.get(),
+        flow_run=flow_run,
+    )
+    token = _current.set(run)
+    try:
+        if run.spool:
+            run.run = run.spool.start_run(flow, tags=_tags(run), params={"config_digest": run.config_digest})
+        yield run
+        _end(run, "FINISHED")
+    except BaseException as error:
+        _blame(run, error)
+        _end(run, "KILLED" if _interrupted(error) else "FAILED")
+        raise
+    finally:
+        _current.reset(token)
+        if run.spool:
+            run.spool.close()
+
+
+def _tags(run: Lifecycle) -> dict[str, str]:
+    commit, dirty = code_version()
+    found = {
+        "headway.flow": run.flow,
+        "headway.config_digest": run.config_digest,
+        "headway.prefect_flow_run": (run.flow_run or {}).get("id"),
+        "mlflow.source.git.commit": commit,
+        "headway.dirty": None if dirty is None else str(dirty).lower(),
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _end(run: Lifecycle, status: str) -> None:
+    if run.spool and run.run:
+        run.spool.end_run(run.run, status, tags={f"headway.{o.name}": o.status for o in run.outcomes.values()})
+
+
+def _blame(run: Lifecycle, error: BaseException) -> None:
+    """A gate that is closed between two stages belongs to the stage that it judges."""
+    if isinstance(error, GateFailed) and error.stage in run.outcomes:
+        outcome = run.outcomes[error.stage]
+        outcome.status, outcome.checks = "gate_closed", outcome.checks or error.checks
+        run.observer.ended(outcome)
+
+
+def _interrupted(error: BaseException) -> bool:
+    return isinstance(error, Cancelled) or not isinstance(error, Exception)
+
+
+@cache
+def code_version() -> tuple[str | None, bool | None]:
+    """Commit of the code that runs, and whether it was changed since; None outside a git checkout."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None, None
+    said = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    changed = subprocess.run(["git", "-C", str(root), "status", "--porcelain"], capture_output=True, text=True, check=False)
+    if said.returncode or changed.returncode:
+        return None, None
+    return said.stdout.strip(), bool(changed.stdout.strip())

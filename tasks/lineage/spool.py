@@ -1,0 +1,87 @@
+"""What happens, written down as events in order: one folder a flow, `events.jsonl` in it.
+
+No mlflow here: publish.py reads the events in its own process. An event that was appended is never lost; `close` ends a spool.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from tasks import process
+
+QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "GIT_PYTHON_REFRESH": "quiet"}
+
+
+class Spool:
+    """Appends the events of one flow, and starts the process that publishes them."""
+
+    def __init__(self, home: Path, tracking_uri: str) -> None:
+        self.folder = home / "lineage" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
+        self.folder.mkdir(parents=True)
+        self._events = open(self.folder / "events.jsonl", "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+        me = {"pid": os.getpid(), "started": process.process_started(os.getpid()), "boot_id": process.boot_id()}
+        self._append("open", tracking_uri=tracking_uri, writer=me)
+        start_publisher(self.folder)
+
+    def start_run(self, name: str, *, parent: str | None = None, tags: dict[str, str], params: dict[str, Any]) -> str:
+        """Open a run under the name; returns its identity, which MLflow's run carries as tag `headway.run`."""
+        run = uuid.uuid4().hex
+        self._append("start_run", run=run, name=name, parent=parent, tags=tags, params=params)
+        return run
+
+    def log_inputs(self, run: str, inputs: list[dict[str, str]]) -> None:
+        """Artifacts that a run read: name, digest, source and kind of each."""
+        self._append("inputs", run=run, inputs=inputs)
+
+    def log_metrics(self, run: str, metrics: list[tuple[str, float, int]]) -> None:
+        """Values by name and step."""
+        if metrics:
+            self._append("metrics", run=run, metrics=metrics)
+
+    def log_file(self, run: str, path: Path) -> None:
+        """Attach a file to a run; it is read when the event is published."""
+        self._append("file", run=run, path=str(path))
+
+    def register(self, run: str, *, name: str, uri: str, alias: str, tags: dict[str, str]) -> None:
+        """Register a model version and point an alias to it."""
+        self._append("register", run=run, name=name, uri=uri, alias=alias, tags=tags)
+
+    def end_run(self, run: str, status: str, *, tags: dict[str, str]) -> None:
+        """Close a run: FINISHED, FAILED or KILLED."""
+        self._append("end_run", run=run, status=status, tags=tags)
+
+    def close(self) -> None:
+        self._append("close")
+        self._events.close()
+
+    def published(self, *, timeout: float) -> dict[str, dict[str, str]]:
+        """MLflow's ids of this spool's runs, once all events are published or the time is over."""
+        deadline = time.monotonic() + timeout
+        while not (self.folder / "done").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        state = process.read_json(self.folder / "published.json") or {}
+        runs: dict[str, dict[str, str]] = state.get("runs", {})
+        return runs
+
+    def _append(self, event: str, **values: Any) -> None:
+        self._events.write(json.dumps({"event": event, "time": int(time.time() * 1000), **values}) + "\n")
+
+
+def start_publisher(folder: Path) -> None:
+    """Have a spool published by a process of its own; starting it twice starts one."""
+    spec = process.ProcessSpec(
+        argv=[sys.executable, "-m", "tasks.lineage.publish", str(folder)], env=QUIET, log="publish.log", restarts=1
+    )
+    process.start(folder, spec)
+
+
+def unpublished(home: Path) -> list[Path]:
+    """Spools that still hold events which MLflow does not know, oldest first."""
+    found = sorted((home / "lineage").glob("*/events.jsonl"))
+    return [path.parent for path in found if not (path.parent / "done").exists()]

@@ -1,0 +1,76 @@
+"""How big a network is: parameters, memory, checkpoint bytes, floating-point operations.
+
+Pure arithmetic on the shape of a Llama-family network. How long that takes is in steptime.py; whether it fits is judged
+by the stage (tasks/plan.py). Sizes are in bytes, not GiB. See docs/planning.md.
+"""
+
+from __future__ import annotations
+
+from tasks.config import NetworkConfig
+
+FLOAT32_BYTES = 4
+TRAINING_BYTES_PER_PARAMETER = 16
+"""float32 weight, gradient and two Adam moments, whole on every rank: Megatron-LM's README (cluster.md, E5), fp32, d = 1.
+Assumes DDP with `gradient_as_bucket_view=True`; without it the buckets are a second copy of the gradients (20)."""
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+"""float32 weight and two Adam moments; gradients are not saved."""
+CHECKPOINT_OVERHEAD_BYTES = 1_000_000
+"""safetensors headers, the state of the random generators, manifest and receipts."""
+LOGIT_COPIES = 3
+"""Of [tokens, vocab_size] in float32 at the peak: the logits, their log-softmax, and the gradient of either."""
+
+
+def parameter_count(network: NetworkConfig, vocab_size: int) -> int:
+    """Exact parameters of transformers' LlamaForCausalLM of this shape (no biases, RMSNorm weights counted)."""
+    hidden = network.hidden_size
+    norms = network.layers * 2 * hidden + hidden
+    embeddings = vocab_size * hidden * (1 if network.tie_embeddings else 2)
+    return network.layers * _layer_matrices(network) + norms + embeddings
+
+
+def training_memory_bytes(parameters: int) -> int:
+    """Weights, gradients and optimizer state on one rank of DDP in float32; activations come on top."""
+    return TRAINING_BYTES_PER_PARAMETER * parameters
+
+
+def activation_bytes(network: NetworkConfig, vocab_size: int, *, sequence_length: int, micro_batch_size: int) -> int:
+    """Estimate of what forward keeps for backward, and the logits, on one rank in float32 without recomputation.
+
+    Counted operation by operation as Korthikanti et al. 2022 (section 4.1) do, for a Llama layer as transformers builds it and
+    attention that keeps no [s, s] matrix. Elements a token and layer: two RMSNorms with what follows them 2 x 3h, queries h,
+    keys and values 2kv, attention output h, SwiGLU (gate, its sigmoid product, up, their product) 4f.
+    """
+    hidden, kv = network.hidden_size, _kv_size(network)
+    layer = 8 * hidden + 2 * kv + 4 * network.intermediate_size
+    around = 3 * hidden + LOGIT_COPIES * vocab_size
+    return FLOAT32_BYTES * micro_batch_size * sequence_length * (network.layers * layer + around)
+
+
+def checkpoint_bytes(parameters: int) -> int:
+    """Size of one resumable checkpoint."""
+    return CHECKPOINT_BYTES_PER_PARAMETER * parameters + CHECKPOINT_OVERHEAD_BYTES
+
+
+def flops_per_token_6n(parameters: int) -> int:
+    """6N: two operations a parameter forward, four backward (Kaplan et al. 2020, section 2.1); attention is left out."""
+    return 6 * parameters
+
+
+def flops_per_token_megatron(network: NetworkConfig, vocab_size: int, *, sequence_length: int) -> int:
+    """Megatron-LM's current convention (training.py, num_floating_point_operations; cluster.md, E3).
+
+    6 x (matrices of the layers + output projection) + 6 q L s: causal attention counted as half of the full square. The
+    output projection counts also when its matrix is tied; looking up the input embedding costs nothing.
+    """
+    matrices = network.layers * _layer_matrices(network) + network.hidden_size * vocab_size
+    return 6 * matrices + 6 * network.hidden_size * network.layers * sequence_length
+
+
+def _layer_matrices(network: NetworkConfig) -> int:
+    """Parameters of one layer's matrices: query, output; key, value; gate, up, down."""
+    hidden = network.hidden_size
+    return 2 * hidden * hidden + 2 * hidden * _kv_size(network) + 3 * hidden * network.intermediate_size
+
+
+def _kv_size(network: NetworkConfig) -> int:
+    return network.kv_heads * (network.hidden_size // network.heads)

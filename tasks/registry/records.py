@@ -1,0 +1,74 @@
+"""Records of done stages: what a key gave. They decide what is reused; plain fields, no class names.
+
+`records/STAGE/KEY.json` in the store. What a key is made of: DESIGN.md, "Stage".
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks.storage.store import Store
+
+SCHEMA = "headway/record/1"
+
+
+class Record(BaseModel):
+    """One finished stage."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: str
+    key: str
+    arguments: dict[str, Any]
+    """What the key is the digest of: stage, its version, positional arguments."""
+    inputs: tuple[str, ...]
+    context: tuple[str, ...]
+    outputs: tuple[str, ...]
+    value: dict[str, Any]
+    """The returned artifact, gate or endpoint."""
+    metrics: dict[str, float]
+    seconds: float
+    created: float
+    """Seconds since 1970, UTC."""
+    flow_run: str | None = None
+    run: str | None = None
+    """Identity of the stage run in the lineage spool; MLflow's run has it as tag `headway.run`."""
+    job: dict[str, Any] | None = None
+
+
+def load(store: Store, stage: str, key: str) -> Record | None:
+    """The record of a key, when there is one that this Headway can read."""
+    document = store.read(_path(stage, key))
+    if not document:
+        return None
+    value = json.loads(document.data)
+    return Record.model_validate(value) if value.pop("schema", None) == SCHEMA else None
+
+
+def save(store: Store, record: Record) -> None:
+    """Write a record; a second run of the same key replaces the first one's."""
+    data = json.dumps({"schema": SCHEMA, **record.model_dump(mode="json")}, indent=1).encode()
+    path = _path(record.stage, record.key)
+    while True:
+        now = store.read(path)
+        if store.replace(path, data, etag=now.etag if now else None):
+            return
+
+
+def newest(store: Store, stage: str) -> Record | None:
+    """The record of a stage that was written last: for estimates, and to say what changed since."""
+    keys = [path.rpartition("/")[2].removesuffix(".json") for path in store.list(f"records/{stage}")]
+    found = [record for key in keys if (record := load(store, stage, key))]
+    return max(found, key=lambda record: record.created, default=None)
+
+
+def age_hours(record: Record) -> float:
+    return (time.time() - record.created) / 3600
+
+
+def _path(stage: str, key: str) -> str:
+    return f"records/{stage}/{key}.json"

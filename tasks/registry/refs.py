@@ -1,0 +1,52 @@
+"""Refs: names that move, by compare-and-set, each move in the audit log.
+
+`refs/MODEL/champion` names the model version that serves as the measure for the next one.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import time
+from typing import Any
+
+from tasks.storage.store import Store
+
+
+def read_ref(store: Store, name: str) -> str | None:
+    """What a ref points to, for example model/NAME@VERSION."""
+    document = store.read(f"refs/{name}.json")
+    return str(json.loads(document.data)["target"]) if document else None
+
+
+def move_ref(store: Store, name: str, target: str, *, reason: str) -> str | None:
+    """Point a ref to another artifact; returns what it pointed to before.
+
+    Raises RuntimeError when somebody else moved it at the same time: one of two promotions wins, and the other is told.
+    """
+    document = store.read(f"refs/{name}.json")
+    before = str(json.loads(document.data)["target"]) if document else None
+    if before == target:
+        return before
+    data = json.dumps({"target": target, "before": before, "time": time.time()}).encode()
+    if not store.replace(f"refs/{name}.json", data, etag=document.etag if document else None):
+        raise RuntimeError(f"refs/{name} was moved by somebody else at the same time; look at it and try again")
+    audit(store, "move_ref", ref=name, before=before, after=target, reason=reason)
+    return before
+
+
+def audit(store: Store, action: str, **details: Any) -> None:
+    """Append one entry to the audit log: each names the hash of the one before it, so that an edit shows."""
+    while True:
+        keys = store.list("audit")
+        last = store.read(keys[-1]) if keys else None
+        entry = {
+            "action": action,
+            **details,
+            "who": getpass.getuser(),
+            "time": time.time(),
+            "previous": hashlib.sha256(last.data).hexdigest() if last else None,
+        }
+        if store.create(f"audit/{len(keys) + 1:08d}.json", json.dumps(entry, indent=1).encode()):
+            return

@@ -1,0 +1,279 @@
+"""What the report of one retraining run shows: plain frozen values, and how numbers are written.
+
+Where the values come from does not live here (the flow collects them), nor how they look (page.py, charts.py). What a
+stage published as JSON (validation, qualification, evaluation, parity) is read leniently: unknown keys are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks.artifacts import Check, Value
+
+RunStatus = Literal["completed", "gate_closed", "failed", "cancelled"]
+StageStatus = Literal["ran", "reused", "failed", "gate_closed", "pending", "not_run"]
+Interval = tuple[float, float]
+
+
+class Published(BaseModel):
+    """Base of what a stage published as a JSON file: frozen, and keys that the report does not show are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class External(Value):
+    """A run in another system. `url` may be empty: then only the id is shown."""
+
+    id: str
+    url: str | None = None
+
+
+class JobSummary(Value):
+    """The job that a stage submitted."""
+
+    id: str
+    folder: str
+    submissions: int = 1
+    attempts: int = 1
+    """Starts of the program, restarts among them."""
+    adopted: bool = False
+    """Whether a job of an orchestrator that died was taken over."""
+    resumed_from_step: int | None = None
+
+
+class StageReport(Value):
+    """One stage, as it went."""
+
+    name: str
+    status: StageStatus
+    seconds: float | None = None
+    key: str = ""
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    metrics: dict[str, Any] = {}
+    checks: tuple[Check, ...] = ()
+    job: JobSummary | None = None
+
+
+class ErrorReport(Value):
+    """What ended the run early."""
+
+    type: str
+    stage: str = ""
+    message: str
+    remedy: str = ""
+
+
+class LossPoint(Published):
+    """One optimizer step; a line of `training_log.jsonl`."""
+
+    step: int
+    loss: float
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+
+
+class Histogram(Published):
+    """Counts between neighbouring edges: one edge more than counts, or as many where the last bin is open."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+class ValidationReport(Published):
+    """`validation.json`. Lengths are in characters a document, classes are shares of all characters."""
+
+    documents: int
+    characters: int
+    bytes: int
+    duplicates: int = 0
+    lengths: Histogram | None = None
+    classes: dict[str, float] = {}
+    checks: tuple[Check, ...] = ()
+
+
+class Baseline(Published):
+    """What a cluster of this sort must show: 10^9 operations a second and rank, 10^9 bytes a second."""
+
+    name: str
+    matmul_gflops_per_rank: float
+    allreduce_gigabytes_per_second: float
+
+
+class RankRate(Published):
+    """What one rank showed."""
+
+    rank: int
+    host: str = ""
+    matmul_gflops: float
+
+
+class AllReduce(Published):
+    """Bus bandwidth of an all-reduce, as nccl-tests define it."""
+
+    megabytes: float
+    gigabytes_per_second: float | None = None
+
+
+class QualificationReport(Published):
+    """`qualification.json`."""
+
+    baseline: Baseline
+    ranks: tuple[RankRate, ...] = ()
+    allreduce: AllReduce | None = None
+    checks: tuple[Check, ...] = ()
+
+
+class Score(Published):
+    """A model's bits per byte of held-out text: lower is better."""
+
+    bits_per_byte: float
+
+
+class Champion(Score):
+    """The model that is served now, measured on the same held-out text."""
+
+    ref: str
+
+
+class Gain(Published):
+    """Share by which the model's bits per byte lie under the bigram's."""
+
+    estimate: float
+    interval: Interval | None = None
+
+
+class EvaluationReport(Published):
+    """`evaluation.json`. The bigram is the interpolated Kneser-Ney one over the same tokens."""
+
+    documents: int
+    bytes: int
+    tokens: int
+    bits_per_byte: float
+    interval: Interval | None = None
+    perplexity: float | None = None
+    unigram: Score | None = None
+    bigram: Score | None = None
+    gain_over_bigram: Gain | None = None
+    confidence: float = 0.95
+
+
+class Parity(Published):
+    """`parity.json`: the exported model against the one that was trained."""
+
+    max_logit_error: float
+    greedy_equal: int
+    greedy_total: int
+
+
+class Node(Value):
+    """An artifact or an endpoint in the lineage. `created` is UTC, ISO 8601."""
+
+    ref: str
+    kind: str
+    name: str
+    version: str | None = None
+    stage: str | None = None
+    created: str | None = None
+    uri: str | None = None
+
+
+class Edge(Value):
+    """`output` was made from `input`; both are references."""
+
+    output: str
+    input: str
+
+
+class Lineage(Value):
+    nodes: tuple[Node, ...] = ()
+    edges: tuple[Edge, ...] = ()
+
+
+class EndpointReport(Value):
+    """Where the model is served; `model` is the reference of the model."""
+
+    ref: str
+    url: str
+    model: str
+
+
+class Sample(Value):
+    """What the endpoint answered."""
+
+    prompt: str
+    completion: str
+
+
+class RunReport(Value):
+    """One retraining run, as far as it came. What is None or empty is left out of the page."""
+
+    title: str
+    status: RunStatus
+    started: str
+    """UTC, ISO 8601."""
+    seconds: float
+    dataset: str
+    config_digest: str
+    config: dict[str, Any]
+    commit: str | None = None
+    dirty: bool | None = None
+    flow_run: External | None = None
+    mlflow_run: External | None = None
+    stages: tuple[StageReport, ...] = ()
+    error: ErrorReport | None = None
+    loss: tuple[LossPoint, ...] = ()
+    validation: ValidationReport | None = None
+    qualification: QualificationReport | None = None
+    evaluation: EvaluationReport | None = None
+    champion: Champion | None = None
+    parity: Parity | None = None
+    lineage: Lineage = Lineage()
+    endpoint: EndpointReport | None = None
+    sample: Sample | None = None
+
+    @property
+    def model(self) -> str:
+        """Reference of the served model, or the name of the one that was to be trained; empty where neither is known."""
+        if self.endpoint:
+            return self.endpoint.model
+        training = self.config.get("training")
+        return str(training.get("model", "")) if isinstance(training, dict) else ""
+
+    @property
+    def resumed_steps(self) -> tuple[int, ...]:
+        """Steps at which a job went on from a checkpoint."""
+        jobs = (stage.job for stage in self.stages)
+        return tuple(job.resumed_from_step for job in jobs if job and job.resumed_from_step is not None)
+
+
+def number(value: object) -> str:
+    """A value for people: about four digits, thousands with commas; what is no number as it is."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if value == 0 or 1000 <= abs(value) < 1e15 or (abs(value) < 1000 and value == int(value)):
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) >= 1e-3 else f"{value:.1e}"
+
+
+def percent(share: float) -> str:
+    """A share in percent with one decimal place."""
+    return f"{share:.1%}".replace("-", "\u2212")
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def short(ref: str) -> str:
+    """A reference with the first eight digits of its version."""
+    name, at, version = ref.rpartition("@")
+    return f"{name}{at}{version[:8]}" if at else ref

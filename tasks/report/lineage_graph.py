@@ -1,0 +1,164 @@
+"""The lineage of a run as a layered drawing, raw data on the left, the endpoint on the right: a lineage in, SVG out.
+
+Layers are longest paths; an edge over several layers gets a lane in each, so that no arrow runs through a box; the order in a
+layer follows the mean position of the neighbours (Sugiyama, Tagawa and Toda, 1981, with the barycentre heuristic). Where the
+lineage comes from does not live here. Colours are the page's CSS variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from tasks.report.data import Edge, Lineage, Node, short
+
+BOX_WIDTH, BOX_HEIGHT, LANE_HEIGHT = 148, 62, 14
+GAP_X, GAP_Y, MARGIN = 44, 22, 6
+SWEEPS = 6
+NAME_CHARACTERS, KIND_CHARACTERS = 18, 20
+FAMILIES = {
+    "data": ("dataset", "quarantine", "validation", "tokenizer", "tokens"),
+    "cluster": ("qualification", "plan"),
+    "model": ("checkpoint", "evaluation", "model"),
+}
+
+Layers = list[list[str]]
+Links = list[tuple[str, str]]
+"""Pairs of what is read and what was made from it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Left edge and middle of a box or lane, in units of the drawing."""
+
+    x: float
+    y: float
+    width: float
+
+
+def lineage_graph(lineage: Lineage) -> str:
+    """Draw a lineage; empty where it has no node. An edge whose ends are not both nodes is left out."""
+    nodes = {node.ref: node for node in lineage.nodes}
+    if not nodes:
+        return ""
+    links = _links(lineage.edges, nodes)
+    layers, routes = _layers(list(nodes), links)
+    places = _places(_ordered(layers, routes), set(nodes))
+    width = max(place.x for place in places.values()) + BOX_WIDTH + MARGIN
+    height = max(place.y for place in places.values()) + BOX_HEIGHT / 2 + MARGIN
+    arrows = "".join(_arrow([places[stop] for stop in route]) for route in routes)
+    boxes = "".join(_box(node, places[ref]) for ref, node in nodes.items())
+    label = f"Lineage: {len(nodes)} nodes, {len(links)} arrows from what was read to what was made from it"
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{label}" class="lineage" '
+        f'style="width:{width:g}px">{_ARROWHEAD}{arrows}{boxes}</svg>'
+    )
+
+
+def _links(edges: Sequence[Edge], nodes: Mapping[str, Node]) -> Links:
+    known = ((edge.input, edge.output) for edge in edges if edge.input in nodes and edge.output in nodes)
+    return [link for link in dict.fromkeys(known) if link[0] != link[1]]
+
+
+def _layers(refs: list[str], links: Links) -> tuple[Layers, list[list[str]]]:
+    """Nodes and lanes by layer, and for every link its stops from left to right."""
+    depth = _depths(refs, links)
+    layers: Layers = [[] for _ in range(max(depth.values()) + 1)]
+    for ref in refs:
+        layers[depth[ref]].append(ref)
+    routes = []
+    for index, (source, target) in enumerate(links):
+        lanes = [(layer, f"lane {index}.{layer}") for layer in range(depth[source] + 1, depth[target])]
+        for layer, lane in lanes:
+            layers[layer].append(lane)
+        routes.append([source, *(lane for _, lane in lanes), target])
+    return layers, routes
+
+
+def _depths(refs: list[str], links: Links) -> dict[str, int]:
+    """Longest path from a node without inputs; such a node itself moves next to its first reader."""
+    depth = dict.fromkeys(refs, 0)
+    for _ in refs:
+        for source, target in links:
+            depth[target] = max(depth[target], min(depth[source] + 1, len(refs) - 1))
+    made = {target for _, target in links}
+    for ref in refs:
+        readers = [depth[target] for source, target in links if source == ref]
+        if ref not in made and readers:
+            depth[ref] = max(0, min(readers) - 1)
+    return depth
+
+
+def _ordered(layers: Layers, routes: list[list[str]]) -> Layers:
+    """Sort each layer by the mean position of its neighbours, left to right and back."""
+    before: dict[str, list[str]] = {}
+    after: dict[str, list[str]] = {}
+    for route in routes:
+        for left, right in zip(route, route[1:], strict=False):
+            before.setdefault(right, []).append(left)
+            after.setdefault(left, []).append(right)
+    for sweep in range(SWEEPS):
+        near, walk = (before, layers[1:]) if sweep % 2 == 0 else (after, layers[-2::-1])
+        for layer in walk:
+            at = {item: place / max(1, len(one) - 1) for one in layers for place, item in enumerate(one)}
+            layer.sort(key=lambda item: _mean([at[other] for other in near.get(item, [item])]))
+    return layers
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _places(layers: Layers, boxes: set[str]) -> dict[str, Place]:
+    """Columns of equal width, each centred on the tallest one."""
+    heights = {item: BOX_HEIGHT if item in boxes else LANE_HEIGHT for layer in layers for item in layer}
+    totals = [sum(heights[item] + GAP_Y for item in layer) - GAP_Y for layer in layers]
+    places = {}
+    for column, (layer, total) in enumerate(zip(layers, totals, strict=True)):
+        y = MARGIN + (max(totals) - total) / 2
+        for item in layer:
+            x = MARGIN + column * (BOX_WIDTH + GAP_X)
+            places[item] = Place(x=x, y=y + heights[item] / 2, width=BOX_WIDTH)
+            y += heights[item] + GAP_Y
+    return places
+
+
+def _arrow(stops: list[Place]) -> str:
+    path = f"M{stops[0].x + stops[0].width:g} {stops[0].y:g}"
+    for left, right in zip(stops, stops[1:], strict=False):
+        start, end = left.x + left.width, right.x
+        middle = (start + end) / 2
+        path += f"C{middle:g} {left.y:g} {middle:g} {right.y:g} {end:g} {right.y:g}"
+        path += f"H{end + right.width:g}" if right is not stops[-1] else ""
+    return f'<path d="{path}" class="arrow" marker-end="url(#lineage-arrow)"/>'
+
+
+def _box(node: Node, place: Place) -> str:
+    family = next((name for name, kinds in FAMILIES.items() if node.kind in kinds), "endpoint")
+    top = place.y - BOX_HEIGHT / 2
+    said = "\n".join(part for part in (node.ref, node.stage and f"by {node.stage}", node.created, node.uri) if part)
+    version = node.version[:8] if node.version else ""
+    rows = (
+        ("kind", 18, _fit(node.kind, KIND_CHARACTERS)),
+        ("name", 35, _fit(node.name, NAME_CHARACTERS)),
+        ("version", 52, version),
+    )
+    texts = "".join(
+        f'<text class="{style}" x="{place.x + 14:g}" y="{top + y:g}">{escape(text)}</text>' for style, y, text in rows
+    )
+    return (
+        f'<g class="{family}"><title>{escape(said)}</title>'
+        f'<rect class="box" x="{place.x:g}" y="{top:g}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6"/>'
+        f'<rect class="edge" x="{place.x:g}" y="{top + 6:g}" width="4" height="{BOX_HEIGHT - 12}" rx="2"/>{texts}</g>'
+    )
+
+
+def _fit(text: str, characters: int) -> str:
+    return text if len(text) <= characters else text[: characters - 1] + "…"
+
+
+_ARROWHEAD = (
+    '<defs><marker id="lineage-arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" '
+    'orient="auto"><path d="M0 0L8 4L0 8z" class="head"/></marker></defs>'
+)

@@ -1,0 +1,287 @@
+"""`@stage`: makes a function a Prefect task whose inputs and output are lineage, and which is not run twice for one key.
+
+Prefect's own cache is off; records (tasks/registry/records.py) decide. What a stage body may use is in tasks/workbench.py, the
+run around it in tasks/lifecycle.py. See DESIGN.md, "Stage".
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, update_wrapper
+from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
+
+from pydantic import BaseModel
+
+from tasks.artifacts import Artifact, Cluster, Gate, Pending, parse_ref, plain
+from tasks.config import Settings, canonical_json, digest
+from tasks.errors import GateFailed, Missing
+from tasks.lifecycle import Lifecycle, Outcome, current
+from tasks.prefect_notes import leave_note
+from tasks.registry import records
+from tasks.registry.records import Record
+from tasks.storage.store import find
+from tasks.workbench import Work, clean_up, working
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a stage: what is in its key, and what only stands around it."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    arguments: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        return digest(self.arguments)
+
+    @property
+    def handed(self) -> list[Artifact]:
+        return [value for value in self.args if isinstance(value, Artifact)]
+
+    @property
+    def context(self) -> list[str]:
+        return [ref for value in self.kwargs.values() if (ref := _context_ref(value))]
+
+    @property
+    def pending(self) -> bool:
+        return any(isinstance(value, Pending) for value in (*self.args, *self.kwargs.values()))
+
+
+class Stage:
+    """A stage of a lifecycle. Calling it runs it, reuses its record, or says that it is pending."""
+
+    def __init__(
+        self,
+        body: Callable[..., Any],
+        version: int,
+        expires: Callable[[Record, tuple[Any, ...]], bool] | None,
+        reconciles: Callable[..., Any] | None,
+        name: str,
+    ) -> None:
+        self.body, self.version, self.expires, self.reconciles, self.name = body, version, expires, reconciles, name
+        update_wrapper(self, body)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run = current()
+        outcome = run.outcomes[self.name]
+        if run.beyond(self.name):
+            return Pending(stage=self.name)
+        call = self._call(args, kwargs)
+        if call.pending:
+            outcome.status, outcome.why = "pending", "an earlier stage has to run first"
+            return Pending(stage=self.name)
+        if run.spool is None:
+            return self._dry(run, outcome, call)
+        return self._task(call)
+
+    @cached_property
+    def _task(self) -> Callable[[Call], Any]:
+        """Prefect's task, made at the first call: importing Prefect takes seconds."""
+        from prefect import task
+        from prefect.cache_policies import NO_CACHE
+
+        made: Callable[[Call], Any] = task(
+            self._run, name=self.name, task_run_name=self.name, cache_policy=NO_CACHE, persist_result=False
+        )
+        return made
+
+    def _dry(self, run: Lifecycle, outcome: Outcome, call: Call) -> Any:
+        record, why = self._reusable(run, call)
+        outcome.key, outcome.why = call.key, why
+        if record is None:
+            outcome.status = "pending"
+            return Pending(stage=self.name)
+        _fill(outcome, record)
+        return self._value(record)
+
+    def _run(self, call: Call) -> Any:
+        run = current()
+        outcome = run.outcomes[self.name]
+        began = time.monotonic()
+        run.observer.started(self.name, _estimate(run, self.name))
+        try:
+            value = self._reuse_or_execute(run, outcome, call)
+        except BaseException as error:
+            outcome.status = "gate_closed" if isinstance(error, GateFailed) else "failed"
+            raise
+        finally:
+            outcome.seconds = round(time.monotonic() - began, 3)
+            run.observer.ended(outcome)
+            leave_note(outcome)
+        return value
+
+    def _reuse_or_execute(self, run: Lifecycle, outcome: Outcome, call: Call) -> Any:
+        record, outcome.why = self._reusable(run, call)
+        outcome.key, outcome.inputs = call.key, [a.ref for a in call.handed] + call.context
+        spool = run.need_spool()
+        tags = {"headway.stage": self.name, "headway.key": call.key, "headway.reused": str(record is not None).lower()}
+        identity = spool.start_run(self.name, parent=run.run, tags=tags, params=_params(call))
+        spool.log_inputs(identity, [_as_input(artifact) for artifact in call.handed])
+        status = "FAILED"
+        try:
+            if record:
+                value = self._value(record)
+                _fill(outcome, record)
+            else:
+                value = self._execute(run, outcome, call, identity)
+            spool.log_metrics(identity, [(key, value, 0) for key, value in outcome.metrics.items()])
+            status = "FINISHED"
+            return value
+        finally:
+            spool.end_run(identity, status, tags={f"headway.output.{i}": ref for i, ref in enumerate(outcome.outputs)})
+
+    def _execute(self, run: Lifecycle, outcome: Outcome, call: Call, identity: str) -> Any:
+        began = time.monotonic()
+        work = Work(self.name, call.key, run, identity, handed=call.handed, context=call.context)
+        try:
+            with working(work):
+                value = self.body(*call.args, **call.kwargs)
+        finally:
+            outcome.outputs, outcome.job = work.outputs, work.job.summary() if work.job else None
+        record = Record(
+            stage=self.name,
+            key=call.key,
+            arguments=call.arguments,
+            inputs=tuple(artifact.ref for artifact in call.handed),
+            context=tuple(call.context),
+            outputs=tuple(work.outputs),
+            value=plain(value),
+            metrics=getattr(value, "metrics", {}),
+            seconds=time.monotonic() - began,
+            created=time.time(),
+            flow_run=(run.flow_run or {}).get("id"),
+            run=identity,
+            job=outcome.job,
+        )
+        records.save(run.store, record)
+        clean_up(work)
+        _fill(outcome, record)
+        outcome.status = "gate_closed" if isinstance(value, Gate) and not value.passed else "ran"
+        outcome.checks = [check.model_dump() for check in value.checks] if isinstance(value, Gate) else []
+        return value
+
+    def _reusable(self, run: Lifecycle, call: Call) -> tuple[Record | None, str]:
+        """The record that stands for a run of this call, or None and why there is none."""
+        if run.forced(self.name):
+            return None, f"--from {run.first}"
+        record = records.load(run.store, self.name, call.key)
+        if record is None:
+            return None, _what_changed(run, self.name, call)
+        value = self._value(record)
+        if isinstance(value, Gate) and not value.passed:
+            return None, "its gate was closed last time"
+        if self.expires and self.expires(record, call.args):
+            return None, "the last result is too old"
+        if self.reconciles and not self.reconciles(*call.args):
+            return None, "what is there is not what is wanted"
+        for ref in record.outputs:
+            if not _present(run, ref):
+                return None, f"{ref[:40]} is gone or damaged"
+        return record, f"recorded {time.strftime('%Y-%m-%d %H:%M', time.localtime(record.created))}"
+
+    def _value(self, record: Record) -> Any:
+        kind: type[BaseModel] = get_type_hints(self.body)["return"]
+        return kind.model_validate(record.value)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        bound = inspect.signature(self.body).bind(*args, **kwargs)
+        named = dict(zip(bound.signature.parameters, bound.args, strict=False))
+        pending = any(isinstance(value, Pending) for value in args)
+        parts = {} if pending else {name: _key_part(value) for name, value in named.items()}
+        return Call(bound.args, bound.kwargs, {"stage": self.name, "version": self.version, "arguments": parts})
+
+
+def stage(
+    *,
+    version: int,
+    name: str = "",
+    expires: Callable[[Record, tuple[Any, ...]], bool] | None = None,
+    reconciles: Callable[..., Any] | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function a stage. Positional arguments are its key, keyword-only ones say where and within which limits.
+
+    Raise `version` when the same arguments shall give another result. `expires` says that a record is too old; `reconciles`
+    compares what the record says with what is there now.
+    """
+
+    def make(body: Callable[P, R]) -> Callable[P, R]:
+        return cast(Callable[P, R], Stage(body, version, expires, reconciles, name or body.__name__))
+
+    return make
+
+
+def _key_part(value: Any) -> Any:
+    if isinstance(value, Artifact):
+        return {"kind": value.KIND, "version": value.version}
+    assert isinstance(value, Settings | str | int | float | None), f"{type(value).__name__} has no place in a key"
+    return plain(value)
+
+
+def _context_ref(value: Any) -> str:
+    if isinstance(value, Cluster):
+        return value.qualification
+    return value.ref if isinstance(value, Artifact) else ""
+
+
+def _fill(outcome: Outcome, record: Record) -> None:
+    outcome.status = "reused"
+    outcome.inputs = [*record.inputs, *record.context]
+    outcome.outputs, outcome.metrics, outcome.job = list(record.outputs), dict(record.metrics), record.job
+
+
+def _present(run: Lifecycle, ref: str) -> bool:
+    try:
+        return run.store.present(find(run.store, *parse_ref(ref)))
+    except Missing:
+        return False
+
+
+def _params(call: Call) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in call.arguments["arguments"].items():
+        found |= _flat(name, value)
+    return found
+
+
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {name: value}
+    return {key: leaf for part, below in value.items() for key, leaf in _flat(f"{name}.{part}", below).items()}
+
+
+def _as_input(artifact: Artifact) -> dict[str, str]:
+    return {
+        "name": artifact.name,
+        "digest": artifact.version,
+        "uri": artifact.uri,
+        "ref": artifact.ref,
+        "kind": artifact.KIND,
+    }
+
+
+def _estimate(run: Lifecycle, stage_name: str) -> float | None:
+    record = records.newest(run.store, stage_name)
+    return record.seconds if record else None
+
+
+def _what_changed(run: Lifecycle, stage_name: str, call: Call) -> str:
+    """Compare with the newest record of the stage: which argument differs."""
+    last = records.newest(run.store, stage_name)
+    if not last:
+        return "it has not run yet"
+    before, now = _flat("", last.arguments), _flat("", call.arguments)
+    names = [n for n in sorted(before.keys() | now.keys()) if canonical_json(before.get(n)) != canonical_json(now.get(n))]
+    said = [f"{n.split('.', 2)[-1]} {_short(before.get(n))} -> {_short(now.get(n))}" for n in names[:3]]
+    return "changed: " + ", ".join(said) + (" ..." if len(names) > 3 else "")
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 16 else text[:8] + "…"

@@ -1,0 +1,232 @@
+"""What the body of a stage may use: fetch, publish, run_job. Around it stands tasks/stage.py.
+
+Everything read here becomes an input of the stage's lineage, and everything published an output; an artifact that the stage
+was not handed is refused.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tasks.artifacts import Artifact, Cluster, parse_ref
+from tasks.compute import open_backend
+from tasks.compute.job import Job, JobResult
+from tasks.compute.supervisor import Watch, run, settle
+from tasks.config import Settings
+from tasks.errors import IntegrityError
+from tasks.lifecycle import Lifecycle, code_version
+from tasks.process import read_json, write_json
+from tasks.registry import records
+from tasks.storage.manifest import Manifest, Provenance
+from tasks.storage.store import find
+
+A = TypeVar("A", bound=Artifact)
+KEPT_AFTER_A_JOB = ("config.json", "handle.json", "exit.json", "metrics.jsonl", "result.json", "logs", "launcher.log")
+
+
+@dataclass
+class Work:
+    """One running stage."""
+
+    stage: str
+    key: str
+    lifecycle: Lifecycle
+    run: str
+    """Its run in the lineage spool."""
+    handed: list[Artifact]
+    context: list[str]
+    outputs: list[str] = field(default_factory=list)
+    job: JobResult | None = None
+
+
+_work: ContextVar[Work] = ContextVar("headway_work")
+
+
+@contextmanager
+def working(work: Work) -> Iterator[Work]:
+    """Make a stage the one that fetch, publish and run_job speak for."""
+    token = _work.set(work)
+    try:
+        yield work
+    finally:
+        _work.reset(token)
+
+
+def fetch(artifact: Artifact) -> Path:
+    """A folder with the artifact's files, every byte checked. Raises IntegrityError, Missing."""
+    work = _work.get()
+    if artifact not in work.handed:
+        raise AssertionError(f"{work.stage} was not handed {artifact.ref}; lineage is what was read")
+    return work.lifecycle.store.fetch(_manifest(artifact))
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for the stage's own files, gone afterwards."""
+    base = _work.get().lifecycle.home / "work"
+    base.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=base) as folder:
+        yield Path(folder)
+
+
+def publish(
+    folder: Path,
+    kind: type[A],
+    *,
+    name: str,
+    metrics: dict[str, float] | None = None,
+    made_from: tuple[Artifact, ...] | None = None,
+    **fields: Any,
+) -> A:
+    """Make an artifact of a folder; what a job made is taken over, anything else is copied.
+
+    `made_from` are the inputs of its version; without it, what the stage was handed.
+    """
+    work = _work.get()
+    inputs = tuple(work.handed) if made_from is None else made_from
+    provenance = _provenance(work, name, inputs, metrics or {})
+    manifest = _publish(work, folder, kind.KIND, tuple(a.version for a in inputs), provenance)
+    made = kind(
+        name=name, version=manifest.version, uri=work.lifecycle.store.uri_of(manifest), metrics=metrics or {}, **fields
+    )
+    work.outputs.append(made.ref)
+    work.handed.append(made)
+    return made
+
+
+def attach(artifact: Artifact, name: str, data: bytes) -> None:
+    """Put a file beside an artifact's manifest: a signature."""
+    _work.get().lifecycle.store.attach(_manifest(artifact), name, data)
+
+
+def attachment(artifact: Artifact, name: str) -> bytes | None:
+    """A file that lies beside an artifact's manifest."""
+    return _work.get().lifecycle.store.attachment(_manifest(artifact), name)
+
+
+def run_job(
+    program: str,
+    settings: dict[str, Any],
+    *,
+    inputs: dict[str, Artifact],
+    on: Cluster,
+    ranks: int | None = None,
+    threads: int | None = None,
+    progress: str = "",
+    restarts: int = 2,
+) -> JobResult:
+    """Run a program of tasks/jobs to its end, on the cluster; with `ranks` None, on all of it.
+
+    Raises what tasks.compute.supervisor.run raises.
+    """
+    work = _work.get()
+    job = Job(
+        name=work.stage,
+        token=work.key[:32],
+        program=program,
+        settings=settings,
+        inputs={key: str(fetch(artifact)) for key, artifact in inputs.items()},
+        nodes=on.nodes,
+        ranks_per_node=ranks or on.ranks_per_node,
+        threads_per_rank=threads or on.threads_per_rank,
+        progress=progress,
+        restarts=restarts,
+    )
+    _close_published_generation(work, job.token)
+    folder = work.lifecycle.home / "jobs" / f"{work.stage}-{job.token[:12]}"
+    work.job = run(job, backend=open_backend(on.backend), folder=folder, journal=work.lifecycle.journal, watch=_watch(work))
+    return work.job
+
+
+def clean_up(work: Work) -> None:
+    """After the stage is recorded: its job is done, and only what a person may want to read stays."""
+    if work.job is None:
+        return
+    settle(work.key[:32], work.lifecycle.journal, "done")
+    folder = Path(work.job.folder)
+    for path in folder.iterdir():
+        if path.name not in KEPT_AFTER_A_JOB:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _publish(work: Work, folder: Path, kind: str, inputs: tuple[str, ...], provenance: Provenance) -> Manifest:
+    """A job's output is linked into the store, noted, and only then deleted: a kill in between loses nothing."""
+    store = work.lifecycle.store
+    if work.job is None or not folder.is_relative_to(work.job.folder):
+        return store.publish(folder, kind=kind, inputs=inputs, provenance=provenance)
+    note = Path(work.job.folder) / f"published-{kind}.json"
+    if folder.exists():
+        manifest = store.publish(folder, kind=kind, inputs=inputs, provenance=provenance, link=True)
+        write_json(note, {"version": manifest.version})
+        shutil.rmtree(folder)
+        return manifest
+    said = read_json(note)
+    if not said:
+        raise IntegrityError(f"{folder} is gone, and was not published", remedy="Run again with --from this stage.")
+    return find(store, kind, provenance.name, said["version"])
+
+
+def _provenance(work: Work, name: str, inputs: tuple[Artifact, ...], metrics: dict[str, float]) -> Provenance:
+    commit, dirty = code_version()
+    return Provenance(
+        name=name,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        inputs=tuple(artifact.ref for artifact in inputs),
+        context=tuple(work.context),
+        stage=work.stage,
+        commit=commit,
+        dirty=dirty,
+        config_digest=work.lifecycle.config_digest,
+        config=_plain(work.lifecycle.config),
+        metrics=metrics,
+    )
+
+
+def _plain(config: Settings) -> dict[str, Any]:
+    return config.model_dump(mode="json")
+
+
+def _manifest(artifact: Artifact) -> Manifest:
+    kind, name, version = parse_ref(artifact.ref)
+    return find(_work.get().lifecycle.store, kind, name, version)
+
+
+def _close_published_generation(work: Work, token: str) -> None:
+    """A kill between record and settle leaves a generation open whose result was published: close it."""
+    record = records.load(work.lifecycle.store, work.stage, work.key)
+    if not record:
+        return
+    intents = [key for key in work.lifecycle.journal.list(f"jobs/{token}") if key.endswith("/intent")]
+    newest = work.lifecycle.journal.get(intents[-1]) if intents else None
+    if newest and newest["time"] < record.created:
+        settle(token, work.lifecycle.journal, "done")
+
+
+def _watch(work: Work) -> Watch:
+    observer, spool = work.lifecycle.observer, work.lifecycle.need_spool()
+
+    def forward(batch: list[dict[str, Any]]) -> None:
+        rows = [(k, float(v), int(r.get("step", 0))) for r in batch for k, v in r.items() if _is_metric(k, v)]
+        spool.log_metrics(work.run, rows)
+
+    def tell(said: dict[str, Any]) -> None:
+        observer.progress(work.stage, said["done"], said["total"], said["text"])
+
+    return Watch(
+        metrics=forward,
+        progress=tell,
+        cancelled=work.lifecycle.cancelled,
+        stop_on_interrupt=work.lifecycle.stop_on_interrupt,
+    )
+
+
+def _is_metric(key: str, value: Any) -> bool:
+    return isinstance(value, int | float) and key not in ("step", "time", "attempt")
