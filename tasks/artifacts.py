@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from tasks.config import ClusterConfig
 from tasks.errors import GateFailed
 
 KINDS = (
@@ -68,6 +69,8 @@ class Checkpoint(Artifact):
 
 class Evaluation(Artifact):
     KIND = "evaluation"
+
+    subject: Checkpoint
 
 
 class Model(Artifact):
@@ -133,6 +136,17 @@ class Cluster(Value):
         return self.nodes * self.ranks_per_node
 
 
+def unqualified(config: ClusterConfig) -> Cluster:
+    """A cluster as configured, with nothing measured: enough for work that needs no qualification."""
+    return Cluster(
+        name=config.name,
+        backend=config.backend,
+        nodes=config.nodes,
+        ranks_per_node=config.ranks_per_node,
+        threads_per_rank=config.threads_per_rank,
+    )
+
+
 class Qualification(Gate):
     """The verdict on a cluster."""
 
@@ -140,6 +154,9 @@ class Qualification(Gate):
     STAGE = "benchmark"
 
     subject: Cluster
+    hosts: tuple[str, ...] = ()
+    baseline: str = ""
+    """Digest of the baseline that it was judged by."""
 
     def require(self) -> Cluster:
         self.require_passed()
@@ -189,7 +206,9 @@ def require_checks(stage: str, checks: tuple[Check, ...]) -> None:
     failed = [check for check in checks if not check.passed]
     if checks and not failed:
         return
-    said = "; ".join(f"{c.name}: measured {_number(c.measured)}, limit {c.limit}" for c in failed) or "nothing was checked"
+    said = (
+        "; ".join(f"{c.name}: measured {_number(c.measured)}, limit {c.limit}" for c in failed) or "nothing was checked"
+    )
     raise GateFailed(
         f"the gate of {stage} stays closed: {said}",
         stage=stage,

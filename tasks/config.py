@@ -196,8 +196,8 @@ class EvaluationConfig(Settings):
     """Of the bootstrap interval."""
     min_gain_over_bigram: float = Field(0.10, ge=-1.0, lt=1.0)
     """Share by which the model's bits per byte must lie under the Kneser-Ney bigram's."""
-    max_loss_to_champion: float = Field(0.0, ge=0.0)
-    """Share by which the model's bits per byte may lie over the champion's (non-inferiority margin)."""
+    max_loss_to_champion: float = Field(0.02, ge=0.0)
+    """Non-inferiority margin: the upper end of the interval of the relative loss to the champion must stay under it."""
     seed: int = Field(1234, ge=0)
 
 

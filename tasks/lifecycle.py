@@ -48,6 +48,8 @@ class Outcome:
 class Observer(Protocol):
     """Who watches a lifecycle: the terminal, or nobody."""
 
+    def opened(self, run: Lifecycle) -> None: ...
+
     def started(self, stage: str, estimate: float | None) -> None:
         """A stage began; the estimate is what it took last time, in seconds."""
         ...
@@ -59,6 +61,9 @@ class Observer(Protocol):
 
 class Unobserved:
     """An observer that looks away."""
+
+    def opened(self, run: Lifecycle) -> None:
+        return None
 
     def started(self, stage: str, estimate: float | None) -> None:
         return None
@@ -92,6 +97,11 @@ class Lifecycle:
     run: str | None = None
     began: float = field(default_factory=time.time)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    asides: list[Outcome] = field(default_factory=list)
+    """Second calls of a stage: the champion's evaluation."""
+    error: BaseException | None = None
+    results: dict[str, Any] = field(default_factory=dict)
+    """What the flow leaves for those who ask afterwards: the endpoint, a sample, the report."""
 
     def __post_init__(self) -> None:
         for name in (self.first, self.last):
@@ -108,6 +118,19 @@ class Lifecycle:
     def forced(self, stage: str) -> bool:
         """Whether the stage runs again although its result is recorded."""
         return self.first is not None and self.stages.index(stage) >= self.stages.index(self.first)
+
+    def outcome_for(self, stage: str) -> Outcome:
+        """The stage's own outcome at its first call; an aside at a later one."""
+        if self.outcomes[stage].key is None:
+            return self.outcomes[stage]
+        self.asides.append(Outcome(stage))
+        return self.asides[-1]
+
+    @property
+    def stopped_at(self) -> str:
+        """The stage that failed or whose gate closed; empty when none did."""
+        bad = (o.name for o in self.outcomes.values() if o.status in ("failed", "gate_closed"))
+        return next(bad, "")
 
     def need_spool(self) -> Spool:
         assert self.spool is not None, "a dry run does not write"
@@ -148,8 +171,12 @@ def lifecycle(
     dry: bool = False,
     cancelled: Callable[[], bool] = lambda: False,
     flow_run: dict[str, str] | None = None,
+    at_end: Callable[[Lifecycle], None] = lambda run: None,
 ) -> Iterator[Lifecycle]:
-    """Open the frame of one flow run. Its MLflow run is the parent of the stages' runs, and always gets an end."""
+    """Open the frame of one flow run. Its MLflow run is the parent of the stages' runs, and always gets an end.
+
+    `at_end` is called however the flow ended, when `run.error` and all outcomes are known: it writes the report.
+    """
     base = home()
     run = Lifecycle(
         flow=flow,
@@ -169,16 +196,16 @@ def lifecycle(
     try:
         if run.spool:
             run.run = run.spool.start_run(flow, tags=_tags(run), params={"config_digest": run.config_digest})
+        run.observer.opened(run)
         yield run
-        _end(run, "FINISHED")
     except BaseException as error:
         _blame(run, error)
-        _end(run, "KILLED" if _interrupted(error) else "FAILED")
         raise
     finally:
-        _current.reset(token)
         if run.spool:
-            run.spool.close()
+            at_end(run)
+            _end(run, run.spool)
+        _current.reset(token)
 
 
 def _tags(run: Lifecycle) -> dict[str, str]:
@@ -193,13 +220,16 @@ def _tags(run: Lifecycle) -> dict[str, str]:
     return {key: value for key, value in found.items() if value}
 
 
-def _end(run: Lifecycle, status: str) -> None:
-    if run.spool and run.run:
-        run.spool.end_run(run.run, status, tags={f"headway.{o.name}": o.status for o in run.outcomes.values()})
+def _end(run: Lifecycle, spool: Spool) -> None:
+    status = "FINISHED" if run.error is None else "KILLED" if _interrupted(run.error) else "FAILED"
+    if run.run:
+        spool.end_run(run.run, status, tags={f"headway.{o.name}": o.status for o in run.outcomes.values()})
+    spool.close()
 
 
 def _blame(run: Lifecycle, error: BaseException) -> None:
     """A gate that is closed between two stages belongs to the stage that it judges."""
+    run.error = error
     if isinstance(error, GateFailed) and error.stage in run.outcomes:
         outcome = run.outcomes[error.stage]
         outcome.status, outcome.checks = "gate_closed", outcome.checks or error.checks
@@ -217,7 +247,9 @@ def code_version() -> tuple[str | None, bool | None]:
     if not (root / ".git").exists():
         return None, None
     said = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    changed = subprocess.run(["git", "-C", str(root), "status", "--porcelain"], capture_output=True, text=True, check=False)
+    changed = subprocess.run(
+        ["git", "-C", str(root), "status", "--porcelain"], capture_output=True, text=True, check=False
+    )
     if said.returncode or changed.returncode:
         return None, None
     return said.stdout.strip(), bool(changed.stdout.strip())

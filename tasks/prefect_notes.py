@@ -9,7 +9,9 @@ def leave_note(outcome: Outcome) -> None:
     """Attach a stage's summary to the running task."""
     from prefect.artifacts import create_markdown_artifact
 
-    create_markdown_artifact(key=outcome.name, markdown=as_markdown(outcome), description=f"{outcome.name}: {outcome.status}")
+    create_markdown_artifact(
+        key=outcome.name, markdown=as_markdown(outcome), description=f"{outcome.name}: {outcome.status}"
+    )
 
 
 def as_markdown(outcome: Outcome) -> str:

@@ -64,7 +64,9 @@ def _aligned(upper: ArrayLike, lower: ArrayLike) -> tuple[NDArray[np.float64], N
     if first.shape != second.shape or first.ndim != 1:
         raise ValueError(f"shapes {first.shape} and {second.shape}: measure both on the same documents")
     if not np.isfinite(first).all() or not np.isfinite(second).all() or second.sum() <= 0:
-        raise ValueError(f"{len(first)} documents with sums {first.sum()} and {second.sum()}: need finite, positive ones")
+        raise ValueError(
+            f"{len(first)} documents with sums {first.sum()} and {second.sum()}: need finite, positive ones"
+        )
     return first, second
 
 

@@ -70,15 +70,15 @@ class Stage:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         run = current()
-        outcome = run.outcomes[self.name]
         if run.beyond(self.name):
             return Pending(stage=self.name)
         call = self._call(args, kwargs)
         if call.pending:
-            outcome.status, outcome.why = "pending", "an earlier stage has to run first"
+            if run.spool is None:
+                run.outcomes[self.name].status, run.outcomes[self.name].why = "pending", "an earlier stage runs first"
             return Pending(stage=self.name)
         if run.spool is None:
-            return self._dry(run, outcome, call)
+            return self._dry(run, run.outcome_for(self.name), call)
         return self._task(call)
 
     @cached_property
@@ -103,7 +103,8 @@ class Stage:
 
     def _run(self, call: Call) -> Any:
         run = current()
-        outcome = run.outcomes[self.name]
+        outcome = run.outcome_for(self.name)
+        outcome.key = call.key
         began = time.monotonic()
         run.observer.started(self.name, _estimate(run, self.name))
         try:
@@ -119,7 +120,7 @@ class Stage:
 
     def _reuse_or_execute(self, run: Lifecycle, outcome: Outcome, call: Call) -> Any:
         record, outcome.why = self._reusable(run, call)
-        outcome.key, outcome.inputs = call.key, [a.ref for a in call.handed] + call.context
+        outcome.inputs = [a.ref for a in call.handed] + call.context
         spool = run.need_spool()
         tags = {"headway.stage": self.name, "headway.key": call.key, "headway.reused": str(record is not None).lower()}
         identity = spool.start_run(self.name, parent=run.run, tags=tags, params=_params(call))
@@ -277,7 +278,9 @@ def _what_changed(run: Lifecycle, stage_name: str, call: Call) -> str:
     if not last:
         return "it has not run yet"
     before, now = _flat("", last.arguments), _flat("", call.arguments)
-    names = [n for n in sorted(before.keys() | now.keys()) if canonical_json(before.get(n)) != canonical_json(now.get(n))]
+    names = [
+        n for n in sorted(before.keys() | now.keys()) if canonical_json(before.get(n)) != canonical_json(now.get(n))
+    ]
     said = [f"{n.split('.', 2)[-1]} {_short(before.get(n))} -> {_short(now.get(n))}" for n in names[:3]]
     return "changed: " + ", ".join(said) + (" ..." if len(names) > 3 else "")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.artifacts import Artifact, Cluster, parse_ref
+from tasks.artifacts import Artifact, Cluster, Model, parse_ref
 from tasks.compute import open_backend
 from tasks.compute.job import Job, JobResult
 from tasks.compute.supervisor import Watch, run, settle
@@ -25,6 +26,7 @@ from tasks.errors import IntegrityError
 from tasks.lifecycle import Lifecycle, code_version
 from tasks.process import read_json, write_json
 from tasks.registry import records
+from tasks.registry.refs import move_ref
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import find
 
@@ -102,6 +104,29 @@ def publish(
     return made
 
 
+def free_disk_bytes() -> int:
+    """Room on the disk that jobs and artifacts are written to."""
+    return shutil.disk_usage(_work.get().lifecycle.home).free
+
+
+def home_folder(name: str) -> Path:
+    """A folder of the home: keys, endpoints."""
+    return _work.get().lifecycle.home / name
+
+
+def note(prefix: str, value: dict[str, Any]) -> None:
+    """Append to a journal in the store what is about to be done."""
+    _work.get().lifecycle.journal.append(prefix, {**value, "time": time.time()})
+
+
+def crown(model: Model, *, reason: str) -> None:
+    """Make a model the champion: the ref moves with an audit entry, and MLflow's registry is told."""
+    work = _work.get()
+    move_ref(work.lifecycle.store, f"{model.name}/champion", model.ref, reason=reason)
+    tags = {"headway.ref": model.ref, "headway.config_digest": work.lifecycle.config_digest}
+    work.lifecycle.need_spool().register(work.run, name=model.name, uri=model.uri, alias="champion", tags=tags)
+
+
 def attach(artifact: Artifact, name: str, data: bytes) -> None:
     """Put a file beside an artifact's manifest: a signature."""
     _work.get().lifecycle.store.attach(_manifest(artifact), name, data)
@@ -142,7 +167,9 @@ def run_job(
     )
     _close_published_generation(work, job.token)
     folder = work.lifecycle.home / "jobs" / f"{work.stage}-{job.token[:12]}"
-    work.job = run(job, backend=open_backend(on.backend), folder=folder, journal=work.lifecycle.journal, watch=_watch(work))
+    work.job = run(
+        job, backend=open_backend(on.backend), folder=folder, journal=work.lifecycle.journal, watch=_watch(work)
+    )
     return work.job
 
 

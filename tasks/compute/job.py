@@ -112,5 +112,6 @@ def write_folder(job: Job, folder: Path) -> None:
     """The launcher's half of the job folder."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(
-        folder / "config.json", {"program": job.program, "settings": job.settings, "inputs": job.inputs, "name": job.name}
+        folder / "config.json",
+        {"program": job.program, "settings": job.settings, "inputs": job.inputs, "name": job.name},
     )

@@ -80,9 +80,7 @@ def _submit_or_adopt(job: Job, backend: Backend, folder: Path, journal: Journal)
     return number + 1, handle, False
 
 
-def _adopt(
-    job: Job, backend: Backend, folder: Path, journal: Journal, number: int
-) -> tuple[int, dict[str, Any], bool]:
+def _adopt(job: Job, backend: Backend, folder: Path, journal: Journal, number: int) -> tuple[int, dict[str, Any], bool]:
     """Take over an open generation: by its handle, else by its token; submit only when neither exists.
 
     One that ended without a result while nobody looked is closed, and the next one goes on from its checkpoints.
@@ -160,7 +158,9 @@ def _forward(path: Path, offset: int, watch: Watch) -> int:
 
 def _failure(job: Job, state: JobState, backend: Backend, folder: Path) -> Exception:
     reports = [read_json(path) for path in sorted((folder / "errors").glob("rank-*.json"))]
-    report = next((r for r in reports if r["class"] in ("user", "integrity", "missing")), reports[0] if reports else None)
+    report = next(
+        (r for r in reports if r["class"] in ("user", "integrity", "missing")), reports[0] if reports else None
+    )
     if report and report["class"] == "user":
         return ValueError(report["message"])
     if report and report["class"] == "integrity":

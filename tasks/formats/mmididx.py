@@ -63,9 +63,13 @@ def open_tokens(prefix: Path) -> IndexedTokens:
         raise IntegrityError(f"{prefix}.idx is truncated: {len(index)} bytes, the header alone has {HEADER.size}")
     magic, version, code, sequences, documents = HEADER.unpack_from(index)
     if magic != MAGIC or version != 1 or code not in DTYPES:
-        raise IntegrityError(f"{prefix}.idx is no Megatron index: magic {magic!r}, version {version}, dtype code {code}")
+        raise IntegrityError(
+            f"{prefix}.idx is no Megatron index: magic {magic!r}, version {version}, dtype code {code}"
+        )
     if len(index) != HEADER.size + 12 * sequences + 8 * documents:
-        raise IntegrityError(f"{prefix}.idx has {len(index)} bytes; {sequences} sequences and {documents} marks need others")
+        raise IntegrityError(
+            f"{prefix}.idx has {len(index)} bytes; {sequences} sequences and {documents} marks need others"
+        )
     lengths = np.frombuffer(index, np.int32, sequences, HEADER.size)
     pointers = np.frombuffer(index, np.int64, sequences, HEADER.size + 4 * sequences)
     marks = np.frombuffer(index, np.int64, documents, HEADER.size + 12 * sequences)
@@ -99,7 +103,7 @@ class TokenWriter:
     def __init__(self, prefix: Path, vocab_size: int) -> None:
         self.prefix = prefix
         self.dtype = np.dtype(token_dtype(vocab_size))
-        self._file = open(f"{prefix}.bin", "wb")
+        self._file = open(f"{prefix}.bin", "wb")  # noqa: SIM115
         self._lengths: list[int] = []
         self._documents: list[int] = [0]
 

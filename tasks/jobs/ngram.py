@@ -102,7 +102,7 @@ def document_bits(
     contexts[1:] = tokens[:-1]
     contexts[first] = eod_id
     owner = np.repeat(np.arange(len(lengths)), lengths)
-    return np.bincount(owner, weights=model.bits(tokens, contexts), minlength=len(lengths))
+    return np.bincount(owner, weights=model.bits(tokens, contexts), minlength=len(lengths)).astype(np.float64)
 
 
 def _interpolated_with_uniform(counts: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -112,9 +112,7 @@ def _interpolated_with_uniform(counts: NDArray[np.int64]) -> NDArray[np.float64]
     return np.maximum(counts - discount, 0.0) / total + discount * types / total / len(counts)
 
 
-def _pair_codes(
-    tokens: NDArray[np.integer], contexts: NDArray[np.integer], *, vocab_size: int
-) -> NDArray[np.int64]:
+def _pair_codes(tokens: NDArray[np.integer], contexts: NDArray[np.integer], *, vocab_size: int) -> NDArray[np.int64]:
     return contexts.astype(np.int64) * vocab_size + tokens
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
-from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.entities import Dataset as MlflowDataset
+from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException, RestException
 
 from tasks import process

@@ -85,3 +85,13 @@ def unpublished(home: Path) -> list[Path]:
     """Spools that still hold events which MLflow does not know, oldest first."""
     found = sorted((home / "lineage").glob("*/events.jsonl"))
     return [path.parent for path in found if not (path.parent / "done").exists()]
+
+
+def sync(home: Path, *, timeout: float = 60.0) -> list[Path]:
+    """Publish what MLflow missed, oldest first; returns the spools that are still behind."""
+    deadline = time.monotonic() + timeout
+    for folder in unpublished(home):
+        start_publisher(folder)
+        while not (folder / "done").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+    return unpublished(home)

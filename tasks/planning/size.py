@@ -10,14 +10,14 @@ from tasks.config import NetworkConfig
 
 FLOAT32_BYTES = 4
 TRAINING_BYTES_PER_PARAMETER = 16
-"""float32 weight, gradient and two Adam moments, whole on every rank: Megatron-LM's README (cluster.md, E5), fp32, d = 1.
-Assumes DDP with `gradient_as_bucket_view=True`; without it the buckets are a second copy of the gradients (20)."""
+"""float32 weight, gradient and two Adam moments, whole on every rank: Megatron-LM's README, fp32, no distributed
+optimizer. Assumes DDP with `gradient_as_bucket_view=True`; else its buckets are a second copy of the gradients (20)."""
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 """float32 weight and two Adam moments; gradients are not saved."""
 CHECKPOINT_OVERHEAD_BYTES = 1_000_000
 """safetensors headers, the state of the random generators, manifest and receipts."""
-LOGIT_COPIES = 3
-"""Of [tokens, vocab_size] in float32 at the peak: the logits, their log-softmax, and the gradient of either."""
+LOGIT_COPIES = 4
+"""Of [tokens, vocab_size] in float32 at the peak (measured): logits, log-softmax, and the gradient of each."""
 
 
 def parameter_count(network: NetworkConfig, vocab_size: int) -> int:
@@ -36,9 +36,10 @@ def training_memory_bytes(parameters: int) -> int:
 def activation_bytes(network: NetworkConfig, vocab_size: int, *, sequence_length: int, micro_batch_size: int) -> int:
     """Estimate of what forward keeps for backward, and the logits, on one rank in float32 without recomputation.
 
-    Counted operation by operation as Korthikanti et al. 2022 (section 4.1) do, for a Llama layer as transformers builds it and
-    attention that keeps no [s, s] matrix. Elements a token and layer: two RMSNorms with what follows them 2 x 3h, queries h,
-    keys and values 2kv, attention output h, SwiGLU (gate, its sigmoid product, up, their product) 4f.
+    Counted operation by operation as Korthikanti et al. 2022 (section 4.1) do, for a Llama layer as transformers builds
+    it and attention that keeps no [s, s] matrix. Elements a token and layer: two RMSNorms, each with its input, what it
+    normalised and its output, 6h; queries and attention output 2h; keys and values 2kv; SwiGLU 4f (gate, silu of the
+    gate, up, their product).
     """
     hidden, kv = network.hidden_size, _kv_size(network)
     layer = 8 * hidden + 2 * kv + 4 * network.intermediate_size
@@ -52,12 +53,12 @@ def checkpoint_bytes(parameters: int) -> int:
 
 
 def flops_per_token_6n(parameters: int) -> int:
-    """6N: two operations a parameter forward, four backward (Kaplan et al. 2020, section 2.1); attention is left out."""
+    """6N: two operations a parameter forward, four backward (Kaplan et al. 2020, section 2.1), no attention."""
     return 6 * parameters
 
 
 def flops_per_token_megatron(network: NetworkConfig, vocab_size: int, *, sequence_length: int) -> int:
-    """Megatron-LM's current convention (training.py, num_floating_point_operations; cluster.md, E3).
+    """Megatron-LM's current convention (training.py, num_floating_point_operations).
 
     6 x (matrices of the layers + output projection) + 6 q L s: causal attention counted as half of the full square. The
     output projection counts also when its matrix is tied; looking up the input embedding costs nothing.

@@ -9,15 +9,17 @@ from __future__ import annotations
 DEFAULT_EFFICIENCY = 0.5
 """Share of the square-matmul rate that a whole step reaches, by Megatron's count of operations.
 
-Norms, softmax, the optimizer and small matrices cost time and count nothing. Measured with our kind of loop (Llama, float32,
-AdamW, one thread a rank, both cores busy) against 512 x 512 matmuls of the same process: 0.5-0.6 at 0.9 M and 1.1 M parameters,
-0.5-0.75 at 5 M and 16 M. Published H100 runs of Megatron-Core reach 0.41-0.49 of the peak (its README's table)."""
+Norms, softmax, the optimizer and small matrices cost time and count little. Measured with a plain loop (Llama, fp32,
+AdamW, one thread a rank, both cores busy) against 512 x 512 matmuls in the same process: median 0.56 at 0.9 M and 0.52
+at 1.1 M parameters, 0.6 to 0.7 at 5 M and 16 M. Published H100 runs of Megatron-Core reach 0.41 to 0.49 of the peak."""
 
 
 def compute_seconds(flops: float, gflops: float, *, efficiency: float = DEFAULT_EFFICIENCY) -> float:
     """Time of `flops` operations on one rank whose matmul rate is `gflops` (10^9 operations a second)."""
     if gflops <= 0 or not 0 < efficiency <= 1:
-        raise ValueError(f"a rate of {gflops} GFLOP/s at efficiency {efficiency}: need a rate above 0 and 0 < efficiency <= 1")
+        raise ValueError(
+            f"a rate of {gflops} GFLOP/s at efficiency {efficiency}: need a rate above 0 and 0 < efficiency <= 1"
+        )
     return flops / (gflops * 1e9 * efficiency)
 
 
@@ -44,7 +46,8 @@ def step_seconds(
 ) -> float:
     """One optimizer step: the slowest rank's share of the step's `flops`, then one all-reduce of the gradients.
 
-    `flops` are those of the whole global batch; `gflops_per_rank` is the matmul rate of the slowest rank, which all wait for.
+    `flops` are those of the whole global batch; `gflops_per_rank` is the matmul rate of the slowest rank, for which
+    all others wait.
     """
     computing = compute_seconds(flops / ranks, gflops_per_rank, efficiency=efficiency)
     return computing + allreduce_seconds(gradient_bytes, ranks, bus_gigabytes_per_second=bus_gigabytes_per_second)

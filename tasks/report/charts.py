@@ -1,8 +1,8 @@
 """The report's charts as inline SVG: values in, text out; the only file of the report that needs matplotlib.
 
-What is drawn for which part of a run is chosen in page.py. Colours become the page's CSS variables, so that a chart follows
-the page into dark mode; ids are prefixed with the chart's name, so that several charts live in one page; text stays text.
-Equal values give equal bytes.
+Headings and captions do not live here (page.py). Colours become the page's CSS variables, so that a chart
+follows the page into dark mode; ids begin with the chart's name, so that several charts live in one page; text stays
+text. Equal values give equal bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -22,12 +22,23 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from tasks.report.data import Histogram, Interval, number
+from tasks.report.data import (
+    Champion,
+    EvaluationReport,
+    Histogram,
+    Interval,
+    LossPoint,
+    QualificationReport,
+    number,
+    percent,
+)
 
 INK, MUTED, LINE, ACCENT, SOFT, WARN = "#1b2430", "#5b6675", "#dde2e9", "#1f5fbf", "#a9bfdf", "#8a5a00"
 VARIABLES = {INK: "ink", MUTED: "muted", LINE: "line", ACCENT: "accent", SOFT: "soft", WARN: "warn"}
 WIDTH = 460
 MAX_POINTS = 1000
+RANKS_SHOWN = 16
+ROUND = (1, 2, 2.5, 5, 10)
 LABEL_CHARACTERS = 24
 STYLE = {
     "svg.fonttype": "none",
@@ -61,37 +72,27 @@ class Bar:
     accent: bool = False
 
 
-def line_chart(
-    name: str,
-    points: Sequence[tuple[int, float]],
-    *,
-    label: str,
-    unit: str,
-    height: int = 150,
-    smooth: bool = False,
-    marks: Sequence[int] = (),
-) -> str:
-    """A value against the step; `marks` are steps at which training was resumed. Empty where no value is finite."""
-    finite = np.array([point for point in points if math.isfinite(point[1])], dtype=float).reshape(-1, 2)
-    if not len(finite):
-        return ""
-
-    def draw(axes: Any) -> None:
-        _curve(axes, finite, unit, smooth=smooth)
-        for step in marks:
-            _mark(axes, step, finite)
-        axes.set_xlabel("step")
-        axes.set_ylabel(unit)
-        axes.grid(axis="y", linewidth=0.8)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-        _format(axes.xaxis, axes.yaxis)
-
-    return _svg(name, height, label, draw)
+def loss_chart(points: Sequence[LossPoint], resumed: Sequence[int]) -> str:
+    """Loss against the step with a running mean; `resumed` are steps at which a job went on from a checkpoint."""
+    losses = [(point.step, point.loss) for point in points]
+    label = f"Training loss from {number(losses[0][1])} at step {losses[0][0]} to {number(losses[-1][1])} at the end"
+    return _lines("loss", losses, label=label, size=(520, 318), smooth=True, resumed=resumed)
 
 
-def histogram_chart(name: str, histogram: Histogram, *, label: str, unit: str, height: int = 210) -> str:
-    """Counts as columns of equal width, for edges that grow by factors; the last bin may be open. Empty without counts."""
+def rate_chart(points: Sequence[LossPoint]) -> str:
+    """Learning rate against the step."""
+    rates = [(point.step, point.learning_rate) for point in points if point.learning_rate is not None]
+    return _lines("rate", rates, label="Learning rate against the step")
+
+
+def norm_chart(points: Sequence[LossPoint]) -> str:
+    """L2 norm of the gradient against the step."""
+    norms = [(point.step, point.grad_norm) for point in points if point.grad_norm is not None]
+    return _lines("norm", norms, label="Gradient norm against the step")
+
+
+def lengths_chart(histogram: Histogram) -> str:
+    """Counts as columns of equal width, for edges that grow by factors; the last bin may be open."""
     counts, edges = histogram.counts, histogram.edges
     if not counts:
         return ""
@@ -101,27 +102,90 @@ def histogram_chart(name: str, histogram: Histogram, *, label: str, unit: str, h
         every = math.ceil(len(edges) / 12)
         axes.set_xticks(range(0, len(edges), every), [_brief(edge) for edge in edges[::every]])
         axes.tick_params(length=0)
-        axes.set_xlabel(unit)
         axes.set_ylabel("documents")
         axes.grid(axis="y", linewidth=0.8)
-        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, steps=ROUND))
         _format(axes.yaxis)
 
-    return _svg(name, height, label, draw)
+    return _svg("lengths", (WIDTH, 200), "Histogram of document lengths in characters", draw)
 
 
-def bars_chart(name: str, bars: Sequence[Bar], *, label: str, reference: tuple[str, float] | None = None) -> str:
-    """Horizontal bars from zero, first on top; `reference` is the text and value of a dashed line. Empty without bars."""
+def classes_chart(classes: Mapping[str, float]) -> str:
+    """Share of each class of characters."""
+    bars = [Bar(name, share, percent(share)) for name, share in classes.items()]
+    return _bars("classes", bars, label="Character classes")
+
+
+def ranks_chart(cluster: QualificationReport) -> str:
+    """GFLOP/s of each rank, or of the slowest RANKS_SHOWN ones, against the baseline."""
+    slowest = sorted(cluster.ranks, key=lambda rank: rank.matmul_gflops)[:RANKS_SHOWN]
+    bars = [
+        Bar(f"rank {rank.rank} {rank.host}".strip(), rank.matmul_gflops, number(rank.matmul_gflops))
+        for rank in sorted(slowest, key=lambda rank: rank.rank)
+    ]
+    floor = cluster.baseline.matmul_gflops_per_rank
+    return _bars(
+        "ranks", bars, label="GFLOP/s of each rank", reference=(f"{cluster.baseline.name} {number(floor)}", floor)
+    )
+
+
+def allreduce_chart(cluster: QualificationReport) -> str:
+    """Bus bandwidth of the all-reduce in GB/s against the baseline; empty where none was measured."""
+    if not cluster.allreduce or cluster.allreduce.gigabytes_per_second is None:
+        return ""
+    rate, floor = cluster.allreduce.gigabytes_per_second, cluster.baseline.allreduce_gigabytes_per_second
+    bar = Bar(f"{number(cluster.allreduce.megabytes)} MB", rate, number(rate))
+    reference = (f"{cluster.baseline.name} {number(floor)}", floor)
+    return _bars("allreduce", [bar], label="Bus bandwidth of the all-reduce in GB/s", reference=reference)
+
+
+def scores_chart(scores: EvaluationReport, champion: Champion | None) -> str:
+    """Bits per byte of the baselines, the champion and this model with its interval."""
+    rows = (("unigram", scores.unigram), ("Kneser-Ney bigram", scores.bigram), ("champion", champion))
+    bars = [Bar(name, one.bits_per_byte, f"{one.bits_per_byte:.3f}") for name, one in rows if one]
+    value = scores.bits_per_byte
+    bars.append(Bar("this model", value, f"{value:.3f}", interval=scores.interval, accent=True))
+    return _bars("scores", bars, label="Bits per byte, lower is better")
+
+
+def _lines(
+    name: str,
+    points: Sequence[tuple[int, float]],
+    *,
+    label: str,
+    size: tuple[int, int] = (400, 165),
+    smooth: bool = False,
+    resumed: Sequence[int] = (),
+) -> str:
+    finite = np.array([point for point in points if math.isfinite(point[1])], dtype=float).reshape(-1, 2)
+    if not len(finite):
+        return ""
+
+    def draw(axes: Any) -> None:
+        _curve(axes, finite, smooth=smooth)
+        for step in resumed:
+            _mark(axes, step, finite)
+        axes.set_xlabel("step")
+        axes.grid(axis="y", linewidth=0.8)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=ROUND))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
+        _format(axes.xaxis, axes.yaxis)
+
+    return _svg(name, size, label, draw)
+
+
+def _bars(name: str, bars: Sequence[Bar], *, label: str, reference: tuple[str, float] | None = None) -> str:
+    """Horizontal bars from zero, first on top; `reference` is the text and value of a dashed line."""
     if not bars:
         return ""
-    ends = [max(bar.value, *(bar.interval or ())) if bar.interval else bar.value for bar in bars]
+    ends = [max(bar.value, *(bar.interval or (0.0,))) for bar in bars]
     right = max(*ends, reference[1] if reference else 0.0, 1e-12)
 
     def draw(axes: Any) -> None:
         for row, (bar, end) in enumerate(zip(bars, ends, strict=True)):
             _bar(axes, row, bar, end + right * 0.015)
         if reference:
-            axes.axvline(reference[1], color=WARN, linewidth=1.4, linestyle=(0, (4, 3)))
+            axes.plot([reference[1]] * 2, [-0.5, len(bars) - 0.5], color=WARN, linewidth=1.4, linestyle=(0, (4, 3)))
             axes.annotate(reference[0], (reference[1], -0.62), ha=_side(reference[1], right), va="bottom", color=WARN)
         axes.set_yticks(range(len(bars)), [_fit(bar.label) for bar in bars], color=INK)
         axes.set_ylim(len(bars) - 0.5, -1.1 if reference else -0.5)
@@ -130,15 +194,23 @@ def bars_chart(name: str, bars: Sequence[Bar], *, label: str, reference: tuple[s
         axes.spines["bottom"].set_visible(False)
         axes.tick_params(length=0)
 
-    return _svg(name, 30 * (len(bars) + bool(reference)) + 10, label, draw)
+    said = ", ".join(f"{bar.label} {bar.text}" for bar in bars) + (f"; baseline {reference[0]}" if reference else "")
+    return _svg(name, (WIDTH, 30 * (len(bars) + bool(reference)) + 10), f"{label}: {said}", draw)
 
 
-def _curve(axes: Any, points: NDArray[np.float64], unit: str, *, smooth: bool) -> None:
+def _curve(axes: Any, points: NDArray[np.float64], *, smooth: bool) -> None:
     window = max(1, len(points) // 40)
     thin = points[:: math.ceil(len(points) / MAX_POINTS)]
     smooth = smooth and window > 1
     marker = "o" if len(points) == 1 else None
-    axes.plot(thin[:, 0], thin[:, 1], color=SOFT if smooth else ACCENT, linewidth=1.0, marker=marker, label=unit)
+    axes.plot(
+        thin[:, 0],
+        thin[:, 1],
+        color=SOFT if smooth else ACCENT,
+        linewidth=1.0 if smooth else 1.4,
+        marker=marker,
+        label="each step",
+    )
     if smooth:
         mean = np.stack([np.convolve(column, np.full(window, 1 / window), "valid") for column in points.T], axis=1)
         mean = mean[:: math.ceil(len(mean) / MAX_POINTS)]
@@ -182,20 +254,22 @@ def _fit(label: str) -> str:
     return label if len(label) <= LABEL_CHARACTERS else label[: LABEL_CHARACTERS - 1] + "…"
 
 
-def _svg(name: str, height: int, label: str, draw: Callable[[Any], None]) -> str:
-    """Draw on fresh axes of WIDTH x `height` units and hand out the figure as an element of a page."""
+def _svg(name: str, size: tuple[int, int], label: str, draw: Callable[[Any], None]) -> str:
+    """Draw on fresh axes and hand out the figure as an element of a page."""
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
+        figure = Figure(figsize=(size[0] / 72, size[1] / 72), layout="constrained")
         FigureCanvasSVG(figure)
         draw(figure.subplots())
         buffer = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    return _inline(buffer.getvalue(), name, f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}"')
+    return _inline(
+        buffer.getvalue(), name, f'viewBox="0 0 {size[0]} {size[1]}" role="img" aria-label="{escape(label)}"'
+    )
 
 
 def _inline(svg: str, name: str, attributes: str) -> str:
-    """The inside of a stand-alone SVG as an inline element: own ids, no style for the page, no namespace, no comment."""
+    """The inside of a stand-alone SVG as an inline element: own ids, no style for the page, no namespace."""
     inside = re.sub(r"<!--.*?-->|<style.*?</style>", "", svg[svg.index(">", svg.index("<svg")) + 1 :], flags=re.DOTALL)
     inside = re.sub(r'(\bid="|"#|url\(#)', rf"\g<1>{name}-", inside.replace("xlink:href", "href"))
     for colour, variable in VARIABLES.items():

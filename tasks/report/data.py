@@ -6,6 +6,7 @@ stage published as JSON (validation, qualification, evaluation, parity) is read 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -52,7 +53,7 @@ class StageReport(Value):
     key: str = ""
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    metrics: dict[str, Any] = {}
+    metrics: Mapping[str, Any] = {}
     checks: tuple[Check, ...] = ()
     job: JobSummary | None = None
 
@@ -90,7 +91,7 @@ class ValidationReport(Published):
     bytes: int
     duplicates: int = 0
     lengths: Histogram | None = None
-    classes: dict[str, float] = {}
+    classes: Mapping[str, float] = {}
     checks: tuple[Check, ...] = ()
 
 
@@ -236,7 +237,7 @@ class RunReport(Value):
 
     @property
     def model(self) -> str:
-        """Reference of the served model, or the name of the one that was to be trained; empty where neither is known."""
+        """Reference of the served model, or the name of the one to be trained; empty where neither is known."""
         if self.endpoint:
             return self.endpoint.model
         training = self.config.get("training")
@@ -255,7 +256,7 @@ def number(value: object) -> str:
         return str(value)
     if value == 0 or 1000 <= abs(value) < 1e15 or (abs(value) < 1000 and value == int(value)):
         return f"{value:,.0f}"
-    return f"{value:.4g}" if abs(value) >= 1e-3 else f"{value:.1e}"
+    return f"{value:.4g}" if abs(value) >= 1e-4 else f"{value:.1e}"
 
 
 def percent(share: float) -> str:

@@ -1,8 +1,8 @@
 """The lineage of a run as a layered drawing, raw data on the left, the endpoint on the right: a lineage in, SVG out.
 
-Layers are longest paths; an edge over several layers gets a lane in each, so that no arrow runs through a box; the order in a
-layer follows the mean position of the neighbours (Sugiyama, Tagawa and Toda, 1981, with the barycentre heuristic). Where the
-lineage comes from does not live here. Colours are the page's CSS variables.
+Layers are longest paths; an edge over several layers gets a lane in each, so that no arrow runs through a box; order
+in a layer follows the mean position of the neighbours (Sugiyama, Tagawa and Toda, 1981, with the barycentre heuristic).
+Where the lineage comes from does not live here. Colours are the page's CSS variables.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
-from tasks.report.data import Edge, Lineage, Node, short
+from tasks.report.data import Edge, Lineage, Node
 
-BOX_WIDTH, BOX_HEIGHT, LANE_HEIGHT = 148, 62, 14
-GAP_X, GAP_Y, MARGIN = 44, 22, 6
+BOX_WIDTH, BOX_HEIGHT, LANE_HEIGHT = 138, 66, 14
+GAP_X, GAP_Y, MARGIN = 32, 20, 2
 SWEEPS = 6
-NAME_CHARACTERS, KIND_CHARACTERS = 18, 20
+SMALLEST = 0.75
+"""Share of its size that the drawing shrinks to before it scrolls."""
+NAME_CHARACTERS, KIND_CHARACTERS = 14, 16
 FAMILIES = {
     "data": ("dataset", "quarantine", "validation", "tokenizer", "tokens"),
     "cluster": ("qualification", "plan"),
@@ -30,11 +33,11 @@ Links = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Place:
-    """Left edge and middle of a box or lane, in units of the drawing."""
+    """Left edge, middle and height of a box or lane, in units of the drawing."""
 
     x: float
     y: float
-    width: float
+    height: float
 
 
 def lineage_graph(lineage: Lineage) -> str:
@@ -46,13 +49,13 @@ def lineage_graph(lineage: Lineage) -> str:
     layers, routes = _layers(list(nodes), links)
     places = _places(_ordered(layers, routes), set(nodes))
     width = max(place.x for place in places.values()) + BOX_WIDTH + MARGIN
-    height = max(place.y for place in places.values()) + BOX_HEIGHT / 2 + MARGIN
+    height = max(place.y + place.height / 2 for place in places.values()) + MARGIN
     arrows = "".join(_arrow([places[stop] for stop in route]) for route in routes)
     boxes = "".join(_box(node, places[ref]) for ref, node in nodes.items())
     label = f"Lineage: {len(nodes)} nodes, {len(links)} arrows from what was read to what was made from it"
     return (
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{label}" class="lineage" '
-        f'style="width:{width:g}px">{_ARROWHEAD}{arrows}{boxes}</svg>'
+        f'style="max-width:{width:g}px;min-width:{SMALLEST * width:g}px">{_ARROWHEAD}{arrows}{boxes}</svg>'
     )
 
 
@@ -95,13 +98,13 @@ def _ordered(layers: Layers, routes: list[list[str]]) -> Layers:
     before: dict[str, list[str]] = {}
     after: dict[str, list[str]] = {}
     for route in routes:
-        for left, right in zip(route, route[1:], strict=False):
+        for left, right in pairwise(route):
             before.setdefault(right, []).append(left)
             after.setdefault(left, []).append(right)
     for sweep in range(SWEEPS):
         near, walk = (before, layers[1:]) if sweep % 2 == 0 else (after, layers[-2::-1])
         for layer in walk:
-            at = {item: place / max(1, len(one) - 1) for one in layers for place, item in enumerate(one)}
+            at = {item: (place + 0.5) / len(one) for one in layers for place, item in enumerate(one)}
             layer.sort(key=lambda item: _mean([at[other] for other in near.get(item, [item])]))
     return layers
 
@@ -119,30 +122,30 @@ def _places(layers: Layers, boxes: set[str]) -> dict[str, Place]:
         y = MARGIN + (max(totals) - total) / 2
         for item in layer:
             x = MARGIN + column * (BOX_WIDTH + GAP_X)
-            places[item] = Place(x=x, y=y + heights[item] / 2, width=BOX_WIDTH)
+            places[item] = Place(x=x, y=y + heights[item] / 2, height=heights[item])
             y += heights[item] + GAP_Y
     return places
 
 
 def _arrow(stops: list[Place]) -> str:
-    path = f"M{stops[0].x + stops[0].width:g} {stops[0].y:g}"
-    for left, right in zip(stops, stops[1:], strict=False):
-        start, end = left.x + left.width, right.x
+    path = f"M{stops[0].x + BOX_WIDTH:g} {stops[0].y:g}"
+    for left, right in pairwise(stops):
+        start, end = left.x + BOX_WIDTH, right.x
         middle = (start + end) / 2
         path += f"C{middle:g} {left.y:g} {middle:g} {right.y:g} {end:g} {right.y:g}"
-        path += f"H{end + right.width:g}" if right is not stops[-1] else ""
+        path += f"H{end + BOX_WIDTH:g}" if right is not stops[-1] else ""
     return f'<path d="{path}" class="arrow" marker-end="url(#lineage-arrow)"/>'
 
 
 def _box(node: Node, place: Place) -> str:
     family = next((name for name, kinds in FAMILIES.items() if node.kind in kinds), "endpoint")
-    top = place.y - BOX_HEIGHT / 2
+    top = place.y - place.height / 2
     said = "\n".join(part for part in (node.ref, node.stage and f"by {node.stage}", node.created, node.uri) if part)
     version = node.version[:8] if node.version else ""
     rows = (
-        ("kind", 18, _fit(node.kind, KIND_CHARACTERS)),
-        ("name", 35, _fit(node.name, NAME_CHARACTERS)),
-        ("version", 52, version),
+        ("kind", 19, _fit(node.kind, KIND_CHARACTERS)),
+        ("name", 37, _fit(node.name, NAME_CHARACTERS)),
+        ("version", 55, version),
     )
     texts = "".join(
         f'<text class="{style}" x="{place.x + 14:g}" y="{top + y:g}">{escape(text)}</text>' for style, y, text in rows

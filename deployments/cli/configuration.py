@@ -1,0 +1,102 @@
+"""From a YAML file and `--set` to a RetrainConfig, with errors that name the key, the value and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from tasks.config import RetrainConfig, Settings
+
+SHIPPED = Path(__file__).parent.parent / "configs"
+
+
+def load(source: str, overrides: list[str]) -> RetrainConfig:
+    """A configuration by the name of a shipped one, or by path. Raises ValueError."""
+    value = _read(_path(source))
+    for override in overrides:
+        _apply(value, override)
+    try:
+        return RetrainConfig.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(f"the configuration {source} is not valid: " + "; ".join(_words(error))) from error
+
+
+def _path(source: str) -> Path:
+    shipped = SHIPPED / f"{source}.yaml"
+    path = shipped if shipped.is_file() else Path(source)
+    if not path.is_file():
+        names = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.yaml")))
+        raise ValueError(f"there is no configuration {source!r}: give the path of a YAML file, or one of {names}")
+    return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds {type(value).__name__}, and must hold keys and values")
+    return value
+
+
+def _apply(value: dict[str, Any], override: str) -> None:
+    """Set `a.b=value`; the value is read as YAML, so 3e-4, true and [1, 2] are what they look like."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ValueError(f"--set {override!r} is not of the form a.b=value, for example training.learning_rate=0.002")
+    *parents, last = key.split(".")
+    for parent in parents:
+        below = value.setdefault(parent, {})
+        if not isinstance(below, dict):
+            raise ValueError(f"--set {override!r}: {parent} is a value, and has no keys below it")
+        value = below
+    value[last] = _scalar(text)
+
+
+def _scalar(text: str) -> Any:
+    """YAML 1.1 reads 3e-4 as a string; people mean a number."""
+    value = yaml.safe_load(text)
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _words(error: ValidationError) -> list[str]:
+    return [_sentence(problem) for problem in error.errors()]
+
+
+def _sentence(problem: Any) -> str:
+    path = [str(part) for part in problem["loc"]]
+    key = ".".join(path)
+    if problem["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(path[-1], _keys(path[:-1]), n=1)
+        hint = (
+            f"did you mean {'.'.join([*path[:-1], close[0]])}?"
+            if close
+            else f"there are: {', '.join(_keys(path[:-1]))}"
+        )
+        return f"{key}: there is no such key; {hint}"
+    said = problem["msg"].removeprefix("Value error, ")
+    given = "" if problem["type"] == "value_error" else f", not {problem['input']!r}"
+    return f"{key}: {said}{given}" if key else said
+
+
+def _keys(path: list[str]) -> list[str]:
+    """The keys that a section of the configuration has."""
+    section: type[BaseModel] = RetrainConfig
+    for part in path:
+        annotation = section.model_fields[part].annotation
+        section = next((a for a in (annotation, *get_args(annotation)) if _is_section(a)), Settings)
+    return list(section.model_fields)
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Settings)

@@ -1,0 +1,160 @@
+"""`headway doctor` and `headway down`: what is missing or broken and how to mend it; stop the local server."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deployments.cli.output import CommandError, say
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+EXTRAS = {
+    "orchestrator": ("prefect", "mlflow", "great_expectations", "matplotlib", "model_signing", "OpenSSL"),
+    "cluster": ("torch", "transformers", "tokenizers", "safetensors", "onnx", "onnxruntime", "onnxruntime_genai"),
+    "serve": ("fastapi", "uvicorn"),
+}
+CEILINGS = {"fastapi": (0, 151), "sqlalchemy": (2, 1)}
+NEEDED_GB = 3.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool
+    said: str
+    remedy: str = ""
+
+
+def doctor(as_json: Json = False) -> None:
+    """Name what is missing or broken, and how to mend it."""
+    from tasks.config import home
+
+    findings = list(examine(home()))
+    words = "\n".join(f"{'ok ' if f.ok else 'BAD'} {f.name:<22}{f.said}" + _arrow(f) for f in findings)
+    fields: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}
+    broken = [finding for finding in findings if not finding.ok]
+    if not broken:
+        say(fields, words, as_json=as_json)
+        return
+    if not as_json:
+        print(words)
+    from tasks.errors import Missing
+
+    said = "; ".join(f"{finding.name}: {finding.said}" for finding in broken)
+    raise CommandError(Missing(said, remedy=" ".join(dict.fromkeys(f.remedy for f in broken))), fields)
+
+
+def down(as_json: Json = False) -> None:
+    """Stop the local Prefect server. Endpoints go on serving: `headway endpoint stop NAME` stops one."""
+    from deployments import platform
+    from tasks.config import home
+
+    ran = platform.down(home())
+    say(
+        {"stopped": ran},
+        "The local Prefect server is stopped." if ran else "No local Prefect server ran.",
+        as_json=as_json,
+    )
+
+
+def examine(home: Path) -> Iterator[Finding]:
+    """Everything that a run on this machine stands on."""
+    yield _python()
+    for extra, modules in EXTRAS.items():
+        yield _packages(extra, modules)
+    for package, ceiling in CEILINGS.items():
+        yield _ceiling(package, ceiling)
+    yield _writable(home)
+    yield _room(home)
+    yield _store(home)
+    yield _server(home)
+    yield from _endpoints(home)
+
+
+def _arrow(finding: Finding) -> str:
+    return f"\n    -> {finding.remedy}" if not finding.ok else ""
+
+
+def _python() -> Finding:
+    ok = sys.version_info >= (3, 11)
+    return Finding("python", ok, sys.version.split()[0], "Headway needs Python 3.11 or newer.")
+
+
+def _packages(extra: str, modules: tuple[str, ...]) -> Finding:
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    said = f"missing: {', '.join(missing)}" if missing else "installed"
+    return Finding(f"extra {extra}", not missing, said, f"pip install -c constraints.txt 'headway[{extra}]'")
+
+
+def _ceiling(package: str, ceiling: tuple[int, int]) -> Finding:
+    """Versions that install and then do not work (shared facts: stack.md, 1.1)."""
+    try:
+        found = version(package)
+    except PackageNotFoundError:
+        return Finding(package, False, "missing", "pip install -c constraints.txt 'headway[orchestrator]'")
+    parts = tuple(int(part) for part in found.split(".")[:2])
+    limit = ".".join(map(str, ceiling))
+    return Finding(
+        package, parts < ceiling, found, f"Prefect 3.8 does not work with it: pip install '{package}<{limit}'"
+    )
+
+
+def _writable(home: Path) -> Finding:
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        (home / ".probe").write_text("")
+        (home / ".probe").unlink()
+    except OSError as error:
+        return Finding(
+            "home", False, f"{home}: {error.strerror}", "Set HEADWAY_HOME to a folder that you may write to."
+        )
+    return Finding("home", True, str(home))
+
+
+def _room(home: Path) -> Finding:
+    there = next(path for path in (home, *home.parents) if path.exists())
+    free = shutil.disk_usage(there).free / 1e9
+    return Finding("disk", free >= NEEDED_GB, f"{free:.1f} GB free", f"Free room: {NEEDED_GB:.0f} GB are needed.")
+
+
+def _store(home: Path) -> Finding:
+    from tasks.storage import open_store
+
+    count = _try(lambda: sum(1 for _ in open_store(home).manifests()))
+    ok = isinstance(count, int)
+    return Finding("store", ok, f"{count} artifact(s)" if ok else str(count), "Restore the file that is named.")
+
+
+def _server(home: Path) -> Finding:
+    from deployments import platform
+
+    server = platform.status(home)
+    return Finding("prefect server", True, server["url"] if server else "not running; the next run starts it")
+
+
+def _endpoints(home: Path) -> Iterator[Finding]:
+    from tasks.endpoints.known import endpoint_of, known_endpoints
+
+    for name in known_endpoints(home):
+        served = endpoint_of(home, name).observe()
+        said = f"{served.url} serves {served.model_ref[:40]}" if served else "stopped; the next retrain starts it"
+        yield Finding(f"endpoint {name}", True, said)
+
+
+def _try(work: Callable[[], int]) -> int | Exception:
+    from tasks.errors import HeadwayError
+
+    try:
+        return work()
+    except (HeadwayError, ValueError, OSError) as error:
+        return error

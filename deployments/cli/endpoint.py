@@ -1,0 +1,57 @@
+"""`headway endpoint` and `headway complete`: what is served, stop it, ask it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deployments.cli.output import say
+
+app = typer.Typer(help="What is served: list it, stop it.", no_args_is_help=True)
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+@app.command("list")
+def list_(as_json: Json = False) -> None:
+    """List endpoints, the model that each serves, and whether it answers."""
+    from tasks.config import home
+    from tasks.endpoints.known import endpoint_of, known_endpoints
+
+    served = [(name, endpoint_of(home(), name).observe()) for name in known_endpoints(home())]
+    rows = [
+        {
+            "ref": f"endpoint/{name}",
+            "url": s.url if s else None,
+            "model": s.model_ref if s else None,
+            "ready": bool(s and s.ready),
+        }
+        for name, s in served
+    ]
+    words = [f"{r['ref']:<24}{r['url'] or 'stopped':<28}{(r['model'] or '')[:48]}" for r in rows]
+    say({"endpoints": rows}, "\n".join(words) or "No endpoint yet.", as_json=as_json)
+
+
+@app.command()
+def stop(name: Annotated[str, typer.Argument(help="Name of the endpoint.")], as_json: Json = False) -> None:
+    """Stop an endpoint. The next `headway retrain` starts it again."""
+    from tasks.config import home
+    from tasks.endpoints.known import endpoint_of, require_known
+
+    name = require_known(home(), name)
+    endpoint_of(home(), name).stop()
+    say({"ref": f"endpoint/{name}", "stopped": True}, f"endpoint/{name} is stopped", as_json=as_json)
+
+
+def complete(
+    endpoint: Annotated[str, typer.Argument(help="Name of the endpoint.")],
+    text: Annotated[str, typer.Argument(help="The text to complete.")],
+    max_tokens: Annotated[int, typer.Option(min=1, max=512, help="Most tokens to add.")] = 64,
+    as_json: Json = False,
+) -> None:
+    """Ask a served model to complete a text."""
+    from tasks.config import home
+    from tasks.endpoints.known import ask
+
+    answer = ask(home(), endpoint, text, max_tokens=max_tokens)
+    say({"prompt": text, **answer}, text + answer["completion"], as_json=as_json)

@@ -1,0 +1,58 @@
+"""The `headway` command: its groups, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import typer
+
+from deployments.cli import artifacts, dataset, doctor, endpoint, retrain
+from deployments.cli.output import say_error
+
+app = typer.Typer(
+    name="headway",
+    help=(
+        "Headway takes a large language model through its whole life: validate, preprocess, benchmark, plan, train, evaluate, "
+        "export, deploy.\n\nStart with:  headway dataset publish NAME PATH...   then   headway retrain --dataset NAME\n\n"
+        "State lives under .headway/ in the working directory, or in HEADWAY_HOME. Every command takes --json."
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("retrain")(retrain.retrain)
+app.add_typer(dataset.app, name="dataset")
+app.command("lineage")(artifacts.lineage)
+app.command("artifacts")(artifacts.artifacts)
+app.command("verify")(artifacts.verify)
+app.add_typer(endpoint.app, name="endpoint")
+app.command("complete")(endpoint.complete)
+app.command("doctor")(doctor.doctor)
+app.command("down")(doctor.down)
+
+
+def run() -> None:
+    """The console script."""
+    as_json = "--json" in sys.argv[1:]
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    try:
+        code = app(standalone_mode=False)
+    except typer.TyperException as error:  # a mistake in the command line
+        sys.exit(say_error(ValueError(_usage(error)), as_json=as_json))
+    except BaseException as error:
+        if isinstance(error, SystemExit):
+            raise
+        sys.exit(say_error(error, as_json=as_json))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _as_interrupt(*_: object) -> None:
+    """SIGTERM is a request to stop, as Ctrl-C is: the run ends, and its job with it."""
+    raise KeyboardInterrupt
+
+
+def _usage(error: typer.TyperException) -> str:
+    said = error.format_message() if hasattr(error, "format_message") else str(error)
+    return f"{said} See `headway --help`, or --help after the command."

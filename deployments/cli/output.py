@@ -1,0 +1,79 @@
+"""What a command says: one JSON object on stdout with `--json`, else words; and the exit codes.
+
+Progress and errors for people go to stderr. See DESIGN.md, "Output for machines".
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+import traceback
+from typing import Any
+
+from tasks.errors import GateFailed, HeadwayError, IntegrityError
+
+SCHEMA = "headway/output/1"
+
+
+class CommandError(Exception):
+    """A command that failed, with the fields that it can tell all the same."""
+
+    def __init__(self, error: BaseException, fields: dict[str, Any], stage: str = "") -> None:
+        super().__init__(str(error))
+        self.error, self.fields, self.stage = error, fields, stage
+
+
+def say(fields: dict[str, Any], words: str, *, as_json: bool) -> None:
+    """Print a command's result."""
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "exit_code": 0, "error": None, **fields}))
+    elif words:
+        print(words)
+
+
+def say_error(raised: BaseException, *, as_json: bool) -> int:
+    """Print what went wrong and how to mend it; returns the exit code."""
+    error = raised.error if isinstance(raised, CommandError) else raised
+    fields = raised.fields if isinstance(raised, CommandError) else {}
+    code, said = exit_code(error), describe(error)
+    if isinstance(raised, CommandError) and not said["stage"]:
+        said["stage"] = raised.stage or None
+    if code == 1:
+        traceback.print_exception(error, file=sys.stderr)
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "exit_code": code, "error": said, **fields}))
+    words = f"headway: {said['message']}" + (f"\n  -> {said['remedy']}" if said["remedy"] else "")
+    print(words, file=sys.stderr)
+    return code
+
+
+def exit_code(error: BaseException) -> int:
+    """0 done, 1 a bug of ours, 2 usage, 3 gate, 4 job, 5 integrity, 6 missing, 130 interrupted."""
+    if isinstance(error, HeadwayError):
+        return error.exit_code
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return 6
+    if isinstance(error, ValueError):
+        return 2
+    return 1 if isinstance(error, Exception) else 130
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """An error as `{type, stage, message, remedy, checks}`."""
+    known = isinstance(error, HeadwayError)
+    remedy = error.remedy if isinstance(error, HeadwayError) else ""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        remedy = "Free room on the disk, or set HEADWAY_HOME to a folder on a larger one; the same command goes on."
+    if exit_code(error) == 1:
+        remedy = "This is a bug of Headway's: please report it with the lines above."
+    if exit_code(error) == 130 and not known:
+        remedy = "The same command goes on from where it stopped."
+    return {
+        "type": type(error).__name__,
+        "stage": error.stage if isinstance(error, GateFailed) else None,
+        "message": (error.message if isinstance(error, HeadwayError) else str(error)) or "interrupted",
+        "remedy": remedy,
+        "checks": error.checks if isinstance(error, GateFailed) else [],
+        **({"problems": error.problems} if isinstance(error, IntegrityError) else {}),
+    }

@@ -1,0 +1,110 @@
+"""What a person sees while a run goes on: one line a stage with progress and an estimate; lines in a log elsewhere.
+
+Everything goes to stderr. On a terminal the running stage moves; when stderr is a file, a line comes every ten seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tasks.lifecycle import Lifecycle, Outcome
+
+LINE_EVERY_SECONDS = 10.0
+BAR = 24
+MARKS = {
+    "ran": ("✓", "green"),
+    "reused": ("=", "cyan"),
+    "failed": ("✗", "red"),
+    "gate_closed": ("▣", "red"),
+    "pending": ("·", "dim"),
+    "not_run": ("·", "dim"),
+}
+
+
+class Progress:
+    """An observer that draws. `run` is the lifecycle that it watches, for whoever asks afterwards."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.run: Lifecycle | None = None
+        self._live: Live | None = None
+        self._began = self._last_line = 0.0
+        self._estimate: float | None = None
+
+    def opened(self, run: Lifecycle) -> None:
+        self.run = run
+
+    def started(self, stage: str, estimate: float | None) -> None:
+        self._began, self._last_line, self._estimate = time.monotonic(), time.monotonic(), estimate
+        if self.console.is_terminal:
+            self._live = Live(self._line(stage, 0, 0, ""), console=self.console, transient=True, refresh_per_second=8)
+            self._live.start()
+
+    def progress(self, stage: str, done: float, total: float, text: str) -> None:
+        if self._live:
+            self._live.update(self._line(stage, done, total, text))
+        elif time.monotonic() - self._last_line > LINE_EVERY_SECONDS:
+            self._last_line = time.monotonic()
+            self.console.print(self._line(stage, done, total, text), soft_wrap=True)
+
+    def ended(self, outcome: Outcome) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+        mark, colour = MARKS[outcome.status]
+        said = f"{outcome.name:<11}{outcome.status.replace('_', ' '):<12}{outcome.seconds:7.1f} s  {brief(outcome)}"
+        self.console.print(Text.assemble((f"{mark} ", colour), said), soft_wrap=True)
+
+    def _line(self, stage: str, done: float, total: float, text: str) -> Text:
+        passed = time.monotonic() - self._began
+        share = min(done / total, 1.0) if total else 0.0
+        left = passed / share - passed if share > 0.02 else (self._estimate or 0) - passed
+        bar = "━" * int(share * BAR) + "─" * (BAR - int(share * BAR))
+        eta = f"about {_duration(left)} left" if left > 0.5 else ""
+        return Text(f"  {stage:<11}{bar} {share:4.0%}  {_duration(passed)}  {eta}  {text}")
+
+
+def console() -> Console:
+    """Where progress goes."""
+    return Console(stderr=True, file=sys.stderr, highlight=False)
+
+
+def brief(outcome: Outcome) -> str:
+    """The few numbers of a stage that people look for."""
+    metrics = outcome.metrics
+    wanted = {
+        "validate": "{documents:.0f} documents, {bytes:.0f} bytes",
+        "preprocess": "{train_tokens:.0f} tokens, vocabulary {vocab_size:.0f}",
+        "benchmark": "{matmul_gflops_per_rank:.1f} GFLOP/s a rank, all-reduce {allreduce_gigabytes_per_second:.2f} GB/s",
+        "plan": "{parameters:.0f} parameters, about {seconds:.0f} s of training",
+        "train": "loss {loss:.3f}, {tokens_per_second:.0f} tokens/s",
+        "evaluate": "{bits_per_byte:.3f} bits per byte, Kneser-Ney bigram {bigram_bits_per_byte:.3f}",
+        "export": "logit error {max_logit_error:.1e}, {greedy_equal:.0f} of {greedy_total:.0f} tokens equal",
+    }
+    failed = [check["name"] for check in outcome.checks if not check.get("passed")]
+    if failed:
+        return "closed by " + "; ".join(failed)
+    try:
+        return wanted.get(outcome.name, "").format_map(metrics)
+    except KeyError:
+        return ""
+
+
+def summary(outcomes: list[Outcome]) -> Table:
+    """The stages of a finished run."""
+    table = Table("stage", "result", "seconds", "", box=None, pad_edge=False)
+    for outcome in outcomes:
+        _, colour = MARKS[outcome.status]
+        word = outcome.status.replace("_", " ")
+        table.add_row(outcome.name, Text(word, colour), f"{outcome.seconds:.1f}", brief(outcome) or outcome.why)
+    return table
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,131 @@
+"""The local platform: one Prefect server, started on first use, reused, stopped by `headway down`.
+
+It listens on loopback, asks for a password from its first start, and keeps everything under `.headway/prefect`; the user's own
+Prefect profile is never touched. An existing server is used instead when `PREFECT_API_URL` is set. `prepare` must be called
+before Prefect is imported.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tasks import process
+from tasks.errors import Missing
+
+START_SECONDS = 90.0
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR",
+    "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+    "GX_ANALYTICS_ENABLED": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+
+def prepare(home: Path) -> dict[str, Any]:
+    """Set Prefect's environment, and start the local server unless one runs. Does not wait: see `wait`."""
+    os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})
+    if os.environ.get("PREFECT_API_URL"):
+        return {"url": os.environ["PREFECT_API_URL"].removesuffix("/api"), "ours": False}
+    folder = home / "prefect"
+    server = _running(folder) or _start(folder)
+    os.environ.update(_client_environment(folder, server["port"]))
+    return {**server, "ours": True}
+
+
+def wait(server: dict[str, Any], timeout: float = START_SECONDS) -> None:
+    """Return when the server answers with our password. Raises Missing with the end of its log."""
+    deadline = time.monotonic() + timeout
+    while not _answers(server["url"]):
+        handle = process.read_json(Path(server["folder"]) / "handle.json") if server["ours"] else None
+        died = server["ours"] and not process.alive(handle)
+        if died or time.monotonic() > deadline or not server["ours"]:
+            log = f"its log: {server['folder']}/server.log" if server["ours"] else "it was named by PREFECT_API_URL"
+            raise Missing(
+                f"the Prefect server at {server['url']} does not answer",
+                remedy=f"Look at {log}. `headway doctor` tells more; `headway down` and again starts afresh.",
+            )
+        time.sleep(0.1)
+
+
+def status(home: Path) -> dict[str, Any] | None:
+    """The local server when it runs: address, since when, pid."""
+    return _running(home / "prefect")
+
+
+def down(home: Path) -> bool:
+    """Stop the local server; whether one ran."""
+    ran = _running(home / "prefect") is not None
+    process.stop(home / "prefect")
+    return ran
+
+
+def password(home: Path) -> str:
+    """`user:password` of the local server, made at first use, readable by its owner only."""
+    path = home / "prefect" / "credentials"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"headway:{secrets.token_urlsafe(24)}")
+    return path.read_text()
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _running(folder: Path) -> dict[str, Any] | None:
+    server: dict[str, Any] | None = process.read_json(folder / "server.json")
+    return server if server and process.alive(process.read_json(folder / "handle.json")) else None
+
+
+def _start(folder: Path) -> dict[str, Any]:
+    port = free_port()
+    environment = {
+        **_client_environment(folder, port),
+        "PREFECT_SERVER_API_AUTH_STRING": password(folder.parent),
+        "PREFECT_SERVER_API_HOST": "127.0.0.1",
+        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{port}/api",
+    }
+    uvicorn = ["-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--host", "127.0.0.1"]
+    argv = [sys.executable, *uvicorn, "--port", str(port), "--log-level", "warning", "--timeout-keep-alive", "5"]
+    spec = process.ProcessSpec(argv=argv, env=environment, log="server.log", restarts=5, grace=5.0)
+    handle = process.start(folder, spec)
+    server = {"url": f"http://127.0.0.1:{port}", "port": port, "pid": handle["pid"], "since": time.time()}
+    process.write_json(folder / "server.json", {**server, "folder": str(folder)})
+    return {**server, "folder": str(folder)}
+
+
+def _client_environment(folder: Path, port: int) -> dict[str, str]:
+    return {
+        "PREFECT_HOME": str(folder),
+        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_UI_URL": f"http://127.0.0.1:{port}",
+        "PREFECT_API_AUTH_STRING": password(folder.parent),
+        **QUIET,
+    }
+
+
+def _answers(url: str) -> bool:
+    login = base64.b64encode(os.environ.get("PREFECT_API_AUTH_STRING", "").encode()).decode()
+    request = urllib.request.Request(f"{url}/api/admin/version", headers={"Authorization": f"Basic {login}"})
+    try:
+        with urllib.request.urlopen(request, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

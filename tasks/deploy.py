@@ -1,0 +1,71 @@
+"""Model -> Endpoint: verified, started beside the one in service, proven by golden prompts, then switched to.
+
+How a server runs is tasks/endpoints; what it runs is tasks/jobs/serve.py. The stage reconciles: it is done when the endpoint
+serves the wanted model, and does nothing then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tasks.artifacts import Endpoint, Model
+from tasks.config import DeploymentConfig, ExportConfig, home
+from tasks.endpoints.known import ask, endpoint_of
+from tasks.errors import IntegrityError
+from tasks.signing import SIGNATURE, ensure_key, public_key_of, verify_folder
+from tasks.stage import stage
+from tasks.workbench import attachment, crown, fetch, home_folder, note
+
+SAMPLE_TOKENS = 64
+
+
+def serves(model: Model, config: DeploymentConfig) -> bool:
+    """Whether the endpoint, as observed, serves the wanted model where it is wanted."""
+    served = endpoint_of(home(), config.endpoint).observe()
+    same_port = served is not None and config.port in (None, served.port)
+    return served is not None and served.ready and same_port and served.model_ref == model.ref
+
+
+@stage(version=1, reconciles=serves)
+def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
+    """Serve a model, register it, and make it the champion. Raises IntegrityError before anything is started."""
+    folder = fetch(model)
+    require_signature(model, folder)
+    endpoint = endpoint_of(home_folder(""), config.endpoint)
+    golden = json.loads((folder / "golden.json").read_text())
+
+    def write_down(event: str, details: dict[str, Any]) -> None:
+        note(f"endpoints/{config.endpoint}", {"event": event, **details})
+
+    candidate = endpoint.start(
+        folder,
+        model.ref,
+        golden=golden,
+        timeout=config.start_timeout_seconds,
+        port=config.port,
+        threads=os.cpu_count() or 1,
+        journal=write_down,
+    )
+    served = endpoint.switch(candidate, journal=write_down)
+    crown(model, reason=f"deployed to endpoint/{config.endpoint}")
+    return Endpoint(name=config.endpoint, url=served.url, model=model)
+
+
+def require_signature(model: Model, folder: Path) -> None:
+    """Raise IntegrityError unless our key signed exactly these files."""
+    signature = attachment(model, SIGNATURE)
+    if signature is None:
+        raise IntegrityError(
+            f"{model.ref} is not signed",
+            remedy="Export it again: `headway retrain --from export`; nothing unsigned is served.",
+        )
+    verify_folder(folder, signature, public_key_of(ensure_key(home_folder("keys"))))
+
+
+def sample(endpoint: Endpoint, config: ExportConfig) -> dict[str, str]:
+    """What the endpoint answers to the first golden prompt, for people to see."""
+    prompt = config.golden_prompts[0]
+    return {"prompt": prompt, "completion": ask(home(), endpoint.name, prompt, max_tokens=SAMPLE_TOKENS)["completion"]}

@@ -1,0 +1,14 @@
+"""Where models are served: endpoint.py is the port, local.py serves on this machine. See DESIGN.md, "Words"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.endpoints.endpoint import ServingEndpoint
+
+
+def open_endpoint(root: Path, name: str) -> ServingEndpoint:
+    """The endpoint of a name; its state lies under `root / name`. This release serves on this machine."""
+    from tasks.endpoints.local import LocalEndpoint
+
+    return LocalEndpoint(root, name)

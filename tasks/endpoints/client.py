@@ -1,0 +1,60 @@
+"""Ask an endpoint over HTTP, with the standard library and past any proxy. Starting servers does not live here."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from tasks.errors import Missing
+
+TIMEOUT_SECONDS = 60.0
+READY_TIMEOUT_SECONDS = 5.0
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def complete(url: str, prompt: str, *, max_tokens: int = 64, temperature: float = 0.0) -> dict[str, Any]:
+    """The completion object of POST /v1/completions. ValueError when it is refused, Missing when none answers."""
+    body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature}).encode()
+    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+    try:
+        with _opener.open(request, timeout=TIMEOUT_SECONDS) as reply:
+            said: dict[str, Any] = json.load(reply)
+            return said
+    except urllib.error.HTTPError as error:
+        message = _message(error)
+        if error.code < 429:
+            raise ValueError(f"{url} refused the request: {message}") from error
+        raise Missing(f"{url} does not answer now: {message}", remedy="Try again in a second.") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise Missing(
+            f"{url} does not answer: {error}", remedy="`headway endpoint list` shows what is served."
+        ) from error
+
+
+def ready_state(url: str) -> dict[str, Any] | None:
+    """The body of GET /readyz, also when it is not ready; None when nothing, or nothing of ours, answers."""
+    try:
+        with _opener.open(f"{url}/readyz", timeout=READY_TIMEOUT_SECONDS) as reply:
+            state = json.load(reply)
+    except urllib.error.HTTPError as error:
+        state = _json_or_none(error)
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    return state if isinstance(state, dict) and "ready" in state else None
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    said = _json_or_none(error)
+    known = isinstance(said, dict) and isinstance(said.get("error"), dict)
+    return str(said["error"].get("message")) if known else str(error)
+
+
+def _json_or_none(error: urllib.error.HTTPError) -> Any:
+    with error:
+        try:
+            return json.load(error)
+        except ValueError:
+            return None

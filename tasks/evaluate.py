@@ -1,0 +1,106 @@
+"""Checkpoint, Tokens -> Evaluation: bits per byte on held-out text, beside n-gram models and the champion.
+
+`evaluate` measures, in the program tasks/jobs/evaluate.py, and is reused; `compare` judges, and is always run.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Pending, Tokens, parse_ref, require_checks
+from tasks.config import EvaluationConfig
+from tasks.lifecycle import current
+from tasks.registry.refs import read_ref
+from tasks.scores import relative_loss
+from tasks.stage import stage
+from tasks.storage.store import find
+from tasks.workbench import fetch, publish, run_job
+
+
+@stage(version=1)
+def evaluate(checkpoint: Checkpoint, tokens: Tokens, config: EvaluationConfig, *, on: Cluster) -> Evaluation:
+    """Measure a checkpoint on the held-out split."""
+    threads = on.ranks_per_node * on.threads_per_rank
+    trained = json.loads((fetch(checkpoint) / "training.json").read_text())
+    settings = {
+        "evaluation": config.model_dump(mode="json"),
+        "sequence_length": trained["sequence_length"],
+        "threads": threads,
+    }
+    inputs = {"checkpoint": checkpoint, "tokens": tokens}
+    job = run_job("tasks.jobs.evaluate", settings, inputs=inputs, on=on, ranks=1, threads=threads)
+    return publish(job.output, Evaluation, name=checkpoint.name, metrics=job.result["metrics"], subject=checkpoint)
+
+
+def champion_checkpoint(model: str) -> Checkpoint | None:
+    """What the champion of a name was exported from; None when there is no champion yet."""
+    store = current().store
+    ref = read_ref(store, f"{model}/champion")
+    if ref is None:
+        return None
+    kind, name, version = parse_ref(find(store, *parse_ref(ref)).provenance.inputs[0])
+    manifest = find(store, kind, name, version)
+    return Checkpoint(
+        name=name, version=manifest.version, uri=store.uri_of(manifest), metrics=manifest.provenance.metrics
+    )
+
+
+def compare(scores: Evaluation, champion: Evaluation | None, config: EvaluationConfig) -> Checkpoint:
+    """Give up the checkpoint when it beats the bigram, and is not worse than the champion. Raises GateFailed."""
+    if isinstance(scores, Pending) or isinstance(champion, Pending):
+        return Pending(stage="evaluate")  # type: ignore[return-value]
+    checks = (*_against_bigram(scores, config), *_against_champion(scores, champion, config))
+    current().outcomes["evaluate"].checks = [check.model_dump() for check in checks]
+    require_checks("evaluate", checks)
+    return scores.subject
+
+
+def _against_bigram(scores: Evaluation, config: EvaluationConfig) -> tuple[Check, ...]:
+    gain, low = scores.metrics["gain_over_bigram"], scores.metrics["gain_low"]
+    remedy = "Train longer or on more data, or lower evaluation.min_gain_over_bigram."
+    return (
+        Check(
+            name="gain over the Kneser-Ney bigram",
+            measured=gain,
+            limit=f">= {config.min_gain_over_bigram:.4g}",
+            passed=gain >= config.min_gain_over_bigram,
+            remedy=remedy,
+        ),
+        Check(
+            name=f"gain over the bigram, low end of the {config.confidence:.0%} interval",
+            measured=low,
+            limit="> 0" if config.min_gain_over_bigram >= 0 else f"> {config.min_gain_over_bigram:.4g}",
+            passed=low > min(config.min_gain_over_bigram, 0),
+            remedy=remedy,
+        ),
+    )
+
+
+def _against_champion(scores: Evaluation, champion: Evaluation | None, config: EvaluationConfig) -> tuple[Check, ...]:
+    if champion is None or champion.subject.version == scores.subject.version:
+        return ()
+    mine, theirs = _documents(scores), _documents(champion)
+    loss = relative_loss(
+        mine["model_bits"],
+        theirs["model_bits"],
+        samples=config.bootstrap_samples,
+        confidence=config.confidence,
+        seed=config.seed,
+    )
+    check = Check(
+        name=f"relative loss to the champion, high end of the {config.confidence:.0%} interval",
+        measured=loss.high,
+        limit=f"<= {config.max_loss_to_champion:.4g}",
+        passed=loss.high <= config.max_loss_to_champion,
+        remedy=f"The champion stays. Bits per byte {scores.metrics['bits_per_byte']:.4f} against "
+        f"{champion.metrics['bits_per_byte']:.4f}.",
+    )
+    return (check,)
+
+
+def _documents(scores: Evaluation) -> dict[str, Any]:
+    store = current().store
+    folder = store.fetch(find(store, *parse_ref(scores.ref)))
+    found: dict[str, Any] = json.loads((folder / "documents.json").read_text())
+    return found

@@ -1,0 +1,48 @@
+"""Checkpoint -> Model: ONNX with KV cache, parity proven, every file hashed, signed.
+
+The program is tasks/jobs/export.py; signatures are tasks/signing.py. A model that does not answer as the checkpoint does is never
+published.
+"""
+
+from __future__ import annotations
+
+from tasks.artifacts import Check, Checkpoint, Cluster, Model, require_checks
+from tasks.config import ExportConfig
+from tasks.signing import SIGNATURE, ensure_key, sign_folder
+from tasks.stage import stage
+from tasks.workbench import attach, fetch, home_folder, publish, run_job
+
+
+@stage(version=1)
+def export(checkpoint: Checkpoint, config: ExportConfig, *, on: Cluster) -> Model:
+    """Export, prove parity of logits and greedy tokens, publish and sign."""
+    threads = on.ranks_per_node * on.threads_per_rank
+    settings = {"export": config.model_dump(mode="json"), "threads": threads}
+    job = run_job("tasks.jobs.export", settings, inputs={"checkpoint": checkpoint}, on=on, ranks=1, threads=threads)
+    metrics: dict[str, float] = job.result["metrics"]
+    require_checks("export", parity_checks(metrics, config))
+    model = publish(job.output, Model, name=checkpoint.name, metrics=metrics)
+    attach(model, SIGNATURE, sign_folder(fetch(model), ensure_key(home_folder("keys"))))
+    return model
+
+
+def parity_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Check, ...]:
+    """The gate of the export: PyTorch and ONNX Runtime must agree."""
+    equal, total = metrics["greedy_equal"], metrics["greedy_total"]
+    remedy = "Look at the exporter's log; a model that answers differently is not published."
+    return (
+        Check(
+            name="logit error, largest absolute",
+            measured=metrics["max_logit_error"],
+            limit=f"<= {config.max_logit_error:.4g}",
+            passed=metrics["max_logit_error"] <= config.max_logit_error,
+            remedy=remedy,
+        ),
+        Check(
+            name="greedy tokens equal",
+            measured=equal,
+            limit=f"= {total:.0f}",
+            passed=total > 0 and equal == total,
+            remedy=remedy,
+        ),
+    )

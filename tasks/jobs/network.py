@@ -1,0 +1,68 @@
+"""The network: a Llama of transformers with random weights, its loss, and how it is written for others to load.
+
+How it is trained does not live here (train.py), nor how it is exported (export.py).
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tasks.config import TrainingConfig
+
+POSITIONS_PER_SEQUENCE = 4
+"""Positions that the network declares, in training sequences: what is served may be longer than what was trained on,
+and servers refuse what is longer than the declared positions. Rotary embeddings cost nothing for it."""
+
+
+def build_network(config: TrainingConfig, *, vocab_size: int, eod: int) -> nn.Module:
+    """A LlamaForCausalLM in float32 whose weights depend on `config.seed` only; seeds torch's generator.
+
+    There is no padding token: it would be `eod`, and torch.nn.Embedding never trains the row of its padding token.
+    """
+    shape = config.network
+    torch.manual_seed(config.seed)
+    network: nn.Module = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocab_size,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            max_position_embeddings=POSITIONS_PER_SEQUENCE * config.sequence_length,
+            tie_word_embeddings=shape.tie_embeddings,
+            bos_token_id=eod,
+            eos_token_id=eod,
+            pad_token_id=None,
+            attn_implementation="sdpa",
+            dtype="float32",
+        )
+    )
+    return network.train()
+
+
+def next_token_loss(network: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy in nats a token, a scalar; `inputs` and `targets` are [batch, length].
+
+    Computed here and not by transformers, which shifts its labels and so would drop a prediction of every sample.
+    """
+    logits = network(input_ids=inputs, use_cache=False).logits
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def parameter_count(network: nn.Module) -> int:
+    """Trained numbers; tied embeddings count once."""
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def save_network(network: nn.Module, folder: Path, *, tokenizer: Path) -> None:
+    """Write a Hugging Face folder: configuration, safetensors weights, and the files of the tokenizer's folder."""
+    network.generation_config.pad_token_id = network.config.eos_token_id
+    network.save_pretrained(folder)
+    for path in sorted(tokenizer.iterdir()):
+        shutil.copyfile(path, folder / path.name)

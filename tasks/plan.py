@@ -1,0 +1,139 @@
+"""Tokens, Qualification -> Plan: does the run fit, and how long will it take?
+
+The formulas are tasks/planning; the rates are the qualification's. The plan limits and informs a run, it never changes what is
+trained: steps and batch are the configuration's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+
+from tasks.artifacts import Check, Cluster, Plan, Tokens
+from tasks.config import PlanningConfig, TrainingConfig
+from tasks.planning.interval import checkpoint_every_steps
+from tasks.planning.size import (
+    activation_bytes,
+    checkpoint_bytes,
+    flops_per_token_megatron,
+    parameter_count,
+    training_memory_bytes,
+)
+from tasks.planning.steptime import step_seconds
+from tasks.stage import stage
+from tasks.workbench import fetch, free_disk_bytes, publish, scratch
+
+WRITE_BYTES_PER_SECOND = 200e6
+"""What a plain disk takes with fsync and sha256 (shared facts: reliability.md, M17)."""
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What the plan is made of: bytes, seconds, counts."""
+
+    parameters: int
+    memory_per_rank: int
+    checkpoint: int
+    flops: int
+    step_seconds: float
+    seconds: float
+    checkpoint_every_steps: int
+    tokens: int
+    epochs: float
+
+
+@stage(version=1)
+def plan(tokens: Tokens, training: TrainingConfig, limits: PlanningConfig, *, on: Cluster) -> Plan:
+    """Size and time of a training run, and the gate on memory, disk and time."""
+    vocab_size = int(json.loads((fetch(tokens) / "tokens.json").read_text())["vocab_size"])
+    numbers = reckon(training, limits, on, vocab_size=vocab_size, train_tokens=int(tokens.metrics["train_tokens"]))
+    checks = judge(numbers, training, limits, on)
+    with scratch() as folder:
+        page = {**numbers.__dict__, "checks": [check.model_dump() for check in checks]}
+        (folder / "plan.json").write_text(json.dumps(page, indent=1))
+        return publish(
+            folder,
+            Plan,
+            name=training.model,
+            metrics={key: float(value) for key, value in numbers.__dict__.items()},
+            checks=checks,
+            steps=training.steps,
+            checkpoint_every_steps=numbers.checkpoint_every_steps,
+            seconds=numbers.seconds,
+            parameters=numbers.parameters,
+        )
+
+
+def reckon(
+    training: TrainingConfig, limits: PlanningConfig, on: Cluster, *, vocab_size: int, train_tokens: int
+) -> Numbers:
+    """All numbers of a run by the formulas of tasks/planning."""
+    network = training.network
+    parameters = parameter_count(network, vocab_size)
+    activations = activation_bytes(
+        network, vocab_size, sequence_length=training.sequence_length, micro_batch_size=training.micro_batch_size
+    )
+    tokens_a_step = training.global_batch_size * training.sequence_length
+    flops = tokens_a_step * flops_per_token_megatron(network, vocab_size, sequence_length=training.sequence_length)
+    step = step_seconds(
+        flops,
+        4 * parameters,
+        ranks=on.world_size,
+        gflops_per_rank=on.matmul_gflops_per_rank,
+        bus_gigabytes_per_second=on.allreduce_gigabytes_per_second,
+    )
+    saved = checkpoint_bytes(parameters)
+    every = training.checkpoint.every_steps or checkpoint_every_steps(
+        training.steps,
+        step,
+        save_seconds=saved / WRITE_BYTES_PER_SECOND,
+        mean_seconds_between_failures=limits.mean_hours_between_failures * 3600,
+    )
+    return Numbers(
+        parameters=parameters,
+        memory_per_rank=training_memory_bytes(parameters) + activations,
+        checkpoint=saved,
+        flops=flops * training.steps,
+        step_seconds=step,
+        seconds=step * training.steps,
+        checkpoint_every_steps=every,
+        tokens=tokens_a_step * training.steps,
+        epochs=tokens_a_step * training.steps / max(train_tokens, 1),
+    )
+
+
+def judge(numbers: Numbers, training: TrainingConfig, limits: PlanningConfig, on: Cluster) -> tuple[Check, ...]:
+    """The gate: memory a rank, room for the checkpoints, time."""
+    memory = _memory_limit(limits, on)
+    room, kept = free_disk_bytes(), numbers.checkpoint * (training.checkpoint.keep + 1)
+    return (
+        Check(
+            name="memory per rank, GiB",
+            measured=numbers.memory_per_rank / GIB,
+            limit=f"<= {memory / GIB:.3g}",
+            passed=numbers.memory_per_rank <= memory,
+            remedy="Lower training.micro_batch_size or the network, or use fewer ranks a node.",
+        ),
+        Check(
+            name="disk for checkpoints, GiB",
+            measured=kept / GIB,
+            limit=f"<= {room / GIB:.3g}",
+            passed=kept <= room,
+            remedy="Free room, keep fewer checkpoints, or set HEADWAY_HOME to a larger disk.",
+        ),
+        Check(
+            name="training time, minutes",
+            measured=numbers.seconds / 60,
+            limit=f"<= {limits.max_minutes:.4g}",
+            passed=numbers.seconds <= limits.max_minutes * 60,
+            remedy="Lower training.steps or the network, add ranks, or raise planning.max_minutes.",
+        ),
+    )
+
+
+def _memory_limit(limits: PlanningConfig, on: Cluster) -> float:
+    if limits.memory_per_rank_gib is not None:
+        return limits.memory_per_rank_gib * GIB
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / on.ranks_per_node

@@ -1,0 +1,98 @@
+"""Collects what the report of a run shows from its outcomes and from what its stages published.
+
+How it looks is page.py. A file that is missing or damaged leaves its part of the page out: a report never fails a run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tasks.artifacts import parse_ref
+from tasks.errors import HeadwayError
+from tasks.registry.ancestry import walk
+from tasks.report.data import RunReport
+from tasks.report.page import render_page
+from tasks.storage.store import Store, find
+
+PARTS = {"validate": "validation.json", "benchmark": "qualification.json", "evaluate": "evaluation.json"}
+Reader = Callable[[str, str], Any]
+
+
+def write_report(
+    folder: Path,
+    name: str,
+    *,
+    store: Store,
+    stages: list[dict[str, Any]],
+    asides: list[dict[str, Any]],
+    run: dict[str, Any],
+) -> Path:
+    """Write `NAME.html`. `run` holds RunReport's own fields; `stages` are outcomes as plain values."""
+    report = RunReport.model_validate({**run, **gather(store, stages, asides), "stages": [_stage(s) for s in stages]})
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.html"
+    path.write_text(render_page(report), encoding="utf-8")
+    return path
+
+
+def utc(seconds: float) -> str:
+    """Seconds since 1970 as ISO 8601."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def gather(store: Store, stages: list[dict[str, Any]], asides: list[dict[str, Any]]) -> dict[str, Any]:
+    """The parts of the page that come out of artifacts."""
+    by_name = {stage["name"]: stage for stage in stages}
+    parts = {_part(file): _read_json(store, by_name[stage], file) for stage, file in PARTS.items()}
+    log = _read(store, by_name["train"], "training_log.jsonl")
+    made = [ref for stage in stages for ref in stage["outputs"]]
+    return {
+        **parts,
+        "parity": _read_json(store, by_name["export"], "parity.json"),
+        "loss": [json.loads(line) for line in log.splitlines()] if log else [],
+        "champion": _champion(by_name["evaluate"], asides),
+        "lineage": _lineage(store, made[-1]) if made else {},
+    }
+
+
+def _part(file: str) -> str:
+    return file.removesuffix(".json")
+
+
+def _champion(evaluated: dict[str, Any], asides: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The champion's score, when it was another model than the candidate."""
+    scores = [aside for aside in asides if aside["name"] == "evaluate" and aside["key"] != evaluated["key"]]
+    if not scores or "bits_per_byte" not in scores[0]["metrics"]:
+        return None
+    return {"ref": scores[0]["inputs"][0], "bits_per_byte": scores[0]["metrics"]["bits_per_byte"]}
+
+
+def _lineage(store: Store, ref: str) -> dict[str, Any]:
+    found = walk(store, ref)
+    shown = ("ref", "kind", "name", "version", "stage", "created", "uri")
+    return {"nodes": [{key: node[key] for key in shown} for node in found["nodes"]], "edges": found["edges"]}
+
+
+def _stage(stage: dict[str, Any]) -> dict[str, Any]:
+    kept = ("name", "status", "seconds", "inputs", "outputs", "metrics", "checks", "job")
+    return {**{key: stage[key] for key in kept}, "key": stage["key"] or ""}
+
+
+def _read_json(store: Store, stage: dict[str, Any], file: str) -> Any:
+    text = _read(store, stage, file)
+    return json.loads(text) if text else None
+
+
+def _read(store: Store, stage: dict[str, Any], file: str) -> str | None:
+    """A file of a stage's last output; None when it is not there or not intact."""
+    if not stage["outputs"]:
+        return None
+    try:
+        path = store.fetch(find(store, *parse_ref(stage["outputs"][-1]))) / file
+    except HeadwayError:
+        return None
+    return path.read_text(encoding="utf-8") if path.is_file() else None

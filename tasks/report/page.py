@@ -1,0 +1,300 @@
+"""The page of one retraining run: a RunReport in, one self-contained HTML text out, without script or outside address.
+
+Drawing does not live here (charts.py, lineage_graph.py), nor collecting (the flow). Markup is only made by `tag`,
+which escapes every text that is not markup already: a document of the dataset may be hostile HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+
+import yaml
+
+from tasks.artifacts import Check
+from tasks.report.data import RunReport, StageReport, duration, number, percent, short
+from tasks.report.lineage_graph import lineage_graph
+
+FOLDER = Path(__file__).parent
+METRICS_SHOWN = 5
+STYLES = {
+    "completed": "good",
+    "ran": "good",
+    "reused": "good",
+    "gate_closed": "bad",
+    "failed": "bad",
+    "cancelled": "warn",
+}
+SIGNS = {"good": "✓", "bad": "✕", "warn": "■", "idle": "–"}
+
+
+class Html(str):
+    """Text that is markup already."""
+
+
+def render_page(data: RunReport) -> str:
+    """The report as one HTML document, UTF-8; equal values give equal text."""
+    sections = {
+        "Stages": _stages(data.stages),
+        "Training": _training(data),
+        "Data": _data(data),
+        "Cluster": _cluster(data),
+        "Evaluation": _evaluation(data),
+        "Lineage": _lineage(data),
+        "Configuration": _configuration(data),
+        "Identifiers": _identifiers(data),
+    }
+    shown = {heading: body for heading, body in sections.items() if body}
+    links = (tag("a", heading, href=f"#{heading.lower()}") for heading in shown)
+    bodies = (tag("section", tag("h2", heading), body, id=heading.lower()) for heading, body in shown.items())
+    return Template((FOLDER / "page.html").read_text(encoding="utf-8")).substitute(
+        style=(FOLDER / "page.css").read_text(encoding="utf-8"),
+        title=escape(data.title),
+        status=_badge(data.status),
+        about=escape(_about(data)),
+        links=_join(*links),
+        main=_join(_error(data), _cards(data), *bodies),
+    )
+
+
+def tag(name: str, *children: str, **attributes: str) -> Html:
+    """An element, left out where it has no content (but for table cells). Children that are not Html are escaped.
+
+    `class_` is the attribute class, `aria_label` is aria-label.
+    """
+    inside = "".join(child if isinstance(child, Html) else escape(child) for child in children)
+    said = "".join(f' {key.strip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items())
+    return Html(f"<{name}{said}>{inside}</{name}>") if inside or name == "td" else Html()
+
+
+def _about(data: RunReport) -> str:
+    said = (
+        short(data.dataset),
+        short(data.model),
+        duration(data.seconds),
+        f"started {data.started[:16].replace('T', ' ')} UTC",
+        data.commit and f"commit {data.commit[:8]}{' with uncommitted changes' if data.dirty else ''}",
+    )
+    return " · ".join(part for part in said if part)
+
+
+def _badge(status: str) -> Html:
+    style = STYLES.get(status, "idle")
+    sign = tag("span", SIGNS[style], aria_hidden="true")
+    return tag("span", sign, f" {status.replace('_', ' ')}", class_=f"badge {style}")
+
+
+def _error(data: RunReport) -> Html:
+    if not (error := data.error):
+        return Html()
+    heading = f"{error.type} in the stage {error.stage}" if error.stage else error.type
+    remedy = tag("p", tag("strong", "What to do: "), error.remedy) if error.remedy else Html()
+    return tag("div", tag("h2", heading), tag("p", error.message), remedy, class_="error", role="alert")
+
+
+def _cards(data: RunReport) -> Html:
+    cards = [*_score_cards(data), *_model_cards(data)]
+    if sample := data.sample:
+        answer = tag("pre", tag("b", sample.prompt), sample.completion)
+        said = tag("p", "The prompt is grey; the rest is the model's.")
+        cards.append(tag("div", tag("h2", "Sample completion"), answer, said, class_="card wide"))
+    return tag("div", *cards, class_="cards")
+
+
+def _score_cards(data: RunReport) -> Iterator[Html]:
+    if not (scores := data.evaluation):
+        return
+    sure = f"{scores.confidence:.0%} interval"
+    spread = f"{sure} {scores.interval[0]:.3f} to {scores.interval[1]:.3f}; " if scores.interval else ""
+    said = f"{spread}lower is better" + (f"; champion {data.champion.bits_per_byte:.3f}" if data.champion else "")
+    yield _card("Bits per byte, held-out text", f"{scores.bits_per_byte:.3f}", said)
+    if gain := scores.gain_over_bigram:
+        spread = f"; {sure} {percent(gain.interval[0])} to {percent(gain.interval[1])}" if gain.interval else ""
+        said = f"fewer bits than the Kneser-Ney bigram{spread}"
+        yield _card("Gain over the bigram", percent(gain.estimate), said)
+
+
+def _model_cards(data: RunReport) -> Iterator[Html]:
+    if parity := data.parity:
+        said = f"greedy decoding equal, ONNX against PyTorch; largest logit error {number(parity.max_logit_error)}"
+        style = "good" if parity.greedy_equal == parity.greedy_total else "bad"
+        yield _card("Greedy parity", f"{parity.greedy_equal:,} of {parity.greedy_total:,}", said, style=style)
+    if endpoint := data.endpoint:
+        yield _card("Endpoint", _link(endpoint.url, endpoint.ref), f"serves {short(endpoint.model)}", style="text")
+
+
+def _card(label: str, value: str, said: str, *, style: str = "") -> Html:
+    return tag("div", tag("h2", label), tag("p", value, class_=f"value {style}".strip()), tag("p", said), class_="card")
+
+
+def _stages(stages: Sequence[StageReport]) -> Html:
+    return _table(("Stage", "Status", "Time", "Result", "Written"), [_stage(stage) for stage in stages])
+
+
+def _stage(stage: StageReport) -> Html:
+    cells = (
+        tag("th", stage.name, scope="row"),
+        tag("td", _badge(stage.status)),
+        tag("td", duration(stage.seconds) if stage.seconds is not None else "", class_="number"),
+        tag("td", _metrics(stage), _job(stage)),
+        _refs([short(ref) for ref in stage.outputs]),
+    )
+    failed = [check for check in stage.checks if not check.passed]
+    below = tag("td", tag("ul", *map(_failed, failed)), colspan="5")
+    return _join(tag("tr", *cells), tag("tr", below, class_="failed") if failed else Html())
+
+
+def _metrics(stage: StageReport) -> Html:
+    said = list(stage.metrics.items())[:METRICS_SHOWN]
+    items = [tag("li", tag("span", f"{name.replace('_', ' ')} "), number(value)) for name, value in said]
+    if stage.checks:
+        passed = sum(check.passed for check in stage.checks)
+        items.append(tag("li", f"{passed} of {len(stage.checks)} checks passed"))
+    return tag("ul", *items, class_="metrics")
+
+
+def _job(stage: StageReport) -> Html:
+    if not (job := stage.job):
+        return Html()
+    said = (
+        f"job {job.id}",
+        job.submissions > 1 and f"{job.submissions} submissions",
+        job.attempts > 1 and f"{job.attempts} attempts",
+        job.resumed_from_step is not None and f"resumed from step {number(job.resumed_from_step)}",
+        job.adopted and "adopted from an earlier flow run",
+    )
+    return tag("small", ", ".join(part for part in said if part), " in ", tag("code", job.folder))
+
+
+def _failed(check: Check) -> Html:
+    measured = f": measured {number(check.measured)}, limit {check.limit}. "
+    return tag("li", tag("strong", f"\u2715 {check.name}", class_="bad"), measured, check.remedy)
+
+
+def _training(data: RunReport) -> Html:
+    if not data.loss:
+        return Html()
+    from tasks.report.charts import loss_chart, norm_chart, rate_chart
+
+    first, last = data.loss[0], data.loss[-1]
+    said = f"from {number(first.loss)} at step {number(first.step)} to {number(last.loss)} at step {number(last.step)}"
+    figures = (
+        _figure(loss_chart(data.loss, data.resumed_steps), "Training loss, nats a token", said),
+        _figure(rate_chart(data.loss), "Learning rate"),
+        _figure(norm_chart(data.loss), "Gradient norm"),
+    )
+    return tag("div", *figures, class_="figures loss")
+
+
+def _data(data: RunReport) -> Html:
+    if not (corpus := data.validation):
+        return Html()
+    from tasks.report.charts import classes_chart, lengths_chart
+
+    facts = _facts({name: getattr(corpus, name) for name in ("documents", "characters", "bytes", "duplicates")})
+    figures = (
+        _figure(lengths_chart(corpus.lengths) if corpus.lengths else "", "Document lengths", "characters a document"),
+        _figure(classes_chart(corpus.classes), "Character classes", "share of all characters"),
+    )
+    return _join(facts, tag("div", *figures, class_="figures"), _checks(corpus.checks))
+
+
+def _cluster(data: RunReport) -> Html:
+    if not (cluster := data.qualification):
+        return Html()
+    from tasks.report.charts import RANKS_SHOWN, allreduce_chart, ranks_chart
+
+    few = len(cluster.ranks) <= RANKS_SHOWN
+    figures = (
+        _figure(ranks_chart(cluster), "Matrix product per rank", "GFLOP/s" if few else "GFLOP/s, the slowest ranks"),
+        _figure(allreduce_chart(cluster), "All-reduce", "bus bandwidth, GB/s"),
+    )
+    return _join(tag("div", *figures, class_="figures"), _checks(cluster.checks))
+
+
+def _evaluation(data: RunReport) -> Html:
+    if not (scores := data.evaluation):
+        why = f": the run ended in the stage {data.error.stage}" if data.error and data.error.stage else ""
+        return tag("p", f"The model was not evaluated{why}.", class_="note")
+    from tasks.report.charts import scores_chart
+
+    facts = {name: getattr(scores, name) for name in ("documents", "bytes", "tokens", "perplexity")}
+    said = f"lower is better; the whisker is the {scores.confidence:.0%} interval"
+    figure = _figure(scores_chart(scores, data.champion), "Bits per byte", said)
+    note = Html() if data.champion else tag("p", "No champion to compare with: none has been promoted.", class_="note")
+    return tag("div", figure, tag("div", _facts(facts), note), class_="figures")
+
+
+def _lineage(data: RunReport) -> Html:
+    said = "Lineage graph; scrolls sideways"
+    return tag("div", Html(lineage_graph(data.lineage)), class_="scroll", tabindex="0", role="region", aria_label=said)
+
+
+def _configuration(data: RunReport) -> Html:
+    if not data.config:
+        return Html()
+    plain = data.model_dump(mode="json", include={"config"})["config"]
+    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
+    return tag("details", tag("summary", f"All settings, digest {data.config_digest[:12]}"), tag("pre", text))
+
+
+def _identifiers(data: RunReport) -> Html:
+    runs = (("flow run", data.flow_run), ("MLflow run", data.mlflow_run))
+    rows = {
+        "dataset": tag("code", data.dataset),
+        "model": tag("code", data.model),
+        "champion": tag("code", data.champion.ref if data.champion else ""),
+        "configuration": tag("code", data.config_digest),
+        "commit": tag("code", data.commit or ""),
+        **{name: _link(run.url or "", run.id) for name, run in runs if run},
+    }
+    listed = [_join(tag("dt", name), tag("dd", value)) for name, value in rows.items() if value]
+    table = _table(("Stage", "Key", "Read", "Written"), [_stage_refs(stage) for stage in data.stages])
+    keys = tag("details", tag("summary", "Keys, inputs and outputs of the stages"), table) if table else Html()
+    return _join(tag("dl", *listed), keys)
+
+
+def _stage_refs(stage: StageReport) -> Html:
+    refs = ((stage.key,), stage.inputs, stage.outputs)
+    return tag("tr", tag("th", stage.name, scope="row"), *map(_refs, refs))
+
+
+def _refs(refs: Sequence[str]) -> Html:
+    return tag("td", *(tag("small", tag("code", ref)) for ref in refs))
+
+
+def _link(url: str, text: str) -> Html:
+    """A link for a web address; any other, for example a `javascript:` one, is only shown."""
+    return tag("a", text, href=url) if url.startswith(("http://", "https://")) else tag("span", f"{text} {url}".strip())
+
+
+def _checks(checks: Sequence[Check]) -> Html:
+    said = f"Checks: {sum(check.passed for check in checks)} of {len(checks)} passed"
+    table = _table(("Check", "Measured", "Limit", "Verdict"), [_check(check) for check in checks])
+    return tag("details", tag("summary", said), table) if table else Html()
+
+
+def _check(check: Check) -> Html:
+    style, word = ("good", "passed") if check.passed else ("bad", "failed")
+    cells = (number(check.measured), check.limit, tag("span", f"{SIGNS[style]} {word}", class_=style))
+    return tag("tr", tag("th", check.name, scope="row"), *(tag("td", cell) for cell in cells))
+
+
+def _table(heads: Sequence[str], rows: Sequence[Html]) -> Html:
+    head = tag("thead", tag("tr", *(tag("th", head, scope="col") for head in heads)))
+    return tag("table", head, tag("tbody", *rows)) if rows else Html()
+
+
+def _facts(facts: Mapping[str, float | None]) -> Html:
+    shown = ((name, value) for name, value in facts.items() if value is not None)
+    return tag("dl", *(tag("div", tag("dt", name), tag("dd", number(value))) for name, value in shown), class_="facts")
+
+
+def _figure(svg: str, heading: str, said: str = "") -> Html:
+    return tag("figure", tag("figcaption", f"{heading} ", tag("span", said)), Html(svg)) if svg else Html()
+
+
+def _join(*parts: Html) -> Html:
+    return Html("".join(parts))

@@ -1,0 +1,20 @@
+"""Tokens -> Checkpoint: the training run, as one job.
+
+The loop is the program tasks/jobs/train.py; what keeps it alive is tasks/compute (next: tasks/compute/local.py). It resumes from
+its newest verified checkpoint, whatever was killed.
+"""
+
+from __future__ import annotations
+
+from tasks.artifacts import Checkpoint, Cluster, Plan, Tokens
+from tasks.config import TrainingConfig
+from tasks.stage import stage
+from tasks.workbench import publish, run_job
+
+
+@stage(version=1)
+def train(tokens: Tokens, config: TrainingConfig, *, under: Plan, on: Cluster) -> Checkpoint:
+    """Train a network on the train split, within the plan."""
+    settings = {"training": config.model_dump(mode="json"), "checkpoint_every_steps": under.checkpoint_every_steps}
+    job = run_job("tasks.jobs.train", settings, inputs={"tokens": tokens}, on=on, progress="checkpoints/LATEST")
+    return publish(job.output, Checkpoint, name=config.model, metrics=job.result["metrics"])

@@ -1,0 +1,99 @@
+"""The order of samples, and how a batch is divided."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tasks.config import TrainingConfig
+from tasks.formats.mmididx import TokenWriter
+from tasks.jobs.data import Samples, Shares, open_samples, tokens_identity, vocabulary
+
+LENGTH = 4
+
+
+@pytest.fixture
+def samples():
+    return Samples(tokens=np.arange(10 * LENGTH + 3, dtype=np.uint16), length=LENGTH, seed=7)
+
+
+def parts_of(samples, consumed, *, world_size, global_batch=8, micro_batch=2):
+    """All micro batches of all ranks, in the order of the ranks: inputs and targets side by side."""
+    found = []
+    for rank in range(world_size):
+        shares = Shares(rank, world_size, global_batch, micro_batch)
+        for inputs, targets in shares.micro_batches(samples, consumed):
+            assert inputs.shape == targets.shape == (micro_batch, LENGTH)
+            found.append(np.concatenate([inputs, targets], axis=1))
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize("consumed", [0, 8, 5, 96])
+def test_the_order_is_that_of_any_other_world_size(samples, consumed):
+    alone = parts_of(samples, consumed, world_size=1)
+    for world_size in (2, 4):
+        assert np.array_equal(alone, parts_of(samples, consumed, world_size=world_size))
+
+
+def test_the_size_of_a_step_does_not_change_the_order(samples):
+    in_one = samples.batch(3, 12)
+    in_three = np.concatenate([samples.batch(3 + done, 4) for done in (0, 4, 8)])
+    assert np.array_equal(in_one, in_three)
+
+
+def test_every_epoch_visits_every_sample_once_and_predicts_every_token_once(samples):
+    epochs = [samples.batch(epoch * samples.count, samples.count) for epoch in range(3)]
+    for epoch in epochs:
+        assert sorted(epoch[:, 0]) == [LENGTH * index for index in range(10)]
+        assert sorted(epoch[:, 1:].flatten()) == list(range(1, 10 * LENGTH + 1))
+    assert not np.array_equal(epochs[0], epochs[1])
+    assert not np.array_equal(epochs[0][:, 0], sorted(epochs[0][:, 0]))
+
+
+def test_the_order_is_the_one_that_the_first_release_had(samples):
+    """Resuming and repeating a run both break when this changes."""
+    assert (samples.batch(0, 10)[:, 0] // LENGTH).tolist() == [6, 3, 4, 9, 0, 2, 8, 7, 5, 1]
+
+
+def test_another_seed_is_another_order(samples):
+    other = Samples(tokens=samples.tokens, length=LENGTH, seed=8)
+    assert not np.array_equal(samples.batch(0, 10), other.batch(0, 10))
+
+
+def test_targets_are_the_inputs_one_token_later(samples):
+    [(inputs, targets)] = Shares(0, 1, 2, 2).micro_batches(samples, 0)
+    assert np.array_equal(inputs[:, 1:], targets[:, :-1])
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+    with pytest.raises(ValueError, match=r"global_batch_size 12 .* multiple of 4 x 2 = 8"):
+        Shares(0, 2, 12, 4)
+
+
+def write_tokens(folder, documents):
+    writer = TokenWriter(folder / "train_text_document", 300)
+    for document in documents:
+        writer.add_document(document)
+    writer.close()
+    (folder / "tokens.json").write_text(json.dumps({"vocab_size": 300, "eod_id": 299}))
+
+
+def test_a_split_shorter_than_a_sample_is_refused(tmp_path):
+    write_tokens(tmp_path, [[1] * 15, [2]])
+    with pytest.raises(
+        ValueError, match=r"has 16 tokens, .* sequence_length \+ 1 = 17.*lower training.sequence_length"
+    ):
+        open_samples(tmp_path, TrainingConfig(sequence_length=16))
+    assert open_samples(tmp_path, TrainingConfig(sequence_length=15)).batch(0, 1).tolist() == [[1] * 15 + [2]]
+
+
+def test_the_identity_of_tokens_changes_with_their_description_and_size(tmp_path):
+    write_tokens(tmp_path, [[1] * 20])
+    before = tokens_identity(tmp_path)
+    assert tokens_identity(tmp_path) == before
+    assert vocabulary(tmp_path) == (300, 299)
+    write_tokens(tmp_path, [[1] * 21])
+    longer = tokens_identity(tmp_path)
+    assert longer != before and longer["tokens.json"] == before["tokens.json"]
+    (tmp_path / "tokens.json").write_text(json.dumps({"vocab_size": 301, "eod_id": 299}))
+    assert tokens_identity(tmp_path)["tokens.json"] != before["tokens.json"]

@@ -1,0 +1,281 @@
+"""Evaluation of a tiny Llama: bits equal a token-by-token loop, long documents, other tokenizers, refusals."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tasks import scores
+from tasks.config import EvaluationConfig
+from tasks.formats.mmididx import TokenWriter
+from tasks.jobs import evaluate
+from tasks.jobs.runtime import Rank
+
+EOD = "<|endoftext|>"
+WORDS = [
+    "def",
+    "return",
+    "self",
+    "größe",
+    "for",
+    "in",
+    "range",
+    "x",
+    "y",
+    "日本",
+    "import",
+    "None",
+    "==",
+    "->",
+    "\n    ",
+]
+SEQUENCE = 32
+
+
+def texts(count, *, longest, seed):
+    generator = np.random.default_rng(seed)
+    return [" ".join(generator.choice(WORDS, generator.integers(1, longest))) for _ in range(count)]
+
+
+HELDOUT = [*texts(11, longest=12, seed=1), texts(1, longest=400, seed=2)[0] * 3, f"text with {EOD} inside"]
+
+
+def byte_level(vocab_size, *, lowercase=False):
+    """A byte-level BPE tokenizer trained on the test's own text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if lowercase:
+        tokenizer.normalizer = normalizers.Lowercase()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[EOD], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(texts(300, longest=30, seed=0), trainer)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer, folder):
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOD).save_pretrained(folder)
+
+
+def save_tokens(folder, tokenizer, heldout):
+    eod_id, vocab_size = tokenizer.token_to_id(EOD), tokenizer.get_vocab_size()
+    save_tokenizer(tokenizer, folder / "tokenizer")
+    for split, documents in {"train": texts(300, longest=30, seed=0), "heldout": heldout}.items():
+        writer = TokenWriter(folder / f"{split}_text_document", vocab_size)
+        for text in documents:
+            writer.add_document([*tokenizer.encode(text, add_special_tokens=False).ids, eod_id])
+        writer.close()
+    (folder / "tokens.json").write_text(json.dumps({"vocab_size": vocab_size, "eod_id": eod_id}))
+
+
+def save_checkpoint(folder, tokenizer, *, weights=None):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+    )
+    model = LlamaForCausalLM(config)
+    if weights is not None:
+        model.lm_head.weight.data.fill_(weights)
+    model.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_level(300)
+
+
+@pytest.fixture(scope="module")
+def tokens(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokens")
+    save_tokens(folder, tokenizer, HELDOUT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_checkpoint(folder, tokenizer)
+    return folder
+
+
+def job(folder, tokens, checkpoint, **evaluation):
+    settings = {
+        "evaluation": EvaluationConfig(**evaluation).model_dump(mode="json"),
+        "sequence_length": SEQUENCE,
+        "threads": 1,
+    }
+    inputs = {"tokens": str(tokens), "checkpoint": str(checkpoint)}
+    (folder / "config.json").write_text(
+        json.dumps({"program": "tasks.jobs.evaluate", "settings": settings, "inputs": inputs})
+    )
+    (folder / "out").mkdir()
+    return Rank(
+        folder=folder,
+        rank=0,
+        world_size=1,
+        attempt=1,
+        settings=settings,
+        inputs={name: Path(path) for name, path in inputs.items()},
+        output=folder / "out",
+    )
+
+
+def outputs(folder):
+    return [json.loads((folder / "out" / name).read_text()) for name in ("evaluation.json", "documents.json")]
+
+
+@torch.inference_mode()
+def naive_bits(model, ids, eod_id, *, position, start=0):
+    """Bits of one token, given the tokens from `start` on and eod before the document: one forward pass a token."""
+    context = [eod_id, *ids][start : position + 1]
+    logits = model(input_ids=torch.tensor([context])).logits[0, -1].double()
+    return -torch.log_softmax(logits, dim=0)[ids[position]].item() / math.log(2)
+
+
+def test_short_documents_equal_a_loop_over_tokens(tokenizer, tokens, checkpoint, tmp_path):
+    rank = job(tmp_path, tokens, checkpoint)
+    heldout = evaluate.read_heldout(tokens, EvaluationConfig())
+    bits = evaluate.model_bits(checkpoint, heldout.encoded, sequence_length=SEQUENCE, rank=rank)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    eod_id = tokenizer.token_to_id(EOD)
+    short = [number for number, text in enumerate(HELDOUT) if len(text) < 60]
+    assert len(short) > 5
+    for number in short:
+        ids = [*tokenizer.encode(HELDOUT[number]).ids, eod_id]
+        assert len(ids) <= SEQUENCE
+        expected = sum(naive_bits(model, ids, eod_id, position=place) for place in range(len(ids)))
+        assert bits[number] == pytest.approx(expected, rel=1e-5)
+
+
+def test_long_documents_equal_a_loop_over_tokens_with_the_windows_context(tokens, checkpoint, tmp_path):
+    rank = job(tmp_path, tokens, checkpoint)
+    heldout = evaluate.read_heldout(tokens, EvaluationConfig())
+    number = int(heldout.encoded.lengths.argmax())
+    document, eod_id = heldout.encoded.documents[number][:150], heldout.encoded.eod_id
+    long = evaluate.Encoded([document, document[:40]], eod_id)
+    bits = evaluate.model_bits(checkpoint, long, sequence_length=SEQUENCE, rank=rank)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    expected = sum(
+        naive_bits(model, document.tolist(), eod_id, position=place, start=window.start)
+        for window in evaluate.windows([len(document)], SEQUENCE)
+        for place in range(window.scored_from, window.end)
+    )
+    assert bits[0] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("sequence_length", [1, 2, 5, 32, 33])
+def test_windows_score_every_position_once_with_half_a_window_of_context(sequence_length):
+    lengths = [1, 2, 4, 5, 6, 31, 32, 33, 47, 48, 49, 500]
+    scored = [np.zeros(length, dtype=int) for length in lengths]
+    for window in evaluate.windows(lengths, sequence_length):
+        assert 0 <= window.start <= window.scored_from < window.end
+        assert window.length == min(sequence_length, lengths[window.document])
+        assert window.scored_from == 0 or window.scored_from - window.start >= sequence_length // 2
+        scored[window.document][window.scored_from : window.end] += 1
+    assert all((counts == 1).all() for counts in scored)
+
+
+def test_batches_keep_every_window_and_the_limit():
+    found = evaluate.windows([3, 500, 40, 7, 7, 7, 900], 64)
+    batches = list(evaluate.batches(found, 200))
+    assert sorted(map(repr, (window for batch in batches for window in batch))) == sorted(map(repr, found))
+    assert all(len(batch) * max(window.length for window in batch) <= 200 for batch in batches)
+    assert len(batches) < len(found)
+    assert all(len(batch) == 1 for batch in evaluate.batches(found, 1))
+
+
+def test_files_hold_the_text_the_bits_and_what_follows_from_them(tokenizer, tokens, checkpoint, tmp_path):
+    metrics = evaluate.run(job(tmp_path, tokens, checkpoint))["metrics"]
+    evaluation, documents = outputs(tmp_path)
+    assert documents["bytes"] == [len(text.encode()) for text in HELDOUT]
+    assert {len(column) for column in documents.values()} == {len(HELDOUT)}
+    sampling = {"samples": 1000, "confidence": 0.95, "seed": 1234}
+    score = scores.bits_per_byte_interval(documents["model_bits"], documents["bytes"], **sampling)
+    gain = scores.relative_gain(documents["model_bits"], documents["bigram_bits"], **sampling)
+    assert evaluation["bits_per_byte"] == metrics["bits_per_byte"] == score.estimate
+    assert evaluation["interval"] == [score.low, score.high]
+    assert evaluation["gain_over_bigram"] == {"estimate": gain.estimate, "interval": [gain.low, gain.high]}
+    assert (metrics["gain_low"], metrics["gain_high"]) == (gain.low, gain.high)
+    assert evaluation["tokens"] == sum(len(tokenizer.encode(text).ids) + 1 for text in HELDOUT)
+    assert math.log2(evaluation["perplexity"]) * evaluation["tokens"] == pytest.approx(sum(documents["model_bits"]))
+    assert metrics["bigram_bits_per_byte"] < metrics["unigram_bits_per_byte"] < metrics["bits_per_byte"]
+    assert json.loads((tmp_path / "progress.json").read_text())["done"] > 0
+
+
+def test_the_program_writes_the_same_bytes_again(tokens, checkpoint, tmp_path):
+    folders = [tmp_path / "here", tmp_path / "launched"]
+    for folder in folders:
+        folder.mkdir()
+        rank = job(folder, tokens, checkpoint)
+    expected = evaluate.run(Rank(**{**vars(rank), "folder": folders[0], "output": folders[0] / "out"}))
+    done = subprocess.run(
+        [sys.executable, "-m", "tasks.jobs.evaluate"],
+        env={**os.environ, "HEADWAY_JOB": str(folders[1]), "OMP_NUM_THREADS": "1"},
+        timeout=120,
+    )
+    assert done.returncode == 0, (folders[1] / "logs/rank-0.log").read_text()
+    assert json.loads((folders[1] / "result.json").read_text()) == expected
+    for name in ("evaluation.json", "documents.json"):
+        assert (folders[0] / "out" / name).read_bytes() == (folders[1] / "out" / name).read_bytes()
+
+
+def test_another_tokenizer_is_measured_on_the_same_text(tokens, checkpoint, tmp_path):
+    other = byte_level(350)
+    save_checkpoint(tmp_path / "other", other)
+    folders = [tmp_path / "own", tmp_path / "foreign"]
+    for folder, measured in zip(folders, (checkpoint, tmp_path / "other"), strict=True):
+        folder.mkdir()
+        evaluate.run(job(folder, tokens, measured))
+    (own, own_documents), (foreign, foreign_documents) = map(outputs, folders)
+    for column in ("bytes", "bigram_bits", "unigram_bits"):
+        assert own_documents[column] == foreign_documents[column]
+    assert foreign["tokens"] == sum(len(other.encode(text).ids) + 1 for text in HELDOUT) < own["tokens"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "other")
+    ids = [*other.encode(HELDOUT[0]).ids, other.token_to_id(EOD)]
+    expected = sum(naive_bits(model, ids, ids[-1], position=place) for place in range(len(ids)))
+    assert foreign_documents["model_bits"][0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_tokenizer_that_loses_text_is_refused(tokenizer, tmp_path):
+    save_tokens(tmp_path / "tokens", tokenizer, ["Upper And Lower"] * 6)
+    save_checkpoint(tmp_path / "lossy", byte_level(280, lowercase=True))
+    heldout = evaluate.read_heldout(tmp_path / "tokens", EvaluationConfig())
+    with pytest.raises(ValueError, match="does not give back held-out document 0"):
+        evaluate.encode_for(tmp_path / "lossy", tmp_path / "tokens", heldout)
+
+
+def test_max_bytes_stops_before_the_document_that_would_pass_it(tokens):
+    sizes = [len(text.encode()) for text in HELDOUT]
+    limit = sum(sizes[:7])
+    assert evaluate.read_heldout(tokens, EvaluationConfig(max_bytes=limit)).texts == HELDOUT[:7]
+    assert evaluate.read_heldout(tokens, EvaluationConfig(max_bytes=limit - 1)).texts == HELDOUT[:6]
+
+
+def test_too_few_documents_name_both_numbers_and_the_remedy(tokens):
+    with pytest.raises(ValueError, match=r"13 held-out .*min_documents = 50: raise preprocessing.heldout_fraction"):
+        evaluate.read_heldout(tokens, EvaluationConfig(min_documents=50))
+    with pytest.raises(ValueError, match=r"^0 held-out .*min_documents = 5: raise evaluation.max_bytes, which is 1"):
+        evaluate.read_heldout(tokens, EvaluationConfig(max_bytes=1))
+
+
+def test_weights_that_are_not_finite_end_the_job(tokenizer, tokens, tmp_path):
+    save_checkpoint(tmp_path / "broken", tokenizer, weights=float("nan"))
+    with pytest.raises(ValueError, match="no finite probability to 13 of 13 held-out documents"):
+        evaluate.run(job(tmp_path, tokens, tmp_path / "broken"))
+    assert list((tmp_path / "out").iterdir()) == []

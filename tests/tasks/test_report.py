@@ -1,0 +1,300 @@
+"""The report of a run: what it says and leaves out, that nothing in it can run or be fetched, and how it is drawn."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from tasks.report.charts import loss_chart, ranks_chart, scores_chart
+from tasks.report.data import (
+    EvaluationReport,
+    Lineage,
+    LossPoint,
+    QualificationReport,
+    RunReport,
+    duration,
+    number,
+    percent,
+    short,
+)
+from tasks.report.lineage_graph import BOX_HEIGHT, BOX_WIDTH, lineage_graph
+from tasks.report.page import render_page
+
+EVIL = """<script>alert('x')</script><img src=x onerror="a()">&amp;"""
+VOID = {"meta", "link", "img", "br"}
+HASH = "0123456789abcdef" * 4
+CLOSED = {"name": "duplicate_share", "measured": 0.312, "limit": "<= 0.2", "passed": False, "remedy": "Deduplicate it."}
+
+
+class Page(HTMLParser):
+    """Every element with its attributes, the text, and whether each tag is closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.text, self._open = "", []
+        self.feed(text)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, name, attributes):
+        self.elements.append((name, {key: value or "" for key, value in attributes}))
+        if name not in VOID:
+            self._open.append(name)
+
+    def handle_startendtag(self, name, attributes):
+        self.elements.append((name, {key: value or "" for key, value in attributes}))
+
+    def handle_endtag(self, name):
+        assert self._open.pop() == name
+
+    def handle_data(self, data):
+        self.text += data
+
+    def all(self, attribute: str) -> list[str]:
+        return [found[attribute] for _, found in self.elements if attribute in found]
+
+
+def _ref(kind: str, name: str = "code") -> str:
+    return f"{kind}/{name}@{HASH}"
+
+
+def _nodes(*kinds: str) -> list[dict[str, str]]:
+    return [{"ref": _ref(kind), "kind": kind, "name": "code", "version": HASH} for kind in kinds]
+
+
+def _edges(*pairs: str) -> list[dict[str, str]]:
+    return [{"output": _ref(made), "input": _ref(read)} for read, made in (pair.split(" ") for pair in pairs)]
+
+
+EVALUATION = {
+    **{"documents": 36, "bytes": 612_345, "tokens": 255_100, "perplexity": 24.9, "confidence": 0.95},
+    **{"bits_per_byte": 1.934, "interval": [1.881, 1.993]},
+    **{"unigram": {"bits_per_byte": 3.212}, "bigram": {"bits_per_byte": 2.447}},
+    "gain_over_bigram": {"estimate": 0.2097, "interval": [0.197, 0.2221]},
+}
+LINEAGE = {
+    "nodes": _nodes("model", "dataset", "tokens", "qualification", "plan", "checkpoint", "evaluation", "endpoint"),
+    "edges": _edges("dataset tokens", "tokens plan", "qualification plan", "tokens checkpoint", "plan checkpoint")
+    + _edges("checkpoint evaluation", "tokens evaluation", "checkpoint model", "evaluation model", "model endpoint"),
+}
+FACTS = (
+    *("✓ completed", "12 min 34 s", "with uncommitted changes", "1.934", "21.0%", "19.7% to 22.2%", "120 of 120"),
+    "95% interval 1.881 to 1.993; lower is better; champion 1.981",
+    "2 attempts, resumed from step 400, adopted",
+    "1 of 1 checks passed",
+)
+
+
+def _report(**changes) -> RunReport:
+    fixed = {"title": "Retrain code", "status": "completed", "started": "2026-11-21T10:04:11Z", "seconds": 754.2}
+    made_of = {"dataset": _ref("dataset"), "config_digest": HASH, "commit": "3148e5412aa90b77", "dirty": True}
+    config = {"training": {"model": "code", "betas": (0.9, 0.95)}}
+    return RunReport.model_validate({**fixed, **made_of, "config": config, **changes})
+
+
+def _full(text: str = "plain", points: int = 800) -> RunReport:
+    """A run that came to its end, with one text wherever a text can stand."""
+    check = {"name": text, "measured": text, "limit": text, "passed": True}
+    job = {"id": text, "folder": text, "attempts": 2, "adopted": True, "resumed_from_step": 400}
+    stage = {"name": text, "status": "ran", "seconds": 655.1, "key": text, "inputs": [text], "outputs": [text]}
+    node = {"ref": text, "kind": text, "name": text, "version": text, "stage": text, "uri": text}
+    rates = {"learning_rate": 1e-3, "grad_norm": 1.0}
+    loss = [{"step": i, "loss": 2 + 4 * math.exp(-i / 50), **rates} for i in range(points)]
+    classes = {"letters": 0.6, text: 0.4}
+    counts = {"documents": 1790, "characters": 31_412_022, "bytes": 31_502_113, "duplicates": 46}
+    lengths = {"edges": [0, 100, 1000], "counts": [3, 1787]}
+    baseline = {"name": text, "matmul_gflops_per_rank": 10.0, "allreduce_gigabytes_per_second": 0.3}
+    ranks = [{"rank": 0, "host": text, "matmul_gflops": 55.8}]
+    allreduce = {"megabytes": 16, "gigabytes_per_second": 0.8123}
+    return _report(
+        title=text,
+        commit=text,
+        flow_run={"id": text, "url": f"javascript:{text}"},
+        mlflow_run={"id": text, "url": f"http://127.0.0.1/{text}"},
+        stages=[{**stage, "metrics": {text: text}, "checks": [check], "job": job}],
+        error={"type": text, "stage": text, "message": text, "remedy": text},
+        loss=loss,
+        validation={**counts, "lengths": lengths, "classes": classes, "checks": [check], "later": "ignored"},
+        qualification={"baseline": baseline, "ranks": ranks, "allreduce": allreduce},
+        evaluation=EVALUATION,
+        champion={"ref": text, "bits_per_byte": 1.981},
+        parity={"max_logit_error": 2.1e-6, "greedy_equal": 120, "greedy_total": 120},
+        lineage={"nodes": [*LINEAGE["nodes"], node], "edges": LINEAGE["edges"]},
+        endpoint={"ref": text, "url": "http://127.0.0.1:8801", "model": text},
+        sample={"prompt": text, "completion": text},
+        config={"training": {text: text}},
+    )
+
+
+SECTIONS = ["stages", "training", "data", "cluster", "evaluation", "lineage", "configuration", "identifiers"]
+
+
+def _sections(text: str) -> list[str]:
+    return [found["id"] for name, found in Page(text).elements if name == "section"]
+
+
+def test_a_finished_run_says_all_its_results_in_order():
+    text = render_page(_full())
+    said = re.sub(r"\s+", " ", Page(text).text)
+    assert [fact for fact in FACTS if fact not in said] == []
+    assert _sections(text) == SECTIONS
+    charts = [found["aria-label"] for name, found in Page(text).elements if name == "svg"]
+    assert len(charts) == 9
+    assert (
+        "Bits per byte, lower is better: unigram 3.212, Kneser-Ney bigram 2.447, champion 1.981, this model 1.934"
+        in charts
+    )
+
+
+def test_hostile_text_stays_text():
+    text = render_page(_full(EVIL))
+    page = Page(text)
+    plain = Page(render_page(_full()))
+    assert [name for name, _ in page.elements] == [name for name, _ in plain.elements]
+    assert not [key for _, found in page.elements for key in found if key.startswith("on")]
+    assert not [link for link in page.all("href") if link.startswith("javascript")]
+    assert page.text.count(EVIL) > 25
+
+
+def test_nothing_is_fetched_and_ids_are_unique():
+    page = Page(text := render_page(_full()))
+    assert not page.all("src")
+    assert {name for name, found in page.elements if "://" in found.get("href", "")} == {"a"}
+    assert "http" not in re.sub(r'href="[^"]*"|http-equiv', "", text).replace("http://127.0.0.1", "")
+    ids = page.all("id")
+    assert len(ids) == len(set(ids))
+    inside = re.findall(r"url\(#([^)]+)\)", text) + [link[1:] for link in page.all("href") if link.startswith("#")]
+    assert inside and set(inside) <= set(ids)
+    assert "default-src 'none'" in text
+
+
+def test_equal_runs_give_equal_pages_of_bounded_size():
+    first, again = render_page(_full(points=20_000)), render_page(_full(points=20_000))
+    assert first == again
+    assert len(first.encode()) < 400_000
+
+
+def test_a_closed_gate_shows_what_to_do_and_leaves_out_what_was_not_reached():
+    error = {"type": "GateFailed", "stage": "validate", "message": "it stays closed", "remedy": "Deduplicate it."}
+    closed = {"name": "validate", "status": "gate_closed", "seconds": 7.9, "checks": [CLOSED]}
+    stages = [closed, {"name": "train", "status": "not_run"}]
+    text = render_page(_report(status="gate_closed", error=error, stages=stages))
+    said = Page(text).text
+    assert "✕ gate closed" in said and "– not run" in said and "0 of 1 checks passed" in said
+    assert "What to do: Deduplicate it." in said
+    assert "✕ duplicate_share: measured 0.312, limit <= 0.2. Deduplicate it." in said
+    assert "The model was not evaluated: the run ended in the stage validate." in said
+    assert _sections(text) == ["stages", "evaluation", "configuration", "identifiers"]
+    assert "<svg" not in text and 'class="cards"' not in text
+
+
+def test_a_first_model_has_no_champion():
+    said = Page(render_page(_report(evaluation=EVALUATION))).text
+    assert "none has been promoted" in said and "champion 1" not in said
+
+
+def test_matplotlib_is_only_loaded_for_a_chart():
+    code = "import sys, tasks.report.page; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def _bar_widths(svg: str) -> list[float]:
+    """Widths of the filled rectangles with a clip path: the bars, in the order in which they are drawn."""
+    drawn = re.findall(r'd="M ([\d.]+) [\d.]+ \nL ([\d.]+) [^"]*?z\n" clip-path', svg)
+    return [float(right) - float(left) for left, right in drawn]
+
+
+def test_bars_begin_at_zero_and_are_as_long_as_their_values():
+    widths = _bar_widths(scores_chart(EvaluationReport.model_validate(EVALUATION), None))
+    assert [width / widths[0] for width in widths] == pytest.approx([1, 2.447 / 3.212, 1.934 / 3.212], abs=1e-4)
+
+
+def test_of_many_ranks_the_slowest_are_shown():
+    ranks = [{"rank": i, "host": f"n{i}", "matmul_gflops": 100.0 - i} for i in range(40)]
+    baseline = {"name": "floor", "matmul_gflops_per_rank": 10.0, "allreduce_gigabytes_per_second": 0.3}
+    svg = ranks_chart(QualificationReport.model_validate({"baseline": baseline, "ranks": ranks}))
+    assert len(_bar_widths(svg)) == 16
+    assert "rank 39 n39" in svg and "rank 23 n23" not in svg
+
+
+def test_a_loss_that_is_not_a_number_leaves_the_others_in_the_chart():
+    points = [LossPoint(step=i, loss=math.nan if i == 5 else 3.0 - i / 10) for i in range(10)]
+    assert "nan" not in loss_chart(points, (4,)).partition(">")[2]
+    assert "resumed from step 4" in loss_chart(points, (4,))
+    assert loss_chart([LossPoint(step=1, loss=math.nan)], ()) == ""
+
+
+def _boxes(svg: str) -> dict[str, tuple[float, float]]:
+    """Left and top of each node's box, by reference."""
+    found = re.findall(r'<title>(\S+?)(?:\n[^<]*)?</title><rect class="box" x="([\d.]+)" y="([\d.]+)"', svg)
+    return {ref: (float(x), float(y)) for ref, x, y in found}
+
+
+def _curve_points(path: str) -> list[tuple[float, float]]:
+    """Points on a path of M, C and H commands, close enough together that no box is missed."""
+    points: list[tuple[float, float]] = []
+    for command, numbers in re.findall(r"([MCH])([^MCH]*)", path):
+        values = [float(value) for value in numbers.split()]
+        if command == "M":
+            points.append((values[0], values[1]))
+            continue
+        x0, y0 = points[-1]
+        x1, y1, x2, y2, x3, y3 = values if command == "C" else (x0, y0, values[0], y0, values[0], y0)
+        for t in (step / 100 for step in range(101)):
+            a, b, c, d = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3
+            points.append((a * x0 + b * x1 + c * x2 + d * x3, a * y0 + b * y1 + c * y2 + d * y3))
+    return points
+
+
+def test_lineage_runs_from_left_to_right_and_no_arrow_crosses_a_box():
+    svg = lineage_graph(Lineage.model_validate(LINEAGE))
+    boxes = _boxes(svg)
+    assert set(boxes) == {node["ref"] for node in LINEAGE["nodes"]}
+    for edge in LINEAGE["edges"]:
+        assert boxes[edge["input"]][0] + BOX_WIDTH < boxes[edge["output"]][0]
+    assert min(boxes, key=boxes.get) == _ref("dataset") and max(boxes, key=boxes.get) == _ref("endpoint")
+    paths = re.findall(r'<path d="([^"]+)" class="arrow"', svg)
+    assert len(paths) == len(LINEAGE["edges"])
+    inside = [
+        (x, y)
+        for path in paths
+        for x, y in _curve_points(path)
+        for left, top in boxes.values()
+        if left + 0.1 < x < left + BOX_WIDTH - 0.1 and top + 0.1 < y < top + BOX_HEIGHT - 0.1
+    ]
+    assert not inside
+
+
+def test_boxes_do_not_overlap_and_lie_within_the_drawing():
+    svg = lineage_graph(Lineage.model_validate(LINEAGE))
+    width, height = (float(value) for value in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())
+    boxes = list(_boxes(svg).values())
+    assert all(0 <= x <= width - BOX_WIDTH and 0 <= y <= height - BOX_HEIGHT for x, y in boxes)
+    pairs = [(one, other) for i, one in enumerate(boxes) for other in boxes[i + 1 :]]
+    assert all(abs(a[0] - b[0]) >= BOX_WIDTH or abs(a[1] - b[1]) >= BOX_HEIGHT for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("edges", "arrows"),
+    [(("dataset tokens", "tokens dataset"), 2), (("dataset unknown",), 0), (("dataset dataset",), 0), ((), 0)],
+)
+def test_a_lineage_that_is_broken_is_still_drawn(edges, arrows):
+    lineage = Lineage.model_validate({"nodes": _nodes("dataset", "tokens"), "edges": _edges(*edges)})
+    svg = lineage_graph(lineage)
+    assert svg.count('class="arrow"') == arrows and svg.count('class="box"') == 2
+    assert lineage_graph(Lineage()) == ""
+
+
+def test_numbers_are_written_for_people():
+    assert [number(value) for value in (0.0, 5, 5.0, 0.812345, 2.1e-6, 13_212_991, 1234.5, None, "torch", True)] == [
+        *("0", "5", "5", "0.8123", "2.1e-06", "13,212,991", "1,234", "None", "torch", "True")
+    ]
+    assert [duration(value) for value in (0.04, 12.3, 200, 7500)] == ["0.0 s", "12 s", "3 min 20 s", "2 h 5 min"]
+    assert percent(-0.0213) == "−2.1%"
+    assert short(_ref("tokens")) == "tokens/code@01234567" and short("endpoint/local") == "endpoint/local"
