@@ -53,7 +53,7 @@ def _fields(run: Lifecycle) -> dict[str, Any]:
         "title": f"{run.flow} {run.results.get('dataset', '').partition('@')[0]}",
         "status": status_of(run.error),
         "started": utc(run.began),
-        "seconds": time.time() - run.began,
+        "seconds": run.seconds,
         "dataset": run.results.get("dataset", ""),
         "config_digest": run.config_digest,
         "config": run.config.model_dump(mode="json"),

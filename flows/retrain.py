@@ -28,7 +28,7 @@ from tasks.validate import validate
 STAGES = ("validate", "preprocess", "benchmark", "plan", "train", "evaluate", "export", "deploy")
 
 
-@flow(name="retrain", flow_run_name="retrain-{dataset}", validate_parameters=True)
+@flow(name="retrain", flow_run_name="retrain-{dataset}", validate_parameters=True)  # type: ignore[untyped-decorator]
 def retrain(
     dataset: str, config: RetrainConfig, from_stage: str | None = None, to_stage: str | None = None
 ) -> Endpoint | None:
@@ -63,7 +63,7 @@ def chain(name: str, config: RetrainConfig) -> Endpoint:
     checkpoint = train(tokens, config.training, under=limits, on=cluster)
     scores = evaluate(checkpoint, tokens, config.evaluation, on=cluster)
     champion = champion_scores(config.training.model, tokens, config.evaluation, on=cluster)
-    proven = compare(scores, champion, config.evaluation)
+    proven = compare(scores, champion, config.evaluation, config.comparison)
     model = export(proven, config.export, on=cluster)
     return deploy(model, config.deployment)
 

@@ -185,7 +185,7 @@ class PlanningConfig(Settings):
 
 
 class EvaluationConfig(Settings):
-    """What the model is measured on, and what it must reach."""
+    """What the model is measured on."""
 
     max_bytes: Positive = 1_000_000
     """Held-out text that is read, in bytes, whole documents in a fixed order."""
@@ -194,11 +194,16 @@ class EvaluationConfig(Settings):
     bootstrap_samples: Positive = 1000
     confidence: float = Field(0.95, gt=0.5, lt=1.0)
     """Of the bootstrap interval."""
+    seed: int = Field(1234, ge=0)
+
+
+class ComparisonConfig(Settings):
+    """What a model must reach to be exported. Not in any stage's key: a new limit measures nothing anew."""
+
     min_gain_over_bigram: float = Field(0.10, ge=-1.0, lt=1.0)
     """Share by which the model's bits per byte must lie under the Kneser-Ney bigram's."""
     max_loss_to_champion: float = Field(0.02, ge=0.0)
     """Non-inferiority margin: the upper end of the interval of the relative loss to the champion must stay under it."""
-    seed: int = Field(1234, ge=0)
 
 
 class ExportConfig(Settings):
@@ -236,6 +241,7 @@ class RetrainConfig(Settings):
     planning: PlanningConfig = PlanningConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    comparison: ComparisonConfig = ComparisonConfig()
     export: ExportConfig = ExportConfig()
     deployment: DeploymentConfig = DeploymentConfig()
 

@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Pending, Tokens, parse_ref, require_checks
-from tasks.config import EvaluationConfig
+from tasks.config import ComparisonConfig, EvaluationConfig
 from tasks.lifecycle import current
 from tasks.registry.refs import read_ref
 from tasks.scores import relative_loss
@@ -46,38 +46,42 @@ def champion_checkpoint(model: str) -> Checkpoint | None:
     )
 
 
-def compare(scores: Evaluation, champion: Evaluation | None, config: EvaluationConfig) -> Checkpoint:
+def compare(
+    scores: Evaluation, champion: Evaluation | None, config: EvaluationConfig, limits: ComparisonConfig
+) -> Checkpoint:
     """Give up the checkpoint when it beats the bigram, and is not worse than the champion. Raises GateFailed."""
     if isinstance(scores, Pending) or isinstance(champion, Pending):
         return Pending(stage="evaluate")  # type: ignore[return-value]
-    checks = (*_against_bigram(scores, config), *_against_champion(scores, champion, config))
+    checks = (*_against_bigram(scores, config, limits), *_against_champion(scores, champion, config, limits))
     current().outcomes["evaluate"].checks = [check.model_dump() for check in checks]
     require_checks("evaluate", checks)
     return scores.subject
 
 
-def _against_bigram(scores: Evaluation, config: EvaluationConfig) -> tuple[Check, ...]:
+def _against_bigram(scores: Evaluation, config: EvaluationConfig, limits: ComparisonConfig) -> tuple[Check, ...]:
     gain, low = scores.metrics["gain_over_bigram"], scores.metrics["gain_low"]
-    remedy = "Train longer or on more data, or lower evaluation.min_gain_over_bigram."
+    remedy = "Train longer or on more data, or lower comparison.min_gain_over_bigram."
     return (
         Check(
             name="gain over the Kneser-Ney bigram",
             measured=gain,
-            limit=f">= {config.min_gain_over_bigram:.4g}",
-            passed=gain >= config.min_gain_over_bigram,
+            limit=f">= {limits.min_gain_over_bigram:.4g}",
+            passed=gain >= limits.min_gain_over_bigram,
             remedy=remedy,
         ),
         Check(
             name=f"gain over the bigram, low end of the {config.confidence:.0%} interval",
             measured=low,
-            limit="> 0" if config.min_gain_over_bigram >= 0 else f"> {config.min_gain_over_bigram:.4g}",
-            passed=low > min(config.min_gain_over_bigram, 0),
+            limit="> 0" if limits.min_gain_over_bigram >= 0 else f"> {limits.min_gain_over_bigram:.4g}",
+            passed=low > min(limits.min_gain_over_bigram, 0),
             remedy=remedy,
         ),
     )
 
 
-def _against_champion(scores: Evaluation, champion: Evaluation | None, config: EvaluationConfig) -> tuple[Check, ...]:
+def _against_champion(
+    scores: Evaluation, champion: Evaluation | None, config: EvaluationConfig, limits: ComparisonConfig
+) -> tuple[Check, ...]:
     if champion is None or champion.subject.version == scores.subject.version:
         return ()
     mine, theirs = _documents(scores), _documents(champion)
@@ -91,8 +95,8 @@ def _against_champion(scores: Evaluation, champion: Evaluation | None, config: E
     check = Check(
         name=f"relative loss to the champion, high end of the {config.confidence:.0%} interval",
         measured=loss.high,
-        limit=f"<= {config.max_loss_to_champion:.4g}",
-        passed=loss.high <= config.max_loss_to_champion,
+        limit=f"<= {limits.max_loss_to_champion:.4g}",
+        passed=loss.high <= limits.max_loss_to_champion,
         remedy=f"The champion stays. Bits per byte {scores.metrics['bits_per_byte']:.4f} against "
         f"{champion.metrics['bits_per_byte']:.4f}.",
     )

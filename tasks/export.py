@@ -39,7 +39,7 @@ def parity_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Chec
             remedy=remedy,
         ),
         Check(
-            name="greedy tokens equal",
+            name="greedy completions equal, token for token",
             measured=equal,
             limit=f"= {total:.0f}",
             passed=total > 0 and equal == total,

@@ -96,7 +96,10 @@ class Lifecycle:
     flow_run: dict[str, str] | None
     run: str | None = None
     began: float = field(default_factory=time.time)
+    seconds: float = 0.0
+    """Of the stages, once they are over: without the report."""
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
     asides: list[Outcome] = field(default_factory=list)
     """Second calls of a stage: the champion's evaluation."""
     error: BaseException | None = None
@@ -121,7 +124,8 @@ class Lifecycle:
 
     def outcome_for(self, stage: str) -> Outcome:
         """The stage's own outcome at its first call; an aside at a later one."""
-        if self.outcomes[stage].key is None:
+        if stage not in self.called:
+            self.called.add(stage)
             return self.outcomes[stage]
         self.asides.append(Outcome(stage))
         return self.asides[-1]
@@ -202,6 +206,7 @@ def lifecycle(
         _blame(run, error)
         raise
     finally:
+        run.seconds = time.time() - run.began
         if run.spool:
             at_end(run)
             _end(run, run.spool)

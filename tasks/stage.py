@@ -74,8 +74,9 @@ class Stage:
             return Pending(stage=self.name)
         call = self._call(args, kwargs)
         if call.pending:
+            outcome = run.outcome_for(self.name)
             if run.spool is None:
-                run.outcomes[self.name].status, run.outcomes[self.name].why = "pending", "an earlier stage runs first"
+                outcome.status, outcome.why = "pending", "an earlier stage runs first"
             return Pending(stage=self.name)
         if run.spool is None:
             return self._dry(run, run.outcome_for(self.name), call)

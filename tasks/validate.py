@@ -117,7 +117,8 @@ def _check(name: str, result: Any) -> Check:
 
 
 def _share(found: dict[str, Any]) -> float:
-    return float(found.get("unexpected_count", 0)) / max(found.get("element_count", 0), 1)
+    unexpected, elements = int(found.get("unexpected_count", 0)), int(found.get("element_count", 0))
+    return unexpected / max(elements, 1)
 
 
 def _summary(rows: dict[str, list[Any]], classes: NDArray[np.int64], checks: tuple[Check, ...]) -> dict[str, Any]:

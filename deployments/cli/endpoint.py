@@ -28,7 +28,7 @@ def list_(as_json: Json = False) -> None:
         }
         for name, s in served
     ]
-    words = [f"{r['ref']:<24}{r['url'] or 'stopped':<28}{(r['model'] or '')[:48]}" for r in rows]
+    words = [f"{r['ref']:<24}{r['url'] or 'stopped':<28}{str(r['model'] or '')[:48]}" for r in rows]
     say({"endpoints": rows}, "\n".join(words) or "No endpoint yet.", as_json=as_json)
 
 

@@ -85,7 +85,7 @@ def brief(outcome: Outcome) -> str:
         "plan": "{parameters:.0f} parameters, about {seconds:.0f} s of training",
         "train": "loss {loss:.3f}, {tokens_per_second:.0f} tokens/s",
         "evaluate": "{bits_per_byte:.3f} bits per byte, Kneser-Ney bigram {bigram_bits_per_byte:.3f}",
-        "export": "logit error {max_logit_error:.1e}, {greedy_equal:.0f} of {greedy_total:.0f} tokens equal",
+        "export": "logit error {max_logit_error:.1e}, {greedy_equal:.0f} of {greedy_total:.0f} completions equal",
     }
     failed = [check["name"] for check in outcome.checks if not check.get("passed")]
     if failed:

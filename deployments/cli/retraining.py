@@ -5,7 +5,6 @@ Imports Prefect, so only `headway retrain` imports this, when it is needed.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,6 @@ class Retraining:
     ) -> None:
         self.name, self.config, self.first, self.last, self.console, self.ask = name, config, first, last, console, ask
         self.progress = Progress(console)
-        self.seconds = 0.0
 
     def start(self) -> BaseException | None:
         """Run to the end; what ended it early is returned, so that the fields can be told all the same."""
@@ -48,14 +46,11 @@ class Retraining:
         from flows.retrain import retrain
 
         platform.wait(server)
-        began = time.monotonic()
         try:
             with watched(self.progress, self._stop_the_job):
                 retrain(self.name, self.config, self.first, self.last)
         except BaseException as error:  # noqa: BLE001 - the one place that tells of an interrupted run
             return error
-        finally:
-            self.seconds = time.monotonic() - began
         return None
 
     @property
@@ -75,7 +70,7 @@ class Retraining:
         endpoint: Endpoint | None = results.get("endpoint")
         return {
             "status": status_of(error),
-            "seconds": round(self.seconds, 3),
+            "seconds": round(run.seconds, 3) if run else 0.0,
             "dataset": results.get("dataset", self.name),
             "config_digest": config_digest(self.config),
             "flow_run": run.flow_run if run else None,

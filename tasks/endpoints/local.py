@@ -90,7 +90,7 @@ class LocalEndpoint:
             _await_taken(candidate, url)
         record = {"name": self.name, "port": port, "url": url, "model_ref": candidate.model_ref}
         write_json(self._record, {**record, "folder": str(candidate.folder), "since": time.time()})
-        if before:
+        if before and _runs(Path(before["folder"])):
             _tell(journal, "stopped", server=Path(before["folder"]).name, model_ref=before["model_ref"])
         self._stop_strays()
         return Served(name=self.name, model_ref=candidate.model_ref, url=url, port=port, ready=True)

@@ -117,8 +117,9 @@ class Training:
         if found:
             restore(self.checkpoints, found, rank=rank.rank, tensors=self.tensors)
         self.parallel = DistributedDataParallel(self.network, gradient_as_bucket_view=True, broadcast_buffers=False)
+        self.to_save = self.tensors if rank.rank == 0 else {}
         self.saver = Saver(
-            self.tensors,
+            self.to_save,
             root=str(self.checkpoints),
             rank=rank.rank,
             world_size=rank.world_size,
@@ -206,7 +207,7 @@ class Training:
         self.pace.stalled += time.monotonic() - began
 
     def _save(self) -> None:
-        self.saver.save(self.tensors, step=self.step, consumed_samples=self.consumed)
+        self.saver.save(self.to_save, step=self.step, consumed_samples=self.consumed)
         self.pace.saved += 1
 
     def _tokens_a_step(self) -> int:

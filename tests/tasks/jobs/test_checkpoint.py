@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tasks.config import TrainingConfig
 from tasks.errors import IntegrityError
 from tasks.jobs.checkpoint import Saver, choose, identity, restore, training_tensors
-from tasks.jobs.checkpoint_files import claim_attempt, clean, delete, manifests, verify
+from tasks.jobs.checkpoint_files import claim_attempt, clean, delete, digest, manifests, retain, verify
 from tasks.jobs.train import build_optimizer, learning_rate
 
 CONFIG = TrainingConfig(steps=100)
@@ -97,6 +97,7 @@ def test_what_is_restored_is_what_was_saved_and_each_rank_gets_its_own_generator
 
 def test_a_snapshot_is_of_the_moment_and_not_of_what_training_does_next(root, ranks):
     weight = ranks.tensors[0]["weight.0.weight"]
+    weight.add_(1)
     before = weight.clone()
     ranks.savers[0].save(ranks.tensors[0], step=10, consumed_samples=80)
     weight.zero_()
@@ -216,8 +217,6 @@ def test_a_checkpoint_of_another_release_is_refused_and_not_quarantined(saved):
     with pytest.raises(IntegrityError, match="was changed"):
         verify(path)
     ours = {"schema": "headway/checkpoint/2"}
-    from tasks.jobs.checkpoint_files import digest
-
     path.write_text(json.dumps({**ours, "sha256": digest(ours)}))
     with pytest.raises(ValueError, match="headway/checkpoint/2"):
         choose(saved, IDENTITY)
@@ -245,12 +244,18 @@ def test_the_newest_k_are_kept_and_latest_changes_with_each_commit(root, ranks):
     assert sorted(path.name for path in root.glob("step-*")) == ["step-00000030", "step-00000040"]
 
 
-def test_the_newest_that_verifies_is_never_deleted(root, ranks):
-    ranks.save(10, 20)
-    truncate(newest(root))
-    ranks.save(30)
-    truncate(newest(root))
-    assert choose(root, IDENTITY) is not None and steps_in(root) == [30, 20, 10][: len(steps_in(root))]
+def test_the_newest_that_verifies_is_never_deleted(root):
+    ranks = Ranks(root, training_tensors(*small_training(1)), keep=3)
+    ranks.save(10, 20, 30)
+    ranks.close()
+    good = (newest(root) / "shard-0.safetensors").read_bytes()
+    for path in manifests(root)[:2]:
+        truncate(path.parent)
+    retain(root, 2)
+    assert steps_in(root) == [30, 20, 10], "10 is the only good one"
+    (newest(root) / "shard-0.safetensors").write_bytes(good)
+    retain(root, 2)
+    assert steps_in(root) == [30, 20]
 
 
 def test_what_is_quarantined_does_not_count_as_kept(root, ranks):
@@ -277,8 +282,10 @@ def test_a_stale_attempt_may_not_commit(root, ranks):
 def test_a_name_is_never_used_again(root, ranks):
     ranks.save(10)
     before = (newest(root) / "shard-0.safetensors").read_bytes()
-    with pytest.raises(FileExistsError):
-        ranks.save(10)
+    for saver, tensors in zip(ranks.savers, ranks.tensors, strict=True):
+        saver.save(tensors, step=10, consumed_samples=80)
+        with pytest.raises(FileExistsError):
+            saver.wait()
     assert (newest(root) / "shard-0.safetensors").read_bytes() == before
 
 

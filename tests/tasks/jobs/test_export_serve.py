@@ -1,4 +1,4 @@
-"""A tiny checkpoint is exported, proven, served, replaced under load, and survives kills: the real programs throughout."""
+"""A tiny checkpoint is exported, proven, served, replaced under load, and survives kills: by the real programs."""
 
 import hashlib
 import http.client
@@ -26,7 +26,27 @@ from tasks.process import read_json
 
 PROMPTS = ["def ", "import ", "class ", "for i in range(", "return self."]
 CONTEXT = 256
-SEED = 3  # greedy completions of this seed vary, and one of them ends by itself
+VOCABULARY = 300
+CORPUS = """
+def first(values, default=None):
+    for value in values:
+        return value
+    return default
+
+class Stack:
+    def __init__(self, values=()):
+        self.values = list(values)
+
+    def pop(self):
+        if not self.values:
+            raise IndexError("pop from an empty stack")
+        return self.values.pop()
+
+import itertools
+for i in range(10):
+    print(i, first([i]), Stack(range(i)).values)
+"""
+SEED = 39  # greedy completions of this seed vary, and the first one ends by itself
 
 
 def make_tokenizer():
@@ -38,9 +58,9 @@ def make_tokenizer():
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+        vocab_size=VOCABULARY, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator([Path(os.__file__).read_text(encoding="utf-8")], trainer)
+    tokenizer.train_from_iterator([CORPUS], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
 
 
@@ -55,7 +75,7 @@ def checkpoint(tmp_path_factory):
     shape = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = LlamaConfig(
         **shape,
-        vocab_size=400,
+        vocab_size=VOCABULARY,
         num_key_value_heads=2,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=False,
@@ -64,8 +84,10 @@ def checkpoint(tmp_path_factory):
         eos_token_id=0,
         pad_token_id=None,
     )
+    tokenizer = make_tokenizer()
+    assert len(tokenizer) == VOCABULARY
     LlamaForCausalLM(config).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -213,12 +235,17 @@ def test_a_wrong_export_shows_in_the_parity(checkpoint, model, copy):
 def test_an_architecture_that_cannot_be_exported_is_the_users_error(checkpoint, tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel
 
+    from tasks.jobs.export import build
+
     folder = shutil.copytree(checkpoint, tmp_path / "gpt2")
-    GPT2LMHeadModel(GPT2Config(vocab_size=400, n_positions=64, n_embd=32, n_layer=1, n_head=2)).save_pretrained(folder)
-    assert start_export(tmp_path / "job", folder).wait(120) == 1
-    error = read_json(tmp_path / "job" / "errors" / "rank-0.json")
-    assert (error["class"], error["type"]) == ("user", "ValueError")
-    assert "GPT2LMHeadModel cannot be exported" in error["message"]
+    GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=1, n_head=2)).save_pretrained(
+        folder
+    )
+    with pytest.raises(ValueError, match="GPT2LMHeadModel cannot be exported.*LlamaForCausalLM"):
+        build(folder, tmp_path / "out", precision="fp32")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
+        build(folder, tmp_path / "out", precision="fp32")
 
 
 def test_decoding_and_encoding_are_those_of_hugging_face(checkpoint, model):
@@ -230,14 +257,14 @@ def test_decoding_and_encoding_are_those_of_hugging_face(checkpoint, model):
     text = ByteLevelText(json.loads((model / "tokenizer.json").read_text()))
     chance = random.Random(1)
     for _ in range(300):
-        tokens = [chance.randrange(400) for _ in range(chance.randrange(20))]
+        tokens = [chance.randrange(VOCABULARY) for _ in range(chance.randrange(20))]
         assert text.decode(tokens) == theirs.decode(tokens, skip_special_tokens=True)
     generation = Generation(model, 1)
     for prompt in [
         "naïve 漢字 🙂<|endoftext|>x",
         "  \n\n\t  a\r\n",
         "e\u0301\u2028ſ don't 123",
-        Path(os.__file__).read_text()[:300],
+        CORPUS[:300],
     ]:
         assert generation.encode(prompt) == theirs(prompt)["input_ids"]
 

@@ -1,0 +1,50 @@
+# Every target makes .venv and installs what it needs by itself, and does nothing twice.
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+N ?= 100
+SEED ?= 1
+# pip finds local wheels by itself; uv has to be told. Compiled modules make every start faster.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+export PYTHONDONTWRITEBYTECODE =
+
+STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
+
+.PHONY: install retrain test check bench soak clean
+.DEFAULT_GOAL := install
+
+install: .venv/.local
+
+retrain: .venv/.local
+	$(BIN)/headway dataset publish python-stdlib "$(STDLIB)" --include '*.py' --exclude site-packages
+	$(BIN)/headway retrain
+
+test: .venv/.dev
+	$(BIN)/python -m pytest -m 'not soak' $(ARGS)
+
+check: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/.dev
+	$(BIN)/python -m benchmarks.orchestration
+
+soak: .venv/.dev
+	N=$(N) SEED=$(SEED) $(BIN)/python -m pytest -m soak -s $(ARGS)
+
+# State under .headway/ stays: it holds datasets and models. Its servers are stopped.
+clean:
+	-test ! -x $(BIN)/headway || $(BIN)/headway down
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@if command -v uv >/dev/null; then uv venv --quiet --seed --python $(PYTHON) .venv; else $(PYTHON) -m venv .venv; fi
+
+.venv/.%: .venv/bin/python pyproject.toml constraints.txt
+	@if command -v uv >/dev/null; \
+	then uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[$*]'; \
+	else $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'; fi
+	@touch $@
