@@ -11,7 +11,7 @@ from typing import Any
 from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Pending, Tokens, parse_ref, require_checks
 from tasks.config import ComparisonConfig, EvaluationConfig
 from tasks.lifecycle import current
-from tasks.registry.refs import read_ref
+from tasks.registry.refs import made_from
 from tasks.scores import relative_loss
 from tasks.stage import stage
 from tasks.storage.store import find
@@ -35,15 +35,11 @@ def evaluate(checkpoint: Checkpoint, tokens: Tokens, config: EvaluationConfig, *
 
 def champion_checkpoint(model: str) -> Checkpoint | None:
     """What the champion of a name was exported from; None when there is no champion yet."""
-    store = current().store
-    ref = read_ref(store, f"{model}/champion")
-    if ref is None:
+    inputs = made_from(current().store, f"{model}/champion")
+    if not inputs:
         return None
-    kind, name, version = parse_ref(find(store, *parse_ref(ref)).provenance.inputs[0])
-    manifest = find(store, kind, name, version)
-    return Checkpoint(
-        name=name, version=manifest.version, uri=store.uri_of(manifest), metrics=manifest.provenance.metrics
-    )
+    _, name, version = parse_ref(inputs[0])
+    return Checkpoint(name=name, version=version, uri="")
 
 
 def compare(

@@ -25,6 +25,8 @@ from typing import Any
 POLL_SECONDS = 0.1
 STEADY_SECONDS = 10.0
 PR_SET_PDEATHSIG = 1
+NOT_RETRIED = ("user", "integrity", "missing", "diverged")
+"""Classes of failure that come back however often a program is started."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class ProcessSpec:
     progress: str = ""
     """A file whose content changes when the work got further; empty: having run for 10 s is progress."""
     fatal: str = ""
-    """A folder; when a file in it says `class` user, integrity or missing, there is no restart."""
+    """A folder; when a file in it says a `class` of NOT_RETRIED, there is no restart."""
     time_limit: float | None = None
     """Seconds, over all attempts."""
     grace: float = 10.0
@@ -236,7 +238,7 @@ class _Supervision:
             return False
         reports = [read_json(path) or {} for path in (self.folder / self.spec.fatal).glob("*.json")]
         fresh = [report for report in reports if report.get("attempt") == self.attempt]
-        return any(report.get("class") in ("user", "integrity", "missing") for report in fresh)
+        return any(report.get("class") in NOT_RETRIED for report in fresh)
 
     def _ranks(self) -> list[dict[str, Any]]:
         found = [read_json(path) or {} for path in sorted((self.folder / "ranks").glob("*.json"))]

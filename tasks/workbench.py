@@ -122,7 +122,8 @@ def note(prefix: str, value: dict[str, Any]) -> None:
 def crown(model: Model, *, reason: str) -> None:
     """Make a model the champion: the ref moves with an audit entry, and MLflow's registry is told."""
     work = _work.get()
-    move_ref(work.lifecycle.store, f"{model.name}/champion", model.ref, reason=reason)
+    inputs = _manifest(model).provenance.inputs
+    move_ref(work.lifecycle.store, f"{model.name}/champion", model.ref, inputs=inputs, reason=reason)
     tags = {"headway.ref": model.ref, "headway.config_digest": work.lifecycle.config_digest}
     work.lifecycle.need_spool().register(work.run, name=model.name, uri=model.uri, alias="champion", tags=tags)
 

@@ -114,7 +114,12 @@ def _report(rank: Rank, error: Exception) -> None:
 
 
 def failure_class(error: Exception) -> str:
-    """`user` (do not retry), `integrity` (do not retry), `missing` (do not retry), `out_of_memory`, or `infrastructure`."""
+    """`user`, `integrity`, `missing` and `diverged` are not retried; `out_of_memory` and `infrastructure` are.
+
+    A loss that is not a number comes back at the same step of the same run, so starting again only costs.
+    """
+    if isinstance(error, FloatingPointError):
+        return "diverged"
     if isinstance(error, HeadwayError):
         return {5: "integrity", 6: "missing"}.get(error.exit_code, "infrastructure")
     if isinstance(error, OSError) and error.errno == 28:

@@ -20,8 +20,14 @@ def read_ref(store: Store, name: str) -> str | None:
     return str(json.loads(document.data)["target"]) if document else None
 
 
-def move_ref(store: Store, name: str, target: str, *, reason: str) -> str | None:
-    """Point a ref to another artifact; returns what it pointed to before.
+def made_from(store: Store, name: str) -> list[str]:
+    """What the target of a ref was made from, as noted when the ref moved: known even when the target is deleted."""
+    document = store.read(f"refs/{name}.json")
+    return list(json.loads(document.data)["inputs"]) if document else []
+
+
+def move_ref(store: Store, name: str, target: str, *, inputs: tuple[str, ...], reason: str) -> str | None:
+    """Point a ref to another artifact, noting what that was made from; returns what it pointed to before.
 
     Raises RuntimeError when somebody else moved it at the same time: one of two promotions wins, and the other is told.
     """
@@ -29,7 +35,7 @@ def move_ref(store: Store, name: str, target: str, *, reason: str) -> str | None
     before = str(json.loads(document.data)["target"]) if document else None
     if before == target:
         return before
-    data = json.dumps({"target": target, "before": before, "time": time.time()}).encode()
+    data = json.dumps({"target": target, "inputs": inputs, "before": before, "time": time.time()}).encode()
     if not store.replace(f"refs/{name}.json", data, etag=document.etag if document else None):
         raise RuntimeError(f"refs/{name} was moved by somebody else at the same time; look at it and try again")
     audit(store, "move_ref", ref=name, before=before, after=target, reason=reason)
