@@ -71,8 +71,10 @@ def start(folder: Path, spec: ProcessSpec) -> dict[str, Any]:
         handle: dict[str, Any] = read_json(folder / "handle.json") or {}
         if handle.get("pid") == parent.pid or alive(handle):
             return handle
-        if ended:
+        if ended and parent.returncode:
             raise RuntimeError(f"the parent process in {folder} ended at once: see {folder / 'parent.log'}")
+        if ended:  # another parent held the folder, and has no handle yet or is over by now
+            return start(folder, spec)
         time.sleep(0.01)
 
 

@@ -49,15 +49,18 @@ class LocalStore:
             raise ValueError(f"{folder} holds no file: an empty {kind} is not published")
         content = Content(kind=kind, files=files, inputs=tuple(sorted(inputs)))
         manifest = Manifest(content=content, provenance=provenance)
-        place = self._place(manifest)
-        if not self.present(manifest):
-            self._bring_in(folder, manifest, place, link=link)
-        if not _create(place / "manifest.json", _manifest_bytes(manifest)):
-            os.utime(place / "manifest.json")
+        if self._sound(manifest):
+            os.utime(self._place(manifest) / "manifest.json")
+        else:
+            self._bring_in(folder, manifest, link=link)
         return self.manifest(kind, provenance.name, manifest.version) or manifest
 
-    def _bring_in(self, folder: Path, manifest: Manifest, place: Path, *, link: bool) -> None:
-        """Put the files under a temporary name, then rename the whole folder; what was torn before goes away."""
+    def _sound(self, manifest: Manifest) -> bool:
+        return (self._place(manifest) / "manifest.json").exists() and not self.verify(manifest)
+
+    def _bring_in(self, folder: Path, manifest: Manifest, *, link: bool) -> None:
+        """Put the files under a temporary name, and have them appear under a lock: folder first, manifest last."""
+        place = self._place(manifest)
         place.parent.mkdir(parents=True, exist_ok=True)
         if not link:
             require_room(place.parent, manifest.bytes, what=manifest.ref)
@@ -67,13 +70,22 @@ class LocalStore:
                 target = arriving / "files" / entry.path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _take(folder / entry.path, target, link=link)
-            if place.exists():
-                shutil.rmtree(place)
-            os.rename(arriving, place)
+            if not link:
+                require_intact(manifest.ref, check(arriving / "files", manifest.content.files))
+            with _lock(place.parent):
+                self._appear(arriving, manifest)
         finally:
             shutil.rmtree(arriving, ignore_errors=True)
-        if not link:
-            require_intact(manifest.ref, check(place / "files", manifest.content.files))
+
+    def _appear(self, arriving: Path, manifest: Manifest) -> None:
+        """What was torn or damaged before goes away, its manifest first; what another process published stays."""
+        place = self._place(manifest)
+        if self._sound(manifest):
+            return
+        (place / "manifest.json").unlink(missing_ok=True)
+        shutil.rmtree(place, ignore_errors=True)
+        os.rename(arriving, place)
+        _create(place / "manifest.json", _manifest_bytes(manifest))
 
     def fetch(self, manifest: Manifest) -> Path:
         require_intact(manifest.ref, self.verify(manifest))
@@ -123,7 +135,7 @@ class LocalStore:
         return _create(self._document(key), data)
 
     def replace(self, key: str, data: bytes, *, etag: str | None) -> bool:
-        with self._lock():
+        with _lock(self.root):
             now = self.read(key)
             if (now.etag if now else None) != etag:
                 return False
@@ -132,7 +144,7 @@ class LocalStore:
 
     def list(self, prefix: str) -> list[str]:
         base = self.root / "documents"
-        found = (p.relative_to(base).as_posix() for p in (base / prefix).rglob("*") if p.is_file())
+        found = (p.relative_to(base).as_posix() for p in self._document(prefix).rglob("*") if p.is_file())
         return sorted(key for key in found if not Path(key).name.startswith("."))
 
     def _place(self, manifest: Manifest) -> Path:
@@ -143,12 +155,14 @@ class LocalStore:
             raise ValueError(f"{key!r} is not a document's key: no leading / and no ..")
         return self.root / "documents" / key
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        self.root.mkdir(parents=True, exist_ok=True)
-        with open(self.root / ".lock", "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """One process at a time; the kernel lets go of it when its holder dies."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def require_room(folder: Path, needed: int, *, what: str) -> None:
@@ -206,20 +220,23 @@ def _manifest_bytes(manifest: Manifest) -> bytes:
 
 def _read_manifest(path: Path) -> Manifest | None:
     try:
-        value = json.loads(path.read_bytes())
+        value = dict(json.loads(path.read_bytes()))
+        schema = value.pop("schema")
+        manifest = Manifest.model_validate(value) if schema == SCHEMA else None
     except FileNotFoundError:
         return None
-    if value.pop("schema", None) != SCHEMA:
+    except (ValueError, TypeError, KeyError) as error:
+        raise _edited(path, "it is no manifest") from error
+    if manifest is None:
         raise ValueError(f"{path} is of a schema that this Headway does not know; it reads {SCHEMA}: upgrade Headway")
-    manifest = Manifest.model_validate(value)
-    if manifest.version != path.parent.name:
-        raise _edited(path, manifest)
+    if path.parts[-4:-1] != (manifest.content.kind, manifest.provenance.name, manifest.version):
+        raise _edited(path, f"it says {manifest.ref}")
     return manifest
 
 
-def _edited(path: Path, manifest: Manifest) -> Exception:
+def _edited(path: Path, how: str) -> IntegrityError:
     return IntegrityError(
-        f"{path} was edited: its content part hashes to {manifest.version[:12]}, its folder says {path.parent.name[:12]}",
+        f"{path} was edited: {how}",
         remedy="Restore the manifest, or delete the version's folder and run the stage again.",
     )
 

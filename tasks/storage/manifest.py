@@ -107,6 +107,8 @@ def describe(folder: Path) -> tuple[FileEntry, ...]:
 
 def check(folder: Path, files: Iterable[FileEntry]) -> list[Problem]:
     """Compare every byte of a folder with a manifest's files; files that it does not name are problems too."""
+    if folder.is_symlink():
+        return [Problem(path=".", problem="link", expected="a folder")]
     expected = {entry.path: entry for entry in files}
     found = {path.relative_to(folder).as_posix(): path for path in _walk(folder)} if folder.is_dir() else {}
     problems = [Problem(path=path, problem="extra") for path in sorted(found.keys() - expected.keys())]

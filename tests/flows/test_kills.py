@@ -1,0 +1,201 @@
+"""Whatever is killed, the same command goes on: one submission, nothing finished run again, the same numbers."""
+
+import base64
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from support import publish_tiny
+
+TRAINING = ("--set", "training.steps=240", "--to", "train")
+FINISHED = ("validate", "preprocess", "benchmark", "plan")
+
+
+@pytest.fixture
+def training(home, done):
+    """Starts a training run of its own (by its seed), and returns the command and its job folder once it trains."""
+    started = []
+
+    def start(seed, *, after_step):
+        known = set(home.path.glob("jobs/train-*"))
+        words = ("retrain", "-c", "tiny", "--set", f"training.seed={seed}", *TRAINING)
+        command = home.start(*words, "--json")
+        started.append(command)
+        folder = wait_until(lambda: next(iter(set(home.path.glob("jobs/train-*")) - known), None))
+        wait_until(lambda: newest_step(folder) >= after_step)
+        return command, folder, words
+
+    yield start
+    for command in started:
+        command.kill()
+        command.communicate()
+
+
+def wait_until(condition, timeout=90.0):
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not happen in time")
+
+
+def records(folder):
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def newest_step(folder):
+    return max((record["step"] for record in records(folder)), default=0)
+
+
+def last_by_step(folder):
+    kept = ("loss", "learning_rate", "grad_norm")
+    return {record["step"]: [record[name] for name in kept] for record in records(folder)}
+
+
+def rank_pids(folder):
+    return [rank["pid"] for rank in json.loads((folder / "handle.json").read_text())["ranks"]]
+
+
+def is_running(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_killed_orchestrator_leaves_the_job_and_the_next_one_adopts_it(home, training):
+    command, folder, words = training(11, after_step=15)
+    pids = rank_pids(folder)
+    os.kill(command.pid, signal.SIGKILL)
+    command.wait()
+    time.sleep(0.5)
+    assert all(map(is_running, pids)) or (folder / "result.json").exists()
+    again = home.ok(*words)
+    job = again.stage("train")["job"]
+    assert (job["submissions"], job["adopted"]) == (1, True)
+    assert [again.statuses()[name] for name in FINISHED[:3]] == ["reused"] * 3
+    assert again.statuses()["train"] == "ran"
+    assert [record["step"] for record in records(folder)] == list(range(1, 241))
+
+
+def test_a_killed_rank_resumes_and_every_number_is_that_of_an_unbroken_run(home, training):
+    command, folder, words = training(12, after_step=30)
+    os.kill(rank_pids(folder)[1], signal.SIGKILL)
+    out, err = command.communicate(timeout=180)
+    assert command.returncode == 0, err
+    train = next(stage for stage in json.loads(out)["stages"] if stage["name"] == "train")
+    assert 0 < train["job"]["resumed_from_step"] < 240
+    assert (train["job"]["submissions"], train["job"]["attempts"]) == (1, 2)
+    broken = last_by_step(folder)
+    unbroken = home.ok(*words, "--from", "train")
+    assert unbroken.stage("train")["job"]["resumed_from_step"] is None
+    assert last_by_step(folder) == broken and len(broken) == 240
+    assert unbroken.stage("train")["outputs"] == train["outputs"]
+
+
+def test_sigterm_stops_the_job_and_the_next_run_goes_on_from_its_checkpoint(home, training):
+    command, folder, words = training(13, after_step=30)
+    pids = rank_pids(folder)
+    command.terminate()
+    out, _ = command.communicate(timeout=60)
+    assert command.returncode == 130 and json.loads(out)["status"] == "cancelled"
+    assert not any(map(is_running, pids))
+    job = home.ok(*words).stage("train")["job"]
+    assert job["submissions"] == 2 and not job["adopted"]
+    assert 0 < job["resumed_from_step"] < 240
+
+
+def test_cancelling_the_flow_run_in_prefect_reaches_the_job(home, training):
+    command, folder, _ = training(14, after_step=5)
+    pids = rank_pids(folder)
+    server = json.loads((home.path / "prefect" / "server.json").read_text())
+    newest = prefect(home, server, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})[0]
+    state = {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": True}
+    prefect(home, server, f"flow_runs/{newest['id']}/set_state", state)
+    out, _ = command.communicate(timeout=60)
+    assert command.returncode == 130 and json.loads(out)["error"]["type"] == "Cancelled"
+    assert not any(map(is_running, pids))
+
+
+def prefect(home, server, path, body):
+    login = base64.b64encode((home.path / "prefect" / "credentials").read_bytes()).decode()
+    headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{server['url']}/api/{path}", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.load(answer)
+
+
+def test_the_server_refuses_who_has_no_password(home, done):
+    server = json.loads((home.path / "prefect" / "server.json").read_text())
+    request = urllib.request.Request(
+        f"{server['url']}/api/flow_runs/filter", b"{}", {"Content-Type": "application/json"}
+    )
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(request, timeout=10)
+
+
+@pytest.fixture
+def measuring(home, done):
+    """Starts a benchmark of its own and returns the command and its job folder once both ranks are there."""
+    commands = []
+
+    def start(seconds):
+        known = set(home.path.glob("jobs/benchmark-*"))
+        words = ("retrain", "-c", "tiny", "--to", "benchmark", "--set", f"benchmark.seconds={seconds}", "--json")
+        commands.append(home.start(*words))
+        folder = wait_until(lambda: next(iter(set(home.path.glob("jobs/benchmark-*")) - known), None))
+        wait_until(lambda: (folder / "handle.json").exists() and len(rank_pids(folder)) == 2)
+        return commands[-1], folder
+
+    yield start
+    for command in commands:
+        command.kill()
+        command.communicate()
+
+
+def test_a_rank_throttled_to_half_a_core_closes_the_gate_by_name(measuring):
+    command, folder = measuring(3.0)
+    slow = rank_pids(folder)[1]
+    while command.poll() is None and is_running(slow):
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            try:
+                os.kill(slow, number)
+            except ProcessLookupError:
+                break
+            time.sleep(0.05)
+    out, err = command.communicate(timeout=60)
+    said = json.loads(out)
+    assert command.returncode == 3, err
+    assert said["status"] == "gate_closed" and said["error"]["stage"] == "benchmark"
+    assert any("rank 1 on" in check["name"] and "peers" in check["name"] for check in said["error"]["checks"])
+    assert not any("rank 0 on" in check["name"] for check in said["error"]["checks"])
+
+
+def test_a_result_that_was_never_written_closes_the_gate(measuring):
+    command, folder = measuring(3.1)
+    os.kill(rank_pids(folder)[1], signal.SIGKILL)
+    out, _ = command.communicate(timeout=60)
+    said = json.loads(out)
+    assert command.returncode == 3 and said["status"] == "gate_closed"
+    assert [check["name"] for check in said["error"]["checks"]][:2] == ["rank 0: result", "rank 1: result"]
+
+
+def test_a_run_that_was_killed_is_killed_in_mlflow_too(home, training):
+    command, _, _ = training(15, after_step=5)
+    spool = max((home.path / "lineage").iterdir())
+    os.kill(command.pid, signal.SIGKILL)
+    wait_until(lambda: (spool / "done").exists())
+    assert json.loads((spool / "published.json").read_text())["open"] == []
+
+
+def test_another_home_can_use_the_same_machine_at_once(fresh):
+    publish_tiny(fresh)
+    assert fresh.ok("retrain", "-c", "tiny", "--to", "preprocess").statuses()["preprocess"] == "ran"
