@@ -52,8 +52,14 @@ class IntegrityError(HeadwayError):
         self.problems = problems or []
 
 
+class Unknown(HeadwayError):
+    """A name that nothing is known under: a dataset, an artifact, an endpoint."""
+
+    exit_code = 2
+
+
 class Missing(HeadwayError):
-    """Something that the work needs is not there: a server, a package, an account, an artifact, room on the disk."""
+    """Something that the work needs is not there: a server, a package, an account, room on the disk."""
 
     exit_code = 6
 

@@ -5,6 +5,7 @@ No Prefect here: flows open a lifecycle, tasks/stage.py runs stages in it, and p
 
 from __future__ import annotations
 
+import getpass
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -219,6 +220,9 @@ def _tags(run: Lifecycle) -> dict[str, str]:
         "headway.flow": run.flow,
         "headway.config_digest": run.config_digest,
         "headway.prefect_flow_run": (run.flow_run or {}).get("id"),
+        "mlflow.user": getpass.getuser(),
+        "mlflow.source.name": f"headway {run.flow}",
+        "mlflow.note.content": f"Prefect flow run: {run.flow_run['url']}" if run.flow_run else None,
         "mlflow.source.git.commit": commit,
         "headway.dirty": None if dirty is None else str(dirty).lower(),
     }
@@ -228,6 +232,8 @@ def _tags(run: Lifecycle) -> dict[str, str]:
 def _end(run: Lifecycle, spool: Spool) -> None:
     status = "FINISHED" if run.error is None else "KILLED" if _interrupted(run.error) else "FAILED"
     if run.run:
+        told = [(f"{o.name}/{name}", value, 0) for o in run.outcomes.values() for name, value in o.metrics.items()]
+        spool.log_metrics(run.run, told)
         spool.end_run(run.run, status, tags={f"headway.{o.name}": o.status for o in run.outcomes.values()})
     spool.close()
 

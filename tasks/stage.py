@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from tasks.artifacts import Artifact, Cluster, Gate, Pending, parse_ref, plain
 from tasks.config import Settings, canonical_json, digest
-from tasks.errors import GateFailed, Missing
+from tasks.errors import GateFailed, Unknown
 from tasks.lifecycle import Lifecycle, Outcome, current
 from tasks.prefect_notes import leave_note
 from tasks.registry import records
@@ -126,6 +126,8 @@ class Stage:
         tags = {"headway.stage": self.name, "headway.key": call.key, "headway.reused": str(record is not None).lower()}
         identity = spool.start_run(self.name, parent=run.run, tags=tags, params=_params(call))
         spool.log_inputs(identity, [_as_input(artifact) for artifact in call.handed])
+        if run.run:
+            spool.log_inputs(run.run, [_as_input(a) for a in call.handed if a.KIND == "dataset"])
         status = "FAILED"
         try:
             if record:
@@ -133,7 +135,7 @@ class Stage:
                 _fill(outcome, record)
             else:
                 value = self._execute(run, outcome, call, identity)
-            spool.log_metrics(identity, [(key, value, 0) for key, value in outcome.metrics.items()])
+            spool.log_metrics(identity, _at_the_end(outcome.metrics))
             status = "FINISHED"
             return value
         finally:
@@ -241,7 +243,7 @@ def _fill(outcome: Outcome, record: Record) -> None:
 def _present(run: Lifecycle, ref: str) -> bool:
     try:
         return run.store.present(find(run.store, *parse_ref(ref)))
-    except Missing:
+    except Unknown:
         return False
 
 
@@ -256,6 +258,11 @@ def _flat(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         return {name: value}
     return {key: leaf for part, below in value.items() for key, leaf in _flat(f"{name}.{part}", below).items()}
+
+
+def _at_the_end(metrics: dict[str, float]) -> list[tuple[str, float, int]]:
+    """Final values at the last step, so that they end a series of the same name instead of starting it."""
+    return [(key, value, int(metrics.get("steps", 0))) for key, value in metrics.items()]
 
 
 def _as_input(artifact: Artifact) -> dict[str, str]:

@@ -257,4 +257,4 @@ def _watch(work: Work) -> Watch:
 
 
 def _is_metric(key: str, value: Any) -> bool:
-    return isinstance(value, int | float) and key not in ("step", "time", "attempt")
+    return isinstance(value, int | float) and key not in ("step", "time", "attempt", "seconds_left")

@@ -5,7 +5,6 @@ A job of one rank needs no rendezvous and is started directly. See tasks/process
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,13 +59,11 @@ class LocalBackend:
         process.stop(folder)
 
     def logs(self, folder: Path) -> str:
-        return _tail(_failing_log(folder) or folder / "launcher.log")
-
-
-def _failing_log(folder: Path) -> Path | None:
-    reports = sorted((folder / "errors").glob("rank-*.json"), key=lambda path: path.stat().st_mtime)
-    first = json.loads(reports[0].read_text()) if reports else None
-    return folder / "logs" / f"{reports[0].stem}.log" if first else None
+        """Of the rank that reported first, else the launcher's; a rank that a signal killed reports nothing."""
+        reports = sorted((folder / "errors").glob("rank-*.json"), key=lambda path: path.stat().st_mtime)
+        failing = [folder / "logs" / f"{report.stem}.log" for report in reports[:1]]
+        tails = map(_tail, [*failing, folder / "launcher.log", folder / "logs" / "rank-0.log"])
+        return next(filter(None, tails), "")
 
 
 def _tail(path: Path, lines: int = 20) -> str:

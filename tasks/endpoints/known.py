@@ -9,7 +9,7 @@ from tasks.endpoints import open_endpoint
 from tasks.endpoints.client import complete
 from tasks.endpoints.endpoint import ServingEndpoint
 from tasks.endpoints.local import port_free
-from tasks.errors import Missing
+from tasks.errors import Missing, Unknown
 from tasks.process import read_json
 
 
@@ -24,12 +24,12 @@ def known_endpoints(home: Path) -> list[str]:
 
 
 def require_known(home: Path, name: str) -> str:
-    """The name without `endpoint/`. Raises Missing when there is no such endpoint."""
+    """The name without `endpoint/`. Raises Unknown when there is no such endpoint."""
     bare = name.removeprefix("endpoint/")
     known = known_endpoints(home)
     if bare not in known:
         there = f"There are: {', '.join(known)}." if known else "None was deployed yet."
-        raise Missing(f"there is no endpoint {bare!r}", remedy=f"{there} `headway retrain` deploys one.")
+        raise Unknown(f"there is no endpoint {bare!r}", remedy=f"{there} `headway retrain` deploys one.")
     return bare
 
 

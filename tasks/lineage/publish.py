@@ -125,14 +125,19 @@ class Publisher:
         except (MlflowException, RestException) as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        known = [v for v in self.client.search_model_versions(f"name='{event['name']}'") if v.source == event["uri"]]
-        version = known[0] if known else self._new_version(event)
+        source = self._source(event)
+        known = [v for v in self.client.search_model_versions(f"name='{event['name']}'") if v.source == source]
+        version = known[0] if known else self._new_version(event, source)
         self.client.set_registered_model_alias(event["name"], event["alias"], version.version)
 
-    def _new_version(self, event: dict[str, Any]) -> Any:
-        return self.client.create_model_version(
-            event["name"], source=event["uri"], run_id=self._id(event), tags=event["tags"]
-        )
+    def _new_version(self, event: dict[str, Any], source: str) -> Any:
+        tags = {**event["tags"], "headway.uri": event["uri"]}
+        return self.client.create_model_version(event["name"], source=source, run_id=self._id(event), tags=tags)
+
+    def _source(self, event: dict[str, Any]) -> str:
+        """A server refuses local paths outside of its own files: there, the source is our reference."""
+        foreign = event["uri"].startswith("file:") and not self.tracking_uri.startswith("sqlite:///")
+        return f"headway:///{event['tags']['headway.ref']}" if foreign else str(event["uri"])
 
     def _on_end_run(self, event: dict[str, Any]) -> None:
         tags = [RunTag(key, value) for key, value in event["tags"].items()]

@@ -16,6 +16,8 @@ from typing import Any
 from tasks import process
 
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "GIT_PYTHON_REFRESH": "quiet"}
+PROMPT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+"""The publisher tries again by itself every two seconds; the client's own retries stand still for minutes."""
 
 
 class Spool:
@@ -76,7 +78,10 @@ class Spool:
 def start_publisher(folder: Path) -> None:
     """Have a spool published by a process of its own; starting it twice starts one."""
     spec = process.ProcessSpec(
-        argv=[sys.executable, "-m", "tasks.lineage.publish", str(folder)], env=QUIET, log="publish.log", restarts=1
+        argv=[sys.executable, "-m", "tasks.lineage.publish", str(folder)],
+        env={**QUIET, **PROMPT},
+        log="publish.log",
+        restarts=1,
     )
     process.start(folder, spec)
 

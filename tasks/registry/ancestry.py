@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from tasks.artifacts import parse_ref
-from tasks.errors import Missing
+from tasks.errors import Unknown
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find
 
@@ -18,11 +18,11 @@ def walk(
 ) -> dict[str, Any]:
     """Nodes and edges around a reference. `serves` is the model that an endpoint serves.
 
-    `down` follows inputs to the raw data, `up` follows what was made of it. Raises Missing when the root is not there.
+    `down` follows inputs to the raw data, `up` follows what was made of it. Raises Unknown when the root is not there.
     """
     if root.startswith("endpoint/"):
         if serves is None:
-            raise Missing(f"{root} serves nothing", remedy="`headway endpoint list` shows what is served.")
+            raise Unknown(f"{root} serves nothing", remedy="`headway endpoint list` shows what is served.")
         found = walk(store, serves, direction=direction)
         endpoint = {**_empty_node(root), "kind": "endpoint", "name": root.partition("/")[2]}
         edge = {"output": root, "input": found["root"]}

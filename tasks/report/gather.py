@@ -1,6 +1,6 @@
 """Collects what the report of a run shows from its outcomes and from what its stages published.
 
-How it looks is page.py. A file that is missing or damaged leaves its part of the page out: a report never fails a run.
+How it looks is page.py. An artifact that is missing or damaged leaves its part of the page out: it never fails a run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def write_report(
     run: dict[str, Any],
 ) -> Path:
     """Write `NAME.html`. `run` holds RunReport's own fields; `stages` are outcomes as plain values."""
-    report = RunReport.model_validate({**run, **gather(store, stages, asides), "stages": [_stage(s) for s in stages]})
+    report = RunReport.model_validate(
+        {**run, **gather(store, stages, asides, run["endpoint"]), "stages": [_stage(s) for s in stages]}
+    )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.html"
     path.write_text(render_page(report), encoding="utf-8")
@@ -44,7 +46,9 @@ def utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def gather(store: Store, stages: list[dict[str, Any]], asides: list[dict[str, Any]]) -> dict[str, Any]:
+def gather(
+    store: Store, stages: list[dict[str, Any]], asides: list[dict[str, Any]], endpoint: dict[str, Any] | None
+) -> dict[str, Any]:
     """The parts of the page that come out of artifacts."""
     by_name = {stage["name"]: stage for stage in stages}
     parts = {_part(file): _read_json(store, by_name[stage], file) for stage, file in PARTS.items()}
@@ -55,7 +59,7 @@ def gather(store: Store, stages: list[dict[str, Any]], asides: list[dict[str, An
         "parity": _read_json(store, by_name["export"], "parity.json"),
         "loss": [json.loads(line) for line in log.splitlines()] if log else [],
         "champion": _champion(by_name["evaluate"], asides),
-        "lineage": _lineage(store, made[-1]) if made else {},
+        "lineage": _lineage(store, made[-1], endpoint) if made else {},
     }
 
 
@@ -64,15 +68,15 @@ def _part(file: str) -> str:
 
 
 def _champion(evaluated: dict[str, Any], asides: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The champion's score, when it was another model than the candidate."""
-    scores = [aside for aside in asides if aside["name"] == "evaluate" and aside["key"] != evaluated["key"]]
+    """The champion's score, on the same held-out text; it may be the candidate itself."""
+    scores = [aside for aside in asides if aside["name"] == evaluated["name"] and aside["key"]]
     if not scores or "bits_per_byte" not in scores[0]["metrics"]:
         return None
     return {"ref": scores[0]["inputs"][0], "bits_per_byte": scores[0]["metrics"]["bits_per_byte"]}
 
 
-def _lineage(store: Store, ref: str) -> dict[str, Any]:
-    found = walk(store, ref)
+def _lineage(store: Store, ref: str, endpoint: dict[str, Any] | None) -> dict[str, Any]:
+    found = walk(store, endpoint["ref"], serves=endpoint["model"]) if endpoint else walk(store, ref)
     shown = ("ref", "kind", "name", "version", "stage", "created", "uri")
     return {"nodes": [{key: node[key] for key in shown} for node in found["nodes"]], "edges": found["edges"]}
 

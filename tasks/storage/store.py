@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from tasks.errors import Missing
+from tasks.errors import Unknown
 from tasks.storage.manifest import FileEntry, Manifest, Problem, Provenance
 
 
@@ -84,13 +84,13 @@ class Store(Protocol):
 def find(store: Store, kind: str, name: str, version: str = "") -> Manifest:
     """The manifest that a reference means: a version by its first digits, or the newest.
 
-    Raises Missing when there is none, and ValueError when the digits fit several.
+    Raises Unknown when there is none, and ValueError when the digits fit several.
     """
     fitting = [m for m in store.manifests(kind, name) if m.version.startswith(version)]
     if not fitting:
         known = sorted({m.provenance.name for m in store.manifests(kind)})
         there = f"{kind}s that are there: {', '.join(known)}" if known else f"there is no {kind} yet"
-        raise Missing(
+        raise Unknown(
             f"{kind}/{name}{'@' + version if version else ''} is not in {store.uri}",
             remedy=f"{there}. `headway artifacts {kind}` lists them with their versions.",
         )

@@ -39,6 +39,13 @@ def wait_for(path):
     while not os.path.exists(path):
         time.sleep(0.02)
 
+def write_in_halves(rank, records):
+    for number in range(records):
+        for half in ('{"step": %d' % number, ', "loss": 0.5}\\n'):
+            with open(rank.folder / "metrics.jsonl", "a") as file:
+                file.write(half)
+            time.sleep(0.3)
+
 if __name__ == "__main__":
     sys.exit(main(run))
 """
@@ -338,21 +345,10 @@ def test_an_interrupt_asks_whether_the_job_stops(base, journal, stops):
 
 
 def test_metrics_are_forwarded_once_and_in_whole_lines(base, journal):
-    code = f"""[(open(rank.folder / "metrics.jsonl", "a").write('{{"step": ' + str(n)),
-                  wait_for({str(base)!r} + f"/seen-{{n - 1}}") if n else None, time.sleep(0.25),
-                  open(rank.folder / "metrics.jsonl", "a").write(', "loss": 0.5}}\\n')) for n in range(3)] and {{}}"""
-    batches = []
-
-    def take(records):
-        batches.append(records)
-        for record in records:
-            (base / f"seen-{record['step']}").touch()
-
-    said = []
-    code = f"(rank.progress(1, 3, 'one'), {code})[1]"
-    supervise(base, journal, job(code), metrics=take, progress=said.append)
-    assert [record for batch in batches for record in batch] == [{"step": n, "loss": 0.5} for n in range(3)]
-    assert len(batches) == 3
+    batches, said = [], []
+    work = job("(rank.progress(1, 3, 'one'), write_in_halves(rank, 3), {})[2]")
+    supervise(base, journal, work, metrics=batches.append, progress=said.append)
+    assert batches == [[{"step": number, "loss": 0.5}] for number in range(3)]
     assert said == [{"done": 1, "total": 3, "text": "one"}]
 
 

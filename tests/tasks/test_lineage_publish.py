@@ -1,0 +1,224 @@
+"""What a spool wrote down arrives in a real MLflow, once, whatever dies and whatever is away meanwhile."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import mlflow
+import pytest
+
+from tasks.lineage.spool import Spool, sync, unpublished
+from tasks.process import read_json, write_json
+
+ROOT = Path(__file__).parents[2]
+DATASET = {
+    "name": "corpus",
+    "digest": "d" * 64,
+    "uri": "file:///d",
+    "ref": "dataset/corpus@" + "d" * 64,
+    "kind": "dataset",
+}
+FORKS = """
+import json, os, signal, sys
+from pathlib import Path
+import mlflow.store.model_registry.sqlalchemy_store, mlflow.store.tracking.sqlalchemy_store
+from tasks.lineage.publish import Publisher
+
+def dying_at(count):
+    left = [count]
+    def hook(event, args):
+        if event == "os.rename" and str(args[1]).endswith("published.json"):
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+
+for line in sys.stdin:
+    folder, count = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        dying_at(count)
+        Publisher(Path(folder)).follow()
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+ORCHESTRATOR = """
+import os, sys
+from pathlib import Path
+from tasks.lineage.spool import Spool
+spool = Spool(Path(sys.argv[1]), sys.argv[2])
+flow = spool.start_run("retrain", tags={}, params={})
+done = spool.start_run("validate", parent=flow, tags={}, params={})
+spool.end_run(done, "FINISHED", tags={})
+spool.start_run("train", parent=flow, tags={}, params={})
+print(flow, flush=True)
+os.write(os.open(spool.folder / "events.jsonl", os.O_WRONLY | os.O_APPEND), b'{"event": "metr')
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture(scope="module")
+def tracking(tmp_path_factory):
+    """The URI of one database file; its folder does not exist yet."""
+    return f"sqlite:///{tmp_path_factory.mktemp('tracking') / 'mlflow' / 'mlflow.db'}"
+
+
+def tell(spool, report, model="coder"):
+    """A flow of two stages, with everything that stages tell."""
+    flow = spool.start_run("retrain", tags={"headway.flow": "retrain"}, params={"config_digest": "c" * 64})
+    train = spool.start_run("train", parent=flow, tags={"headway.reused": "false"}, params={"config.steps": 800})
+    spool.log_inputs(train, [DATASET, {**DATASET, "name": "other", "digest": "e" * 64}])
+    spool.log_metrics(train, [("loss", 6.0 - step / 1000, step) for step in range(1100)])
+    spool.log_metrics(train, [])
+    spool.log_file(train, report)
+    spool.log_file(train, report.parent / "not-there")
+    spool.register(train, name=model, uri="file:///one", alias="champion", tags={"headway.ref": "one"})
+    spool.register(train, name=model, uri="file:///two", alias="champion", tags={"headway.ref": "two"})
+    spool.end_run(train, "FINISHED", tags={"headway.output.0": "checkpoint/coder@1"})
+    spool.end_run(flow, "FAILED", tags={})
+    spool.close()
+    return flow, train
+
+
+@pytest.fixture(scope="module")
+def published(tracking, tmp_path_factory):
+    """Home, MLflow's client, the spool, and our and MLflow's identities of its two runs."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "report.html").write_text("<p>done</p>")
+    spool = Spool(home, tracking)
+    ours = tell(spool, home / "report.html")
+    known = spool.published(timeout=60)
+    return home, mlflow.MlflowClient(tracking), spool, ours, [known[run]["id"] for run in ours]
+
+
+def runs_of(client, ours):
+    experiment = client.get_experiment_by_name("headway").experiment_id
+    found = client.search_runs([experiment], max_results=1000)
+    return [run for run in found if run.data.tags["headway.run"] in ours]
+
+
+def assert_whole(client, ours, model, sources=("file:///one", "file:///two")):
+    """Everything that `tell` told is there, once."""
+    flow, train = (next(r for r in runs_of(client, ours) if r.data.tags["headway.run"] == run) for run in ours)
+    assert len(runs_of(client, ours)) == 2
+    assert (flow.info.run_name, train.info.run_name) == ("retrain", "train")
+    assert (flow.info.status, train.info.status) == ("FAILED", "FINISHED")
+    assert train.data.tags["mlflow.parentRunId"] == flow.info.run_id
+    assert train.data.tags["headway.output.0"] == "checkpoint/coder@1"
+    assert train.data.params == {"config.steps": "800"}
+    history = client.get_metric_history(train.info.run_id, "loss")
+    assert sorted((point.step, point.value) for point in history) == [(n, 6.0 - n / 1000) for n in range(1100)]
+    inputs = {item.dataset.name: item for item in train.inputs.dataset_inputs}
+    assert len(train.inputs.dataset_inputs) == 2
+    assert inputs["corpus"].dataset.digest == "d" * 36
+    assert json.loads(inputs["corpus"].dataset.source)["ref"] == DATASET["ref"]
+    assert [tag.value for tag in inputs["corpus"].tags] == ["dataset"]
+    assert [file.path for file in client.list_artifacts(train.info.run_id)] == ["report.html"]
+    versions = client.search_model_versions(f"name='{model}'")
+    assert sorted(version.source for version in versions) == list(sources)
+    champion = client.get_model_version_by_alias(model, "champion")
+    assert (champion.source, champion.run_id) == (sources[1], train.info.run_id)
+    assert champion.tags == {"headway.ref": "two", "headway.uri": "file:///two"}
+
+
+def test_everything_that_was_told_is_in_mlflow(published):
+    home, client, spool, ours, _ = published
+    assert_whole(client, ours, "coder")
+    assert (spool.folder / "done").exists()
+    assert unpublished(home) == []
+    assert read_json(spool.folder / "published.json")["open"] == []
+
+
+def test_ids_are_mlflows(published):
+    _, client, _, _, ids = published
+    assert [client.get_run(run).info.run_name for run in ids] == ["retrain", "train"]
+
+
+def test_a_publisher_killed_after_every_event_before_it_could_note_it_doubles_nothing(published, tmp_path):
+    """Each publisher tells one event anew and one more, and dies before it has noted that: all events are told twice."""
+    _, client, spool, ours, _ = published
+    text = (spool.folder / "events.jsonl").read_text().replace('"name": "coder"', '"name": "again"')
+    for run in ours:
+        text = text.replace(run, run[::-1])
+    (tmp_path / "events.jsonl").write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    forks = subprocess.Popen(
+        [sys.executable, "-c", FORKS], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    codes = []
+    for count in [1] + [2] * 100:
+        print(json.dumps([str(tmp_path), count]), file=forks.stdin, flush=True)
+        codes.append(int(forks.stdout.readline()))
+        if codes[-1] == 0:
+            break
+    forks.communicate()
+    assert codes == [-signal.SIGKILL] * len(text.splitlines()) + [0]
+    assert_whole(client, [run[::-1] for run in ours], "again")
+
+
+def test_the_runs_of_an_orchestrator_that_was_killed_end_too(published, tracking, tmp_path):
+    _, client, *_ = published
+    said = subprocess.run(
+        [sys.executable, "-c", ORCHESTRATOR, str(tmp_path), tracking],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert said.returncode == -signal.SIGKILL
+    (folder,) = (tmp_path / "lineage").iterdir()
+    deadline = time.monotonic() + 60
+    while not (folder / "done").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    runs = runs_of(client, read_json(folder / "published.json")["runs"])
+    assert {run.info.run_name: run.info.status for run in runs} == {
+        "retrain": "KILLED", "validate": "FINISHED", "train": "KILLED",
+    }  # fmt: skip
+    assert said.stdout.strip() in {run.data.tags["headway.run"] for run in runs}
+
+
+def test_a_server_that_is_away_loses_nothing_and_is_told_when_it_is_back(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "report.html").write_text("<p>done</p>")
+    spool = Spool(tmp_path, f"http://127.0.0.1:{port}")
+    server = subprocess.Popen(
+        [
+            sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1",
+            "--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--artifacts-destination", str(tmp_path / "files"),
+        ],
+        env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        ours = tell(spool, tmp_path / "report.html")
+        with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
+            probe.connect(("127.0.0.1", port))
+        assert unpublished(tmp_path) == [spool.folder]
+        assert spool.published(timeout=0) == {}
+        assert sync(tmp_path, timeout=60) == []
+        client = mlflow.MlflowClient(f"http://127.0.0.1:{port}")
+        assert_whole(client, ours, "coder", sources=("headway:///one", "headway:///two"))
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def test_sync_publishes_a_spool_whose_publisher_is_gone(published, tracking, tmp_path):
+    """As after a restart of the machine: the events lie there, and nobody tells them."""
+    _, client, spool, *_ = published
+    left = tmp_path / "lineage" / "20260101-000000-left"
+    left.mkdir(parents=True)
+    events = (spool.folder / "events.jsonl").read_text().splitlines()
+    start = {**json.loads(events[1]), "run": "5" * 32}
+    dead = {**json.loads(events[0]), "writer": {"pid": 1, "started": "0", "boot_id": "an earlier one"}}
+    (left / "events.jsonl").write_text(json.dumps(dead) + "\n" + json.dumps(start) + "\n")
+    write_json(left / "handle.json", dead["writer"])
+    assert unpublished(tmp_path) == [left]
+    assert sync(tmp_path) == []
+    (run,) = runs_of(client, ["5" * 32])
+    assert run.info.status == "KILLED"
