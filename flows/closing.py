@@ -12,11 +12,9 @@ from typing import Any
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from tasks.artifacts import Endpoint
-from tasks.errors import Cancelled, GateFailed, HeadwayError
-from tasks.lifecycle import Lifecycle, code_version
+from tasks.errors import HeadwayError
+from tasks.lifecycle import Lifecycle, code_version, status_of
 from tasks.report.gather import utc, write_report
-
-STATUS = {GateFailed: "gate_closed", Cancelled: "cancelled", KeyboardInterrupt: "cancelled"}
 
 
 def close(run: Lifecycle) -> None:
@@ -33,17 +31,6 @@ def close(run: Lifecycle) -> None:
     if run.run:
         run.need_spool().log_file(run.run, path)
     _link(run, path)
-
-
-def status_of(error: BaseException | None) -> str:
-    """How a run ended, in a word."""
-    if error is None:
-        return "completed"
-    return next((word for kind, word in STATUS.items() if isinstance(error, kind)), _word(error))
-
-
-def _word(error: BaseException) -> str:
-    return "failed" if isinstance(error, Exception) else "cancelled"
 
 
 def _fields(run: Lifecycle) -> dict[str, Any]:

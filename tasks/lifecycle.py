@@ -247,6 +247,15 @@ def _blame(run: Lifecycle, error: BaseException) -> None:
         run.observer.ended(outcome)
 
 
+def status_of(error: BaseException | None) -> str:
+    """How a run ended, in a word: completed, gate_closed, cancelled or failed."""
+    if error is None:
+        return "completed"
+    if _interrupted(error):
+        return "cancelled"
+    return "gate_closed" if isinstance(error, GateFailed) else "failed"
+
+
 def _interrupted(error: BaseException) -> bool:
     return isinstance(error, Cancelled) or not isinstance(error, Exception)
 

@@ -74,7 +74,9 @@ def examine(home: Path) -> Iterator[Finding]:
         yield _packages(extra, modules)
     for package, ceiling in CEILINGS.items():
         yield _ceiling(package, ceiling)
-    yield _writable(home)
+    yield (writable := _writable(home))
+    if not writable.ok:
+        return
     yield _room(home)
     yield _store(home)
     yield _server(home)

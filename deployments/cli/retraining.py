@@ -15,7 +15,7 @@ from deployments.cli.progress import Progress
 from tasks.artifacts import Endpoint, parse_ref
 from tasks.config import RetrainConfig, config_digest, home, tracking_uri
 from tasks.endpoints.known import require_port
-from tasks.lifecycle import Outcome, watched
+from tasks.lifecycle import Outcome, status_of, watched
 from tasks.storage import open_store
 from tasks.storage.store import find
 
@@ -41,12 +41,12 @@ class Retraining:
 
     def start(self) -> BaseException | None:
         """Run to the end; what ended it early is returned, so that the fields can be told all the same."""
-        preflight(self.name, self.config)
-        server = platform.prepare(home())
-        from flows.retrain import retrain
-
-        platform.wait(server)
         try:
+            preflight(self.name, self.config)
+            server = platform.prepare(home())
+            from flows.retrain import retrain
+
+            platform.wait(server)
             with watched(self.progress, self._stop_the_job):
                 retrain(self.name, self.config, self.first, self.last)
         except BaseException as error:  # noqa: BLE001 - the one place that tells of an interrupted run
@@ -63,8 +63,6 @@ class Retraining:
 
     def fields(self, error: BaseException | None) -> dict[str, Any]:
         """The command's own fields of the JSON object."""
-        from flows.closing import status_of
-
         run = self.progress.run
         results = run.results if run else {}
         endpoint: Endpoint | None = results.get("endpoint")

@@ -17,7 +17,7 @@ from typing import Any
 
 from tasks.compute.job import Backend, Job, JobResult, JobState, Journal
 from tasks.errors import Cancelled, IntegrityError, JobFailed, Missing
-from tasks.process import NOT_RETRIED, read_json
+from tasks.process import read_json
 
 POLL_SECONDS = 0.1
 

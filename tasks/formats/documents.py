@@ -8,12 +8,14 @@ from __future__ import annotations
 import fnmatch
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
 SHARD_BYTES = 32 << 20
 JSON_LINES = (".jsonl", ".jsonl.gz")
+UNREADABLE = (EOFError, zlib.error, UnicodeDecodeError, OSError)
 
 
 class Document(NamedTuple):
@@ -46,7 +48,7 @@ def read_documents(folder: Path, text_field: str) -> Iterator[Document]:
             try:
                 for number, line in enumerate(file, 1):
                     yield Document(_text(line, text_field, f"{name}:{number}"), name, number)
-            except (EOFError, gzip.BadGzipFile, UnicodeDecodeError, OSError) as error:
+            except UNREADABLE as error:
                 raise ValueError(
                     f"{name}, after line {number}: cannot be read: {error}; publish a sound file"
                 ) from error
@@ -61,7 +63,7 @@ def _open(path: Path) -> IO[str]:
 def _text(line: str, text_field: str, where: str) -> str:
     try:
         value = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: not a JSON line: {error}") from error
     text = value.get(text_field) if isinstance(value, dict) else None
     if not isinstance(text, str):
@@ -117,7 +119,8 @@ def _files(root: Path, include: str, exclude: tuple[str, ...]) -> Iterator[Path]
 
 
 def _name(path: Path, root: Path) -> str:
-    return path.name if root.is_file() else path.relative_to(root).as_posix()
+    name = path.name if root.is_file() else path.relative_to(root).as_posix()
+    return name.encode(errors="replace").decode()
 
 
 def _copy(path: Path, target: Path) -> int:
@@ -129,7 +132,7 @@ def _copy(path: Path, target: Path) -> int:
     with _open(place) as file:
         try:
             return sum(1 for _ in file)
-        except (EOFError, gzip.BadGzipFile, UnicodeDecodeError, OSError) as error:
+        except UNREADABLE as error:
             raise ValueError(f"{path} cannot be read: {error}; publish a sound file") from error
 
 
@@ -167,5 +170,6 @@ class _ShardWriter:
 
     def _next_shard(self) -> None:
         self.close()
-        self._file = open(self.target / f"shard-{self._shards:05d}.jsonl", "w", encoding="utf-8", newline="\n")  # noqa: SIM115
-        self._shards, self._room = self._shards + 1, SHARD_BYTES
+        while (path := self.target / f"shard-{self._shards:05d}.jsonl").exists():
+            self._shards += 1
+        self._file, self._room = open(path, "x", encoding="utf-8", newline="\n"), SHARD_BYTES  # noqa: SIM115

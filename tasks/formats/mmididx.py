@@ -89,6 +89,8 @@ def _check(
     size: int,
 ) -> None:
     starts = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))) * dtype.itemsize
+    if (lengths < 0).any():
+        raise IntegrityError(f"{prefix}.idx: a length is negative")
     if size != starts[-1]:
         raise IntegrityError(f"{prefix}.bin has {size} bytes, its index says {starts[-1]}")
     if not np.array_equal(pointers, starts[:-1]):

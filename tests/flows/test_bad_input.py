@@ -38,7 +38,7 @@ def test_a_wrong_setting_is_named_before_anything_starts(fresh, setting, words):
 
 def test_unknown_names_are_told_what_there_is(home, done):
     refused(home.retrain("--dataset", "no-such"), 2, "dataset/no-such", "tiny")
-    refused(home.run("retrain", "-c", "no-such"), 2, "no-such", "tiny, ")
+    refused(home.run("retrain", "-c", "no-such"), 2, "no-such", "local, tiny")
     refused(home.retrain("--from", "fly"), 2, "'fly'", "validate")
     refused(home.run("verify", "model/none"), 2, "model/none", "tiny")
     refused(home.run("verify", "nonsense"), 2, "nonsense", "KIND/NAME")
@@ -132,9 +132,9 @@ def test_the_home_works_on_after_all_of_this(home, done):
 
 def test_doctor_names_what_is_broken(home, done, fresh):
     assert all(finding["ok"] for finding in home.ok("doctor").said["findings"])
-    locked = fresh.path.parent / "file"
-    locked.write_text("")
-    ran = type(fresh)(locked / "home").run("doctor")
+    locked = type(fresh)(fresh.path.parent / "file")
+    locked.path.write_text("no folder")
+    ran = locked.run("doctor")
     assert ran.code == 6 and "HEADWAY_HOME" in ran.said["error"]["remedy"]
 
 

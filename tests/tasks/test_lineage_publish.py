@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -180,29 +181,30 @@ def test_the_runs_of_an_orchestrator_that_was_killed_end_too(published, tracking
     assert said.stdout.strip() in {run.data.tags["headway.run"] for run in runs}
 
 
-def test_a_server_that_is_away_loses_nothing_and_is_told_when_it_is_back(tmp_path):
+def test_a_server_that_is_away_loses_nothing_and_is_told_when_it_is_back(published, tracking, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     (tmp_path / "report.html").write_text("<p>done</p>")
+    shutil.copy(tracking.removeprefix("sqlite:///"), tmp_path / "server.db")  # which has its tables: they take seconds
     spool = Spool(tmp_path, f"http://127.0.0.1:{port}")
     server = subprocess.Popen(
         [
             sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1",
             "--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--artifacts-destination", str(tmp_path / "files"),
         ],
-        env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
+        env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
-        ours = tell(spool, tmp_path / "report.html")
+        ours = tell(spool, tmp_path / "report.html", "served")
         with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
             probe.connect(("127.0.0.1", port))
         assert unpublished(tmp_path) == [spool.folder]
         assert spool.published(timeout=0) == {}
         assert sync(tmp_path, timeout=60) == []
         client = mlflow.MlflowClient(f"http://127.0.0.1:{port}")
-        assert_whole(client, ours, "coder", sources=("headway:///one", "headway:///two"))
+        assert_whole(client, ours, "served", sources=("headway:///one", "headway:///two"))
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
