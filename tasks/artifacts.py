@@ -226,7 +226,7 @@ def parse_ref(text: str, *, kind: str = "") -> tuple[str, str, str]:
 
     With `kind`, a bare NAME stands for `kind/NAME`.
     """
-    match = _REF.match(text if "/" in text or not kind else f"{kind}/{text}")
+    match = _REF.fullmatch(text if "/" in text or not kind else f"{kind}/{text}")
     if not match or match["kind"] not in (*KINDS, "endpoint") or (kind and match["kind"] != kind):
         raise ValueError(
             f"{text!r} is not a reference{f' to a {kind}' if kind else ''}: write KIND/NAME or KIND/NAME@VERSION "

@@ -15,6 +15,7 @@ from tasks.artifacts import Endpoint, Model
 from tasks.config import DeploymentConfig, ExportConfig, home
 from tasks.endpoints.known import ask, endpoint_of
 from tasks.errors import IntegrityError
+from tasks.process import locked
 from tasks.signing import SIGNATURE, ensure_key, public_key_of, verify_folder
 from tasks.stage import stage
 from tasks.workbench import attachment, crown, fetch, home_folder, note
@@ -40,16 +41,17 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
     def write_down(event: str, details: dict[str, Any]) -> None:
         note(f"endpoints/{config.endpoint}", {"event": event, **details})
 
-    candidate = endpoint.start(
-        folder,
-        model.ref,
-        golden=golden,
-        timeout=config.start_timeout_seconds,
-        port=config.port,
-        threads=os.cpu_count() or 1,
-        journal=write_down,
-    )
-    served = endpoint.switch(candidate, journal=write_down)
+    with locked(home_folder("endpoints") / f"{config.endpoint}.lock"):
+        candidate = endpoint.start(
+            folder,
+            model.ref,
+            golden=golden,
+            timeout=config.start_timeout_seconds,
+            port=config.port,
+            threads=os.cpu_count() or 1,
+            journal=write_down,
+        )
+        served = endpoint.switch(candidate, journal=write_down)
     crown(model, reason=f"deployed to endpoint/{config.endpoint}")
     return Endpoint(name=config.endpoint, url=served.url, model=model)
 

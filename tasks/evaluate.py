@@ -10,6 +10,7 @@ from typing import Any
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Pending, Tokens, parse_ref, require_checks
 from tasks.config import ComparisonConfig, EvaluationConfig
+from tasks.errors import IntegrityError
 from tasks.lifecycle import current
 from tasks.registry.refs import made_from
 from tasks.scores import relative_loss
@@ -81,6 +82,11 @@ def _against_champion(
     if champion is None or champion.subject.version == scores.subject.version:
         return ()
     mine, theirs = _documents(scores), _documents(champion)
+    if mine["bytes"] != theirs["bytes"]:
+        raise IntegrityError(
+            f"{scores.ref} and {champion.ref} were not measured on the same documents",
+            remedy="Measure both again: `headway retrain --from evaluate`.",
+        )
     loss = relative_loss(
         mine["model_bits"],
         theirs["model_bits"],

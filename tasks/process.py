@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,15 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock against other processes; waits for whoever holds it, and is let go when this process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def descendants(pid: int) -> list[int]:

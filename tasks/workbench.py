@@ -181,7 +181,7 @@ def clean_up(work: Work) -> None:
     settle(work.key[:32], work.lifecycle.journal, "done")
     folder = Path(work.job.folder)
     for path in folder.iterdir():
-        if path.name not in KEPT_AFTER_A_JOB:
+        if path.name not in KEPT_AFTER_A_JOB and not path.name.startswith("published-"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from tasks.config import RetrainConfig, Settings
 
 SHIPPED = Path(__file__).parent.parent / "configs"
+EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
 def load(source: str, overrides: list[str]) -> RetrainConfig:
@@ -55,18 +57,16 @@ def _apply(value: dict[str, Any], override: str) -> None:
         if not isinstance(below, dict):
             raise ValueError(f"--set {override!r}: {parent} is a value, and has no keys below it")
         value = below
-    value[last] = _scalar(text)
+    try:
+        value[last] = _scalar(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set {override!r}: {text!r} is not a YAML value; does it need quotes?") from error
 
 
 def _scalar(text: str) -> Any:
     """YAML 1.1 reads 3e-4 as a string; people mean a number."""
     value = yaml.safe_load(text)
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
 
 
 def _words(error: ValidationError) -> list[str]:

@@ -27,7 +27,7 @@ class CommandError(Exception):
 def say(fields: dict[str, Any], words: str, *, as_json: bool) -> None:
     """Print a command's result."""
     if as_json:
-        print(json.dumps({"schema": SCHEMA, "exit_code": 0, "error": None, **fields}))
+        print(_json({"schema": SCHEMA, "exit_code": 0, "error": None, **fields}))
     elif words:
         print(words)
 
@@ -42,10 +42,15 @@ def say_error(raised: BaseException, *, as_json: bool) -> int:
     if code == 1:
         traceback.print_exception(error, file=sys.stderr)
     if as_json:
-        print(json.dumps({"schema": SCHEMA, "exit_code": code, "error": said, **fields}))
+        print(_json({"schema": SCHEMA, "exit_code": code, "error": said, **fields}))
     words = f"headway: {said['message']}" + (f"\n  -> {said['remedy']}" if said["remedy"] else "")
     print(words, file=sys.stderr)
     return code
+
+
+def _json(value: dict[str, Any]) -> str:
+    """NaN and infinity are no JSON: they become null."""
+    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda constant: None))
 
 
 def exit_code(error: BaseException) -> int:

@@ -53,10 +53,14 @@ class Progress:
             self._last_line = time.monotonic()
             self.console.print(self._line(stage, done, total, text), soft_wrap=True)
 
-    def ended(self, outcome: Outcome) -> None:
+    def quiet(self) -> None:
+        """Stop moving: somebody is asked a question, or the stage is over."""
         if self._live:
             self._live.stop()
             self._live = None
+
+    def ended(self, outcome: Outcome) -> None:
+        self.quiet()
         mark, colour = MARKS[outcome.status]
         said = f"{outcome.name:<11}{outcome.status.replace('_', ' '):<12}{outcome.seconds:7.1f} s  {brief(outcome)}"
         self.console.print(Text.assemble((f"{mark} ", colour), said), soft_wrap=True)

@@ -109,6 +109,7 @@ class Retraining:
 
     def _stop_the_job(self) -> bool:
         """After Ctrl-C on a terminal: whether the running job stops as well. Without a terminal it does."""
+        self.progress.quiet()
         if not self.ask:
             return True
         self.console.print("\nStop the running job too? Without it, the same command adopts it later. [y/N] ", end="")

@@ -6,17 +6,16 @@ which is linked into place last and only once. See store.py for what the methods
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tasks.errors import IntegrityError, Missing
+from tasks.process import locked
 from tasks.storage.manifest import (
     CHUNK,
     SCHEMA,
@@ -72,7 +71,7 @@ class LocalStore:
                 _take(folder / entry.path, target, link=link)
             if not link:
                 require_intact(manifest.ref, check(arriving / "files", manifest.content.files))
-            with _lock(place.parent):
+            with locked(place.parent / ".lock"):
                 self._appear(arriving, manifest)
         finally:
             shutil.rmtree(arriving, ignore_errors=True)
@@ -135,7 +134,7 @@ class LocalStore:
         return _create(self._document(key), data)
 
     def replace(self, key: str, data: bytes, *, etag: str | None) -> bool:
-        with _lock(self.root):
+        with locked(self.root / ".lock"):
             now = self.read(key)
             if (now.etag if now else None) != etag:
                 return False
@@ -154,15 +153,6 @@ class LocalStore:
         if key.startswith("/") or ".." in key.split("/"):
             raise ValueError(f"{key!r} is not a document's key: no leading / and no ..")
         return self.root / "documents" / key
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """One process at a time; the kernel lets go of it when its holder dies."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def require_room(folder: Path, needed: int, *, what: str) -> None:

@@ -173,6 +173,13 @@ def test_out_of_memory_has_a_class_of_its_own(base, journal):
     assert error.value.failure == "out_of_memory"
 
 
+def test_a_loss_that_is_no_number_is_not_tried_again(base, journal):
+    with pytest.raises(JobFailed, match="loss is nan at step 3") as error:
+        supervise(base, journal, job("fail(FloatingPointError('loss is nan at step 3'))"))
+    assert error.value.failure == "diverged"
+    assert starts(base) == ["1 0"]
+
+
 def test_a_program_that_a_signal_kills_still_shows_its_log(base, journal):
     with pytest.raises(JobFailed, match="exit code -9") as error:
         supervise(base, journal, job("(sys.stdout.flush(), os.kill(os.getpid(), 9))", restarts=0))

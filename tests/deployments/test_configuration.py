@@ -1,0 +1,240 @@
+"""From YAML and `--set` to a configuration, with errors that name the key and the remedy; and errors as exit codes."""
+
+import errno
+import json
+import math
+
+import pytest
+
+from deployments.cli.configuration import SHIPPED, load
+from deployments.cli.output import CommandError, exit_code, say, say_error
+from tasks.config import RetrainConfig
+from tasks.errors import Cancelled, GateFailed, HeadwayError, IntegrityError, JobFailed, Missing, Unknown
+
+NAMES = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Loads a configuration from the text of a file."""
+
+    def read(text, *overrides):
+        (tmp_path / "mine.yaml").write_text(text)
+        return load(str(tmp_path / "mine.yaml"), list(overrides))
+
+    return read
+
+
+def test_there_are_shipped_configurations():
+    assert {"tiny", "local"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_shipped_configuration_is_valid_and_says_what_it_changes(name):
+    loaded = load(name, [])
+    assert loaded == load(str(SHIPPED / f"{name}.yaml"), [])
+    assert loaded != RetrainConfig()
+    assert loaded.model_dump(mode="json", exclude_unset=True)["training"]
+
+
+def test_an_empty_file_is_the_defaults(config):
+    assert config("") == config("# nothing\n") == RetrainConfig()
+
+
+def test_a_file_sets_what_it_names_and_nothing_else(config):
+    loaded = config("training:\n  learning_rate: 3e-4\n  network: {layers: 2}\n")
+    assert loaded.training.learning_rate == 3e-4
+    assert loaded.training.network.layers == 2
+    assert loaded.training.network.hidden_size == RetrainConfig().training.network.hidden_size
+    assert loaded.evaluation == RetrainConfig().evaluation
+
+
+MISSPELT = {
+    "trainin: {}": "trainin: there is no such key; did you mean training?",
+    "training: {learning_rat: 1}": "training.learning_rat: there is no such key; did you mean training.learning_rate?",
+    "training: {network: {layer: 2}}": (
+        "training.network.layer: there is no such key; did you mean training.network.layers?"
+    ),
+    "training: {checkpoint: {zzz: 2}}": "training.checkpoint.zzz: there is no such key; there are: every_steps, keep",
+}
+
+
+@pytest.mark.parametrize("text", MISSPELT)
+def test_a_misspelt_key_is_named_with_the_right_one(config, text):
+    with pytest.raises(ValueError, match=r"mine\.yaml is not valid") as error:
+        config(text)
+    assert MISSPELT[text] in str(error.value)
+
+
+def test_all_mistakes_are_told_at_once(config):
+    with pytest.raises(ValueError, match=r"mine\.yaml is not valid") as error:
+        config("trainin: {}\nevaluation: {confidence: 2}\n", "benchmark.secnds=1")
+    assert str(error.value).count(";") >= 3
+    for said in (
+        "trainin:",
+        "evaluation.confidence: Input should be less than 1, not 2",
+        "did you mean benchmark.seconds?",
+    ):
+        assert said in str(error.value)
+
+
+BAD_VALUES = {
+    "training: {steps: many}": "training.steps: Input should be a valid integer",
+    "training: {steps: 0}": "training.steps: Input should be greater than 0, not 0",
+    "training: 5": "training: Input should be",
+    "training: {engine: deepspeed}": "training.engine: Input should be 'torch', not 'deepspeed'",
+    "training: {model: My Model}": "training.model: String should match pattern",
+    "training: {steps: 10, warmup_steps: 10}": "warmup_steps 10 must be fewer than steps 10",
+    "training: {network: {heads: 3}}": "hidden_size 128 must be a multiple of heads 3",
+    "training: {global_batch_size: 6}": (
+        "training.global_batch_size 6 must be a multiple of training.micro_batch_size x ranks = 4 x 2 = 8"
+    ),
+    "cluster: {ranks_per_node: 3}": "training.global_batch_size 8 must be a multiple of",
+    "validation: {text_field: body}": "validation.text_field 'body' and preprocessing.text_field 'text' must be the same",
+    "preprocessing: {tokenizer: {vocab_size: 100}}": "preprocessing.tokenizer.vocab_size: Input should be greater than",
+}
+
+
+@pytest.mark.parametrize("text", BAD_VALUES)
+def test_a_bad_value_is_named_with_its_limit(config, text):
+    with pytest.raises(ValueError, match=r"mine\.yaml is not valid") as error:
+        config(text)
+    assert BAD_VALUES[text] in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "word", "a: [", "a: b: c", "\t- x"])
+def test_what_is_no_mapping_is_refused(config, text):
+    with pytest.raises(ValueError, match=r"mine\.yaml (is not YAML|holds)"):
+        config(text)
+
+
+def test_a_file_that_is_not_there_is_told_with_the_shipped_ones(tmp_path):
+    for source in ("tinny", str(tmp_path), str(tmp_path / "none.yaml")):
+        with pytest.raises(ValueError, match="there is no configuration .* or one of .*tiny"):
+            load(source, [])
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="is not YAML"):
+        load(str(tmp_path / "binary.yaml"), [])
+
+
+SETTINGS = {
+    "training.learning_rate=3e-4": lambda c: c.training.learning_rate == 3e-4,
+    "training.learning_rate=.002": lambda c: c.training.learning_rate == 0.002,
+    "training.learning_rate=1E-3": lambda c: c.training.learning_rate == 1e-3,
+    "training.steps=1e3": lambda c: c.training.steps == 1000,
+    "training.steps=100": lambda c: c.training.steps == 100,
+    "training.network.tie_embeddings=false": lambda c: c.training.network.tie_embeddings is False,
+    "training.checkpoint.every_steps=": lambda c: c.training.checkpoint.every_steps is None,
+    "training.checkpoint.every_steps=null": lambda c: c.training.checkpoint.every_steps is None,
+    "training.checkpoint.every_steps=7": lambda c: c.training.checkpoint.every_steps == 7,
+    "export.golden_prompts=[a=b, '1']": lambda c: c.export.golden_prompts == ("a=b", "1"),
+    "dataset=corpus": lambda c: c.dataset == "corpus",
+    "dataset=dataset/corpus@0123abcd": lambda c: c.dataset == "dataset/corpus@0123abcd",
+    "dataset=nan": lambda c: c.dataset == "nan",
+    "dataset=infinity": lambda c: c.dataset == "infinity",
+    "deployment.endpoint=a": lambda c: c.deployment.endpoint == "a",
+    "deployment={port: 8080}": lambda c: c.deployment.port == 8080,
+}
+
+
+@pytest.mark.parametrize("override", SETTINGS)
+def test_one_setting_on_the_command_line(config, override):
+    assert SETTINGS[override](config("dataset: x\n", override))
+
+
+def test_the_command_line_wins_over_the_file_and_the_last_over_the_first(config):
+    loaded = config("training: {steps: 100, seed: 7}\n", "training.steps=200", "training.steps=300")
+    assert (loaded.training.steps, loaded.training.seed) == (300, 7)
+
+
+BAD_OVERRIDES = {
+    "training.steps": "is not of the form a.b=value",
+    "=5": "is not of the form a.b=value",
+    "training.steps=ten": "training.steps: Input should be a valid integer",
+    "training.stps=10": "did you mean training.steps?",
+    "training.steps.deep=1": "training.steps",
+    "dataset.deep=1": "dataset is a value, and has no keys below it",
+    "export.golden_prompts=[a": "--set 'export.golden_prompts=[a'",
+    "dataset='a": "--set",
+    "training.global_batch_size=6": "must be a multiple of",
+    "training.learning_rate=nan": "training.learning_rate",
+}
+
+
+@pytest.mark.parametrize("override", BAD_OVERRIDES)
+def test_a_bad_setting_on_the_command_line_is_named(config, override):
+    with pytest.raises(ValueError, match=r"not valid|--set") as error:
+        config("dataset: x\n", override)
+    assert BAD_OVERRIDES[override] in str(error.value)
+
+
+CHECKS = [{"name": "speed", "measured": 1.0, "limit": ">= 4"}]
+ERRORS = [
+    (KeyError("missing"), 1, "KeyError", "This is a bug of Headway's: please report it with the lines above."),
+    (HeadwayError("odd", remedy="Look."), 1, "HeadwayError", None),
+    (ValueError("steps 0 must be above 0"), 2, "ValueError", ""),
+    (Unknown("dataset/x is not there", remedy="List them."), 2, "Unknown", "List them."),
+    (GateFailed("closed", stage="plan", checks=CHECKS, remedy="Add ranks."), 3, "GateFailed", "Add ranks."),
+    (JobFailed("crashed", failure="timeout", folder="/job", remedy="Look."), 4, "JobFailed", "Look."),
+    (IntegrityError("torn", problems=[{"path": "a"}], remedy="Restore."), 5, "IntegrityError", "Restore."),
+    (Missing("no room", remedy="Free some."), 6, "Missing", "Free some."),
+    (OSError(errno.ENOSPC, "No space left on device"), 6, "OSError", None),
+    (Cancelled("stopped"), 130, "Cancelled", ""),
+    (KeyboardInterrupt(), 130, "KeyboardInterrupt", "The same command goes on from where it stopped."),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "kind", "remedy"), ERRORS, ids=[case[2] for case in ERRORS])
+def test_each_error_has_its_exit_code_and_is_one_json_object(capsys, error, code, kind, remedy):
+    assert say_error(error, as_json=True) == code == exit_code(error)
+    said = capsys.readouterr()
+    value = json.loads(said.out)
+    assert said.out.count("\n") == 1
+    assert (value["schema"], value["exit_code"]) == ("headway/output/1", code)
+    assert set(value["error"]) - {"problems"} == {"type", "stage", "message", "remedy", "checks"}
+    assert value["error"]["type"] == kind
+    assert value["error"]["message"]
+    assert remedy in (None, value["error"]["remedy"])
+    assert value["error"]["stage"] == ("plan" if kind == "GateFailed" else None)
+    assert value["error"]["checks"] == (CHECKS if kind == "GateFailed" else [])
+    assert value["error"].get("problems") == ([{"path": "a"}] if kind == "IntegrityError" else None)
+    assert f"headway: {value['error']['message']}" in said.err
+    assert (f"{kind}: " in said.err) == (code == 1)  # a bug is told with its traceback
+
+
+def test_without_json_people_read_words_on_stderr_only(capsys):
+    assert say_error(Missing("no room", remedy="Free some."), as_json=False) == 6
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == "headway: no room\n  -> Free some.\n"
+
+
+def test_a_command_that_failed_still_tells_what_it_knows(capsys):
+    raised = CommandError(JobFailed("crashed", failure="timeout", folder="/job"), {"stages": [1]}, stage="train")
+    assert say_error(raised, as_json=True) == 4
+    value = json.loads(capsys.readouterr().out)
+    assert value["stages"] == [1]
+    assert (value["error"]["type"], value["error"]["stage"]) == ("JobFailed", "train")
+
+
+def not_json(constant):
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def test_a_measured_value_that_is_not_a_number_is_still_json(capsys):
+    checks = [{"name": "loss", "measured": math.nan, "limit": "<= 1"}, {"name": "x", "measured": math.inf, "limit": ""}]
+    say_error(GateFailed("closed", stage="evaluate", checks=checks), as_json=True)
+    value = json.loads(capsys.readouterr().out, parse_constant=not_json)
+    assert [check["measured"] for check in value["error"]["checks"]] == [None, None]
+    say({"metrics": {"loss": [math.nan, 1.0]}}, "", as_json=True)
+    assert json.loads(capsys.readouterr().out, parse_constant=not_json)["metrics"] == {"loss": [None, 1.0]}
+
+
+def test_success_is_one_object_or_words(capsys):
+    say({"ref": "model/coder@1"}, "published", as_json=True)
+    value = json.loads(capsys.readouterr().out)
+    assert value == {"schema": "headway/output/1", "exit_code": 0, "error": None, "ref": "model/coder@1"}
+    say({"ref": "model/coder@1"}, "published", as_json=False)
+    assert capsys.readouterr().out == "published\n"
+    say({"ref": "model/coder@1"}, "", as_json=False)
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,316 @@
+"""Gates fail closed: each one with a subject that passes, and with everything that must keep it shut."""
+
+import json
+import math
+
+import pytest
+
+from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Pending, Plan, Qualification, Validation, parse_ref
+from tasks.benchmark import Baseline, judge, load_baseline
+from tasks.config import (
+    BenchmarkConfig,
+    ComparisonConfig,
+    EvaluationConfig,
+    ExportConfig,
+    NetworkConfig,
+    PlanningConfig,
+    RetrainConfig,
+    Settings,
+    TrainingConfig,
+    config_digest,
+)
+from tasks.errors import GateFailed
+from tasks.evaluate import compare
+from tasks.export import parity_checks
+from tasks.lifecycle import lifecycle
+from tasks.plan import GIB, reckon
+from tasks.plan import judge as judge_plan
+from tasks.storage.manifest import Provenance
+from tasks.workbench import Work, working
+
+PASSED = Check(name="rows", measured=5.0, limit=">= 1", passed=True, remedy="Add rows.")
+FAILED = Check(name="speed", measured=1.23456789, limit=">= 4", passed=False, remedy="Take the node out.")
+ALSO = Check(name="sum", measured="wrong", limit="correct", passed=False, remedy="Take the node out.")
+CLUSTER = Cluster(
+    name="local", backend="local", nodes=1, ranks_per_node=2, threads_per_rank=1,
+    matmul_gflops_per_rank=10.0, allreduce_gigabytes_per_second=1.0,
+)  # fmt: skip
+BASELINE = Baseline(name="b", source="here", matmul_gflops_per_rank=4.0, allreduce_gigabytes_per_second=0.05)
+
+
+def qualification(*checks):
+    return Qualification(name="local", version="a" * 64, uri="", checks=checks, subject=CLUSTER)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A lifecycle with a real store, in which nothing is told to MLflow."""
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
+    with lifecycle("retrain", RetrainConfig(), stages=("evaluate",), dry=True) as run:
+        yield run
+
+
+def test_a_gate_gives_up_its_subject_when_every_check_passed():
+    cluster = qualification(PASSED, PASSED).require()
+    assert cluster == CLUSTER.model_copy(update={"qualification": f"qualification/local@{'a' * 64}"})
+
+
+def test_a_closed_gate_tells_each_failed_check_with_its_remedy_once():
+    gate = qualification(PASSED, FAILED, ALSO)
+    assert not gate.passed
+    with pytest.raises(GateFailed) as closed:
+        gate.require()
+    assert closed.value.stage == "benchmark"
+    assert closed.value.exit_code == 3
+    assert closed.value.checks == [
+        {"name": "speed", "measured": 1.23456789, "limit": ">= 4"},
+        {"name": "sum", "measured": "wrong", "limit": "correct"},
+    ]
+    assert closed.value.message == (
+        "the gate of benchmark stays closed: speed: measured 1.23457, limit >= 4; sum: measured wrong, limit correct"
+    )
+    assert closed.value.remedy == "Take the node out."
+
+
+@pytest.mark.parametrize("kind", [Qualification, Validation, Plan])
+def test_a_gate_that_checked_nothing_is_closed(kind):
+    plain = {"subject": CLUSTER, "steps": 1, "checkpoint_every_steps": 1, "seconds": 1.0, "parameters": 1}
+    gate = kind.model_construct(name="x", version="a" * 64, uri="", checks=(), **plain)
+    assert not gate.passed
+    with pytest.raises(GateFailed, match="nothing was checked"):
+        gate.require()
+
+
+def test_a_gate_survives_its_record():
+    gate = qualification(PASSED, FAILED, ALSO)
+    assert Qualification.model_validate(json.loads(gate.model_dump_json())) == gate
+
+
+def measured(*rates, correct=True, bandwidth=1.0):
+    ranks = [{"rank": rank, "host": f"node{rank}", "matmul_gflops": rate} for rank, rate in enumerate(rates)]
+    return {"ranks": ranks, "allreduce": {"gigabytes_per_second": bandwidth, "correct": correct}}
+
+
+def failed_of(checks):
+    return [check.name for check in checks if not check.passed]
+
+
+def judged(found, world_size=4):
+    return judge(found, BenchmarkConfig(), BASELINE, world_size=world_size)
+
+
+def test_a_sound_cluster_qualifies():
+    checks = judged(measured(10.0, 10.0, 10.0, 9.0))
+    assert failed_of(checks) == []
+    assert len(checks) == 4 * 2 + 2
+
+
+def test_a_rank_that_is_slower_than_its_peers_is_named_with_its_host():
+    assert failed_of(judged(measured(10.0, 10.0, 6.9, 10.0))) == ["rank 2 on node2: matmul GFLOP/s against its peers"]
+    (check,) = (c for c in judged(measured(10.0, 10.0, 6.9, 10.0)) if not c.passed)
+    assert (check.measured, check.limit) == (6.9, ">= 7")
+    assert failed_of(judged(measured(10.0, 10.0, 7.0, 10.0))) == []
+
+
+def test_of_two_ranks_the_slow_one_is_named_and_not_the_other():
+    assert failed_of(judged(measured(10.0, 6.0), world_size=2)) == ["rank 1 on node1: matmul GFLOP/s against its peers"]
+
+
+def test_a_rank_under_the_baseline_is_named_though_all_are_slow():
+    assert failed_of(judged(measured(3.0, 3.9, 4.0, 4.0))) == [
+        f"rank {rank} on node{rank}: matmul GFLOP/s" for rank in (0, 1)
+    ]
+
+
+def test_a_rank_without_a_result_is_a_failed_check():
+    found = measured(10.0, 10.0, 10.0, 10.0)
+    del found["ranks"][1]
+    assert failed_of(judged(found)) == ["rank 1: result"]
+    found = {"error": "the job of benchmark failed"}
+    checks = judged(found, world_size=2)
+    assert failed_of(checks) == ["rank 0: result", "rank 1: result", "all-reduce"]
+    assert checks[0].measured == "the job of benchmark failed"
+
+
+def test_a_wrong_sum_and_a_slow_network_close_the_gate():
+    assert failed_of(judged(measured(*[10.0] * 4, correct=False))) == ["all-reduce: sum"]
+    assert failed_of(judged(measured(*[10.0] * 4, bandwidth=0.04))) == ["all-reduce: GB/s"]
+
+
+def test_what_is_not_a_number_passes_no_check():
+    assert failed_of(judged(measured(math.nan, 10.0, 10.0, 10.0))) != []
+    assert failed_of(judged(measured(*[10.0] * 4, bandwidth=math.nan))) == ["all-reduce: GB/s"]
+
+
+def test_one_rank_alone_has_no_peers_and_no_network():
+    checks = judged({"ranks": measured(10.0)["ranks"]}, world_size=1)
+    assert [check.name for check in checks] == ["rank 0 on node0: matmul GFLOP/s"]
+
+
+def test_a_baseline_is_shipped_or_a_file(tmp_path):
+    assert load_baseline("cpu-floor").matmul_gflops_per_rank > 0
+    (tmp_path / "mine.json").write_text(BASELINE.model_dump_json())
+    assert load_baseline(str(tmp_path / "mine.json")) == BASELINE
+    with pytest.raises(ValueError, match=r"'h100' is not there; known: cpu-floor"):
+        load_baseline("h100")
+
+
+TRAINING = TrainingConfig(
+    network=NetworkConfig(layers=2, hidden_size=64, heads=4, kv_heads=2, intermediate_size=176),
+    sequence_length=64,
+    steps=60,
+    warmup_steps=5,
+)
+
+
+def plan_checks(run, *, training=TRAINING, cluster=CLUSTER, **limits):
+    numbers = reckon(training, PlanningConfig(), cluster, vocab_size=320, train_tokens=10_000)
+    with working(Work("plan", "k", run, "", handed=[], context=[])):
+        return numbers, judge_plan(numbers, training, PlanningConfig(**limits), cluster)
+
+
+def test_a_small_plan_fits_and_its_numbers_agree(run):
+    numbers, checks = plan_checks(run)
+    assert failed_of(checks) == []
+    assert [check.name for check in checks] == [
+        "memory per rank, GiB", "disk for checkpoints, GiB", "training time, minutes",
+    ]  # fmt: skip
+    assert numbers.tokens == 60 * 8 * 64
+    assert numbers.epochs == pytest.approx(numbers.tokens / 10_000)
+    assert numbers.seconds == pytest.approx(60 * numbers.step_seconds)
+    assert 1 <= numbers.checkpoint_every_steps <= 6
+    slower, _ = plan_checks(run, cluster=CLUSTER.model_copy(update={"matmul_gflops_per_rank": 5.0}))
+    assert slower.seconds > 1.5 * numbers.seconds
+
+
+def test_each_limit_of_a_plan_closes_it(run, monkeypatch):
+    numbers, _ = plan_checks(run)
+    at, under = numbers.memory_per_rank / GIB, (numbers.memory_per_rank - 1) / GIB
+    assert failed_of(plan_checks(run, memory_per_rank_gib=at)[1]) == []
+    assert failed_of(plan_checks(run, memory_per_rank_gib=under)[1]) == ["memory per rank, GiB"]
+    assert failed_of(plan_checks(run, max_minutes=numbers.seconds / 60 * 0.99)[1]) == ["training time, minutes"]
+    usage = type("Usage", (), {"free": numbers.checkpoint * 3 - 1})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    assert failed_of(plan_checks(run)[1]) == ["disk for checkpoints, GiB"]
+    usage.free += 1
+    assert failed_of(plan_checks(run)[1]) == []
+
+
+def test_the_configured_checkpoint_interval_counts(run):
+    training = TRAINING.model_copy(update={"checkpoint": TRAINING.checkpoint.model_copy(update={"every_steps": 17})})
+    assert plan_checks(run, training=training)[0].checkpoint_every_steps == 17
+
+
+def evaluation(run, name, bits, *, gain=0.3, low=0.2):
+    """A published evaluation, with bits for each held-out document."""
+    folder = run.home / name
+    folder.mkdir()
+    (folder / "documents.json").write_text(json.dumps({"bytes": [100] * len(bits), "model_bits": bits}))
+    manifest = run.store.publish(folder, kind="evaluation", inputs=(), provenance=Provenance(name=name))
+    return Evaluation(
+        name=name,
+        version=manifest.version,
+        uri="",
+        metrics={"gain_over_bigram": gain, "gain_low": low, "bits_per_byte": sum(bits) / len(bits) / 100},
+        subject=Checkpoint(name=name, version=manifest.version, uri=""),
+    )
+
+
+BITS = [200.0 + number for number in range(20)]
+LIMITS = ComparisonConfig()
+
+
+def compared(run, scores, champion=None, limits=LIMITS):
+    """The names of the checks that kept the gate closed."""
+    try:
+        assert compare(scores, champion, EvaluationConfig(), limits) == scores.subject
+    except GateFailed as closed:
+        assert closed.stage == "evaluate"
+        return [check["name"] for check in closed.checks]
+    return []
+
+
+def test_a_model_must_beat_the_bigram_and_surely_so(run):
+    assert compared(run, evaluation(run, "good", BITS)) == []
+    assert compared(run, evaluation(run, "limit", BITS, gain=0.10, low=0.01)) == []
+    assert compared(run, evaluation(run, "close", BITS, gain=0.09, low=0.01)) == ["gain over the Kneser-Ney bigram"]
+    low = "gain over the bigram, low end of the 95% interval"
+    assert compared(run, evaluation(run, "unsure", BITS, gain=0.2, low=0.0)) == [low]
+    assert len(compared(run, evaluation(run, "diverged", BITS, gain=math.nan, low=math.nan))) == 2
+    lax = ComparisonConfig(min_gain_over_bigram=-1.0)
+    assert compared(run, evaluation(run, "lax", BITS, gain=-0.5, low=-0.6), limits=lax) == []
+    assert [check["passed"] for check in run.outcomes["evaluate"].checks] == [True, True]
+
+
+def test_a_model_must_not_be_worse_than_the_champion(run):
+    champion = evaluation(run, "champion", BITS)
+    check = "relative loss to the champion, high end of the 95% interval"
+    assert compared(run, evaluation(run, "better", [b * 0.9 for b in BITS]), champion) == []
+    assert compared(run, evaluation(run, "alike", [b * 1.01 for b in BITS]), champion) == []
+    assert compared(run, evaluation(run, "worse", [b * 1.03 for b in BITS]), champion) == [check]
+    noisy = [b * (1.3 if number % 4 == 0 else 0.91) for number, b in enumerate(BITS)]
+    assert compared(run, evaluation(run, "noisy", noisy), champion) == [check]
+    assert compared(run, champion, champion) == []
+
+
+def test_a_comparison_waits_for_what_is_pending(run):
+    champion = evaluation(run, "champion", BITS)
+    for scores, other in ((Pending(stage="train"), None), (champion, Pending(stage="evaluate"))):
+        assert isinstance(compare(scores, other, EvaluationConfig(), LIMITS), Pending)
+
+
+def test_a_model_that_answers_differently_is_not_exported():
+    def failed(**metrics):
+        plain = {"max_logit_error": 1e-4, "greedy_equal": 120.0, "greedy_total": 120.0}
+        return failed_of(parity_checks({**plain, **metrics}, ExportConfig()))
+
+    assert failed() == []
+    assert failed(max_logit_error=1.1e-3) == ["logit error, largest absolute"]
+    assert failed(max_logit_error=math.nan) == ["logit error, largest absolute"]
+    assert failed(greedy_equal=119.0) == ["greedy completions equal, token for token"]
+    assert failed(greedy_equal=0.0, greedy_total=0.0) == ["greedy completions equal, token for token"]
+
+
+def test_a_digest_is_of_the_values_whether_written_out_or_not():
+    written = RetrainConfig.model_validate(json.loads(RetrainConfig().model_dump_json()))
+    assert config_digest(written) == config_digest(RetrainConfig())
+    assert config_digest(TrainingConfig(steps=800)) == config_digest(TrainingConfig())
+    assert config_digest(TrainingConfig(learning_rate=1)) == config_digest(TrainingConfig(learning_rate=1.0))
+    assert config_digest(TrainingConfig(steps=801)) != config_digest(TrainingConfig())
+    deep = TrainingConfig(network=NetworkConfig(tie_embeddings=False))
+    assert config_digest(deep) != config_digest(TrainingConfig())
+
+
+def test_a_digest_does_not_depend_on_the_order_of_fields():
+    class One(Settings):
+        a: int = 1
+        b: str = "ä"
+
+    class Other(Settings):
+        b: str = "ä"
+        a: int = 1
+
+    assert config_digest(One()) == config_digest(Other())
+
+
+def test_references_are_read_strictly():
+    version = "0123abcd" * 8
+    assert parse_ref(f"dataset/a.b-c_1@{version}") == ("dataset", "a.b-c_1", version)
+    assert parse_ref("model/coder@01234567") == ("model", "coder", "01234567")
+    assert parse_ref("coder", kind="model") == ("model", "coder", "")
+    assert parse_ref("endpoint/local") == ("endpoint", "local", "")
+    wrong = [
+        "coder",
+        "models/coder",
+        "model/Coder",
+        "model/../x",
+        "model/coder@0123",
+        "model/coder@xyzxyzxy",
+        "model/",
+        "",
+    ]
+    for text in [*wrong, "model/coder@01234567\n", f"model/coder@{version}0"]:
+        with pytest.raises(ValueError, match="is not a reference"):
+            parse_ref(text)
+    with pytest.raises(ValueError, match="is not a reference to a dataset"):
+        parse_ref("model/coder", kind="dataset")

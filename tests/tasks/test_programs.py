@@ -1,0 +1,25 @@
+"""Every program that a stage names exists, and answers to the launcher's contract."""
+
+import ast
+import importlib.util
+from pathlib import Path
+
+import tasks
+
+ROOT = Path(tasks.__file__).parent
+
+
+def named_programs():
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("tasks.jobs."):
+                yield path.name, node.value
+
+
+def test_every_named_program_exists_and_ends_with_main():
+    found = dict(named_programs())
+    assert {"preprocess.py", "benchmark.py", "train.py", "evaluate.py", "export.py", "local.py"} <= found.keys()
+    for program in found.values():
+        spec = importlib.util.find_spec(program)
+        assert spec and spec.origin, program
+        assert 'if __name__ == "__main__":' in Path(spec.origin).read_text(), program
