@@ -112,7 +112,8 @@ class Retraining:
         self.progress.quiet()
         if not self.ask:
             return True
-        self.console.print("\nStop the running job too? Without it, the same command adopts it later. [y/N] ", end="")
+        question = "\nStop the running job too? If it goes on, the same command adopts it later. [y/N] "
+        self.console.print(question, end="", markup=False)
         return input().strip().lower() in ("y", "yes")
 
 

@@ -3,13 +3,15 @@
 import base64
 import json
 import os
+import pty
 import signal
+import threading
 import time
 import urllib.error
 import urllib.request
 
 import pytest
-from support import publish_tiny
+from support import HEADWAY, publish_tiny
 
 TRAINING = ("--set", "training.steps=240", "--to", "train")
 FINISHED = ("validate", "preprocess", "benchmark", "plan")
@@ -199,3 +201,40 @@ def test_a_run_that_was_killed_is_killed_in_mlflow_too(home, training):
 def test_another_home_can_use_the_same_machine_at_once(fresh):
     publish_tiny(fresh)
     assert fresh.ok("retrain", "-c", "tiny", "--to", "preprocess").statuses()["preprocess"] == "ran"
+
+
+@pytest.mark.parametrize("answer, keeps", [("n", True), ("y", False)])
+def test_ctrl_c_on_a_terminal_asks_whether_the_job_stops_too(home, done, answer, keeps):
+    known = set(home.path.glob("jobs/train-*"))
+    words = ("-c", "tiny", "--set", f"training.seed={16 + keeps}", *TRAINING)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(HEADWAY, ["headway", "retrain", *words], home.environment() | {"TERM": "xterm"})
+    shown = Shown(terminal)
+    folder = wait_until(lambda: next(iter(set(home.path.glob("jobs/train-*")) - known), None))
+    wait_until(lambda: newest_step(folder) >= 5)
+    pids = rank_pids(folder)
+    os.write(terminal, b"\x03")
+    wait_until(lambda: "[y/N]" in shown.text)
+    os.write(terminal, answer.encode() + b"\n")
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    assert all(map(is_running, pids)) == keeps or (keeps and (folder / "result.json").exists())
+    job = home.ok("retrain", *words).stage("train")["job"]
+    assert (job["adopted"], job["submissions"]) == ((True, 1) if keeps else (False, 2))
+
+
+class Shown(threading.Thread):
+    """Reads what a terminal shows, as it comes."""
+
+    def __init__(self, terminal):
+        super().__init__(daemon=True)
+        self.terminal, self.text = terminal, ""
+        self.start()
+
+    def run(self):
+        while True:
+            try:
+                self.text += os.read(self.terminal, 4096).decode(errors="replace")
+            except OSError:
+                return

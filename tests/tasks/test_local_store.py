@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import IntegrityError, Missing
+from tasks.errors import IntegrityError, Missing, Unknown
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 from tasks.storage.store import find
@@ -369,14 +369,14 @@ def test_find_takes_the_newest_or_the_version_that_the_digits_mean(store, folder
 
 
 def test_find_says_what_is_there(store, folder):
-    with pytest.raises(Missing) as nothing:
+    with pytest.raises(Unknown) as nothing:
         find(store, "dataset", "corpus")
     assert "there is no dataset yet" in nothing.value.remedy
     put(store, folder)
-    with pytest.raises(Missing, match=r"dataset/corpse is not in ") as wrong:
+    with pytest.raises(Unknown, match=r"dataset/corpse is not in ") as wrong:
         find(store, "dataset", "corpse")
     assert "corpus" in wrong.value.remedy
-    with pytest.raises(Missing, match="dataset/corpus@00000000"):
+    with pytest.raises(Unknown, match="dataset/corpus@00000000"):
         find(store, "dataset", "corpus", "00000000")
 
 

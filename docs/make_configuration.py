@@ -1,0 +1,132 @@
+"""Writes docs/configuration.md out of the classes of tasks/config.py: `python docs/make_configuration.py`.
+
+The tables are made from what pydantic knows of each field, so they cannot disagree with the code; a test compares the file.
+What surrounds the tables is the text below. Which files and options set these values: deployments/cli/configuration.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.config import RetrainConfig
+
+PAGE = Path(__file__).parent / "configuration.md"
+TYPES = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}
+LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+NOTHING = "empty"
+
+HEAD = """\
+# Configuration
+
+<!-- Written by `python docs/make_configuration.py` out of tasks/config.py. Change the help text there, and run it again. -->
+
+One run has one configuration: a tree of settings, one section a stage. It comes from a YAML file and from `--set`.
+
+- `headway retrain` without `-c` takes the shipped `local`; `-c tiny` takes the shipped `tiny`; `-c my.yaml` takes a file of
+  yours. The shipped ones lie in [deployments/configs](../deployments/configs).
+- A file names only what it changes. Everything else has the default of the tables below.
+- `--set a.b=value` changes one setting of that run, and may be given often. The value is read as YAML: `3e-4`, `true`,
+  `[a, b]`, and nothing at all for empty.
+- A misspelt key, a value of the wrong type, or one outside its limits ends the command with exit code 2. Nothing was
+  started then, and the message names the key, and the closest one that there is.
+
+```console
+$ headway retrain -c tiny --dry-run --set training.learning_rate=1e-3 --set training.steps=90
+$ headway retrain -c tiny --dry-run --set training.learning_rat=1e-3   # exit code 2
+```
+
+A change runs those stages again that have the setting in their key, and all that depend on what they make. Which stage has
+which section in its key is in [stages.md](stages.md); `--dry-run` tells it for a change that you have in mind.
+
+## Rules between settings
+
+- `training.global_batch_size` is a multiple of `training.micro_batch_size` times the number of ranks
+  (`cluster.nodes` x `cluster.ranks_per_node`).
+- `training.warmup_steps` is smaller than `training.steps`.
+- `training.network.hidden_size` is a multiple of `training.network.heads`, and `heads` of `kv_heads`.
+- `validation.text_field` and `preprocessing.text_field` are the same.
+
+## Environment
+
+| variable | what it does |
+| --- | --- |
+| `HEADWAY_HOME` | Folder for all state. Without it: `.headway` in the working directory. |
+| `MLFLOW_TRACKING_URI` | MLflow server or database that runs are published to. Without it: a SQLite file under the home. |
+| `MLFLOW_EXPERIMENT_NAME` | MLflow experiment of the runs. Without it: `headway`. |
+| `PREFECT_API_URL` | A Prefect server that is there already. Without it: one on this machine, under the home. |
+
+## Settings
+
+A name is lower case letters, digits, `.`, `_` and `-`. A share is a fraction: 0.05 is one in twenty.
+"""
+
+
+def main() -> None:
+    PAGE.write_text(render(RetrainConfig.model_json_schema()), encoding="utf-8")
+
+
+def render(schema: dict[str, Any]) -> str:
+    """The whole page, from the JSON schema of the configuration."""
+    tables = [_section(path, found) for path, found in sections(schema, schema, path="")]
+    return "\n".join([HEAD, *tables])
+
+
+def sections(schema: dict[str, Any], section: dict[str, Any], *, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every section with its path, in the order of the classes; one that lies in another comes after it."""
+    yield path, section
+    for name, value in section["properties"].items():
+        if "$ref" in value:
+            below = schema["$defs"][value["$ref"].rpartition("/")[2]]
+            yield from sections(schema, below, path=f"{path}.{name}" if path else name)
+
+
+def _section(path: str, section: dict[str, Any]) -> str:
+    settings = {name: value for name, value in section["properties"].items() if "$ref" not in value}
+    head = f"### `{path}`" if path else "### The run itself"
+    table = ["| setting | type | default | limits | what it is |", "| --- | --- | --- | --- | --- |"]
+    rows = [_row(f"{path}.{name}" if path else name, value) for name, value in settings.items()]
+    return "\n".join([head, "", _one_line(section["description"]), "", *(table + rows if rows else []), ""])
+
+
+def _row(name: str, value: dict[str, Any]) -> str:
+    kinds = value.get("anyOf", [value])
+    known = next(kind for kind in kinds if kind.get("type") != "null")
+    cells = (f"`{name}`", _type(known, optional=len(kinds) > 1), _default(value), _limits(known), _help(value))
+    return "| " + " | ".join(cells) + " |"
+
+
+def _type(kind: dict[str, Any], *, optional: bool) -> str:
+    word = f"list of {TYPES[kind['items']['type']]}" if kind["type"] == "array" else TYPES[kind["type"]]
+    return f"{word}, or {NOTHING}" if optional else word
+
+
+def _default(value: dict[str, Any]) -> str:
+    default = value["default"]
+    return NOTHING if default is None else f"`{default if isinstance(default, str) else json.dumps(default)}`"
+
+
+def _limits(kind: dict[str, Any]) -> str:
+    allowed = [kind["const"]] if "const" in kind else kind.get("enum", [])
+    if allowed:
+        return "only " + ", ".join(f"`{one}`" for one in allowed)
+    limits = [f"{sign} {_number(kind[key])}" for key, sign in LIMITS.items() if key in kind]
+    return ", ".join([*limits, *([f"`{kind['pattern']}`"] if "pattern" in kind else [])])
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value == int(value) else str(value)
+
+
+def _help(value: dict[str, Any]) -> str:
+    return _one_line(value.get("description", "")).replace("|", "\\|")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+if __name__ == "__main__":
+    main()
