@@ -55,7 +55,7 @@ class Observer(Protocol):
         """A stage began; the estimate is what it took last time, in seconds."""
         ...
 
-    def progress(self, stage: str, done: float, total: float, text: str) -> None: ...
+    def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None: ...
 
     def ended(self, outcome: Outcome) -> None: ...
 
@@ -69,7 +69,7 @@ class Unobserved:
     def started(self, stage: str, estimate: float | None) -> None:
         return None
 
-    def progress(self, stage: str, done: float, total: float, text: str) -> None:
+    def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
         return None
 
     def ended(self, outcome: Outcome) -> None:

@@ -246,7 +246,7 @@ def _watch(work: Work) -> Watch:
         spool.log_metrics(work.run, rows)
 
     def tell(said: dict[str, Any]) -> None:
-        observer.progress(work.stage, said["done"], said["total"], said["text"])
+        observer.progress(work.stage, said["done"], said["total"], said["text"], said["seconds_left"])
 
     return Watch(
         metrics=forward,

@@ -36,6 +36,7 @@ class Progress:
         self._live: Live | None = None
         self._began = self._last_line = 0.0
         self._estimate: float | None = None
+        self._said: tuple[str, float, float, str, float | None] = ("", 0.0, 0.0, "", None)
 
     def opened(self, run: Lifecycle) -> None:
         self.run = run
@@ -43,15 +44,20 @@ class Progress:
     def started(self, stage: str, estimate: float | None) -> None:
         self._began, self._last_line, self._estimate = time.monotonic(), time.monotonic(), estimate
         if self.console.is_terminal:
-            self._live = Live(self._line(stage, 0, 0, ""), console=self.console, transient=True, refresh_per_second=8)
+            self._said = (stage, 0.0, 0.0, "", None)
+            self._live = Live(
+                get_renderable=lambda: self._line(*self._said),
+                console=self.console,
+                transient=True,
+                refresh_per_second=4,
+            )
             self._live.start()
 
-    def progress(self, stage: str, done: float, total: float, text: str) -> None:
-        if self._live:
-            self._live.update(self._line(stage, done, total, text))
-        elif time.monotonic() - self._last_line > LINE_EVERY_SECONDS:
+    def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
+        self._said = (stage, done, total, text, seconds_left)
+        if not self._live and time.monotonic() - self._last_line > LINE_EVERY_SECONDS:
             self._last_line = time.monotonic()
-            self.console.print(self._line(stage, done, total, text), soft_wrap=True)
+            self.console.print(self._line(*self._said), soft_wrap=True)
 
     def quiet(self) -> None:
         """Stop moving: somebody is asked a question, or the stage is over."""
@@ -65,10 +71,11 @@ class Progress:
         said = f"{outcome.name:<11}{outcome.status.replace('_', ' '):<12}{outcome.seconds:7.1f} s  {brief(outcome)}"
         self.console.print(Text.assemble((f"{mark} ", colour), said), soft_wrap=True)
 
-    def _line(self, stage: str, done: float, total: float, text: str) -> Text:
+    def _line(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> Text:
         passed = time.monotonic() - self._began
         share = min(done / total, 1.0) if total else 0.0
         left = passed / share - passed if share > 0.02 else (self._estimate or 0) - passed
+        left = left if seconds_left is None else seconds_left
         bar = "━" * int(share * BAR) + "─" * (BAR - int(share * BAR))
         eta = f"about {_duration(left)} left" if left > 0.5 else ""
         return Text(f"  {stage:<11}{bar} {share:4.0%}  {_duration(passed)}  {eta}  {text}")

@@ -44,10 +44,11 @@ class Rank:
             with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
                 file.write(line)
 
-    def progress(self, done: float, total: float, text: str = "") -> None:
-        """Say how far the job is; shown to people, never used for decisions."""
+    def progress(self, done: float, total: float, text: str = "", *, seconds_left: float | None = None) -> None:
+        """Say how far the job is; shown to people, never used for decisions. Without `seconds_left` it is estimated."""
         if self.rank == 0:
-            write_json(self.folder / "progress.json", {"done": done, "total": total, "text": text})
+            said = {"done": done, "total": total, "text": text, "seconds_left": seconds_left}
+            write_json(self.folder / "progress.json", said)
 
 
 def open_rank() -> Rank:

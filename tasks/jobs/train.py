@@ -193,7 +193,8 @@ class Training:
         self.rank.metrics(step=self.step, **values, seconds_left=left)
         if time.monotonic() - self.pace.shown >= PROGRESS_SECONDS or self.step == self.config.steps:
             self.pace.shown = time.monotonic()
-            self.rank.progress(self.step, self.config.steps, f"loss {values['loss']:.3f}, {left:.0f} s left")
+            said = f"loss {values['loss']:.3f}, {values['tokens_per_second']:,.0f} tokens/s"
+            self.rank.progress(self.step, self.config.steps, said, seconds_left=left)
 
     def _save_unless_busy(self) -> None:
         """Rank 0's writer is done last, so whether it is busy decides for all ranks."""

@@ -41,6 +41,8 @@ def test_text_comes_back_exactly(tmp_path):
     assert texts(tmp_path) == odd
     write(tmp_path / "a.jsonl", lines("one", "two").replace("\n", "\r\n"))
     assert texts(tmp_path) == ["one", "two"]
+    write(tmp_path / "a.jsonl", '{"text":\r"one"}\n{"text": "two"}\r')
+    assert texts(tmp_path) == ["one", "two"]
     write(tmp_path / "a.jsonl", lines("one", "two").rstrip("\n"))
     assert texts(tmp_path) == ["one", "two"]
 

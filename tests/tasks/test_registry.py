@@ -15,6 +15,7 @@ from tasks.registry.journal import StoreJournal
 from tasks.registry.records import Record
 from tasks.registry.refs import audit, made_from, move_ref, read_ref
 from tasks.storage import open_store
+from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Provenance
 
 fork = multiprocessing.get_context("fork")
@@ -99,6 +100,23 @@ def test_a_ref_that_is_there_already_is_not_moved(store):
     for _ in range(2):
         move_ref(store, "coder/champion", "model/coder@1", inputs=(), reason="again")
     assert len(log(store)) == 1
+
+
+class SlowReader(LocalStore):
+    """A store of somebody who looks at a ref, and is overtaken before acting on it."""
+
+    def read(self, key):
+        document = super().read(key)
+        if key.startswith("refs/") and not self.list("audit"):
+            move_ref(LocalStore(self.root), "coder/champion", "model/coder@1", inputs=(), reason="faster")
+        return document
+
+
+def test_who_was_overtaken_between_looking_and_moving_is_told_and_moves_nothing(store):
+    with pytest.raises((RuntimeError, HeadwayError), match="moved by somebody else"):
+        move_ref(SlowReader(store.root), "coder/champion", "model/coder@2", inputs=(), reason="slower")
+    assert read_ref(store, "coder/champion") == "model/coder@1"
+    assert [entry["reason"] for entry, _ in log(store)] == ["faster"]
 
 
 def test_of_many_promotions_at_once_each_wins_or_is_told_and_the_log_holds_the_winners_in_order(tmp_path, store):
