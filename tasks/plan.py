@@ -16,6 +16,7 @@ from tasks.planning.interval import checkpoint_every_steps
 from tasks.planning.size import (
     activation_bytes,
     checkpoint_bytes,
+    flops_per_token_6n,
     flops_per_token_megatron,
     parameter_count,
     training_memory_bytes,
@@ -37,6 +38,8 @@ class Numbers:
     memory_per_rank: int
     checkpoint: int
     flops: int
+    """By Megatron's convention, over the whole run; `flops_6n` by the 6N one."""
+    flops_6n: int
     step_seconds: float
     seconds: float
     checkpoint_every_steps: int
@@ -96,6 +99,7 @@ def reckon(
         memory_per_rank=training_memory_bytes(parameters) + activations,
         checkpoint=saved,
         flops=flops * training.steps,
+        flops_6n=tokens_a_step * training.steps * flops_per_token_6n(parameters),
         step_seconds=step,
         seconds=step * training.steps,
         checkpoint_every_steps=every,

@@ -25,7 +25,7 @@ def build_network(config: TrainingConfig, *, vocab_size: int, eod: int) -> nn.Mo
 
     There is no padding token: it would be `eod`, and torch.nn.Embedding never trains the row of its padding token.
     Matrices begin with a standard deviation of sqrt(2 / (5 hidden_size)): SmallInit of Nguyen and Salazar, Transformers
-    without Tears (2019), section 2.2. The library's own 0.02 is that of a width of 1000: networks as narrow as ours
+    without Tears (2019), as in GPT-NeoX. The library's own 0.02 is that of a width of 1000: networks as narrow as ours
     learn far more slowly from it.
     """
     shape = config.network

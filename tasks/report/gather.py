@@ -6,7 +6,6 @@ How it looks is page.py. An artifact that is missing or damaged leaves its part 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from tasks.report.page import render_page
 from tasks.storage.store import Store, find
 
 PARTS = {"validate": "validation.json", "benchmark": "qualification.json", "evaluate": "evaluation.json"}
-Reader = Callable[[str, str], Any]
 
 
 def write_report(

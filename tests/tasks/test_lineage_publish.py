@@ -14,7 +14,7 @@ import mlflow
 import pytest
 
 from tasks.lineage.spool import Spool, sync, unpublished
-from tasks.process import read_json, write_json
+from tasks.process import read_json, stop, write_json
 
 ROOT = Path(__file__).parents[2]
 DATASET = {
@@ -206,6 +206,7 @@ def test_a_server_that_is_away_loses_nothing_and_is_told_when_it_is_back(publish
         client = mlflow.MlflowClient(f"http://127.0.0.1:{port}")
         assert_whole(client, ours, "served", sources=("headway:///one", "headway:///two"))
     finally:
+        stop(spool.folder)
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
 

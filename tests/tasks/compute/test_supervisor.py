@@ -356,17 +356,20 @@ def test_metrics_are_forwarded_once_and_in_whole_lines(base, journal):
     work = job("(rank.progress(1, 3, 'one'), write_in_halves(rank, 3), {})[2]")
     supervise(base, journal, work, metrics=batches.append, progress=said.append)
     assert batches == [[{"step": number, "loss": 0.5}] for number in range(3)]
-    assert said == [{"done": 1, "total": 3, "text": "one"}]
+    assert [(progress["done"], progress["total"], progress["text"]) for progress in said] == [(1, 3, "one")]
 
 
 def test_two_ranks_run_under_torchrun_and_one_ranks_mistake_ends_both(base, journal):
-    code = "fail(ValueError('rank 1 cannot')) if rank.rank else time.sleep(60)"
+    def handle():
+        return process.read_json(base / "job" / "handle.json") or {"ranks": []}
+
+    code = f"(wait_for({str(base / 'go')!r}), fail(ValueError('rank 1 cannot'))) if rank.rank else time.sleep(60)"
+    after(lambda: len(handle()["ranks"]) == 2 and len(starts(base)) == 2, (base / "go").touch)
     with pytest.raises(ValueError, match="rank 1 cannot"):
         supervise(base, journal, job(code, ranks_per_node=2))
     assert sorted(starts(base)) == ["1 0", "1 1"]
-    handle = process.read_json(base / "job" / "handle.json")
-    assert [(rank["rank"], rank["attempt"]) for rank in handle["ranks"]] == [(0, 1), (1, 1)]
-    assert not any(process.process_started(rank["pid"]) for rank in handle["ranks"])
+    assert [(rank["rank"], rank["attempt"]) for rank in handle()["ranks"]] == [(0, 1), (1, 1)]
+    assert not any(process.process_started(rank["pid"]) for rank in handle()["ranks"])
 
 
 def test_what_would_be_started_is_a_value():
