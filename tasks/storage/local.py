@@ -105,7 +105,7 @@ class LocalStore:
 
     def manifests(self, kind: str = "", name: str = "") -> Iterator[Manifest]:
         found = self.root.glob(f"artifacts/{kind or '*'}/{name or '*'}/*/manifest.json")
-        for path in sorted(found, key=lambda p: (p.parts[-4], p.parts[-3], -p.stat().st_mtime_ns)):
+        for path in sorted(found, key=lambda p: (p.parts[-4], p.parts[-3], -_mtime(p))):
             manifest = _read_manifest(path)
             if manifest:
                 yield manifest
@@ -229,6 +229,14 @@ def _edited(path: Path, how: str) -> IntegrityError:
         f"{path} was edited: {how}",
         remedy="Restore the manifest, or delete the version's folder and run the stage again.",
     )
+
+
+def _mtime(path: Path) -> int:
+    """When a manifest was written, in nanoseconds; 0 when another process is replacing it right now."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _etag(data: bytes) -> str:

@@ -86,6 +86,9 @@ def find(store: Store, kind: str, name: str, version: str = "") -> Manifest:
 
     Raises Unknown when there is none, and ValueError when the digits fit several.
     """
+    exact = store.manifest(kind, name, version) if len(version) == 64 else None
+    if exact:
+        return exact
     fitting = [m for m in store.manifests(kind, name) if m.version.startswith(version)]
     if not fitting:
         known = sorted({m.provenance.name for m in store.manifests(kind)})
