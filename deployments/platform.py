@@ -8,6 +8,7 @@ before Prefect is imported.
 from __future__ import annotations
 
 import base64
+import importlib.util
 import os
 import secrets
 import socket
@@ -34,6 +35,8 @@ QUIET = {
 
 def prepare(home: Path) -> dict[str, Any]:
     """Set Prefect's environment, and start the local server unless one runs. Does not wait: see `wait`."""
+    if importlib.util.find_spec("prefect") is None:
+        raise Missing("Prefect is not installed", remedy="pip install -c constraints.txt 'headway[local]'")
     os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})
     if os.environ.get("PREFECT_API_URL"):
         return {"url": os.environ["PREFECT_API_URL"].removesuffix("/api"), "ours": False}

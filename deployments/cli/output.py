@@ -57,7 +57,7 @@ def exit_code(error: BaseException) -> int:
     """0 done, 1 a bug of ours, 2 usage, 3 gate, 4 job, 5 integrity, 6 missing, 130 interrupted."""
     if isinstance(error, HeadwayError):
         return error.exit_code
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    if isinstance(error, ModuleNotFoundError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
         return 6
     if isinstance(error, ValueError):
         return 2
@@ -70,6 +70,8 @@ def describe(error: BaseException) -> dict[str, Any]:
     remedy = error.remedy if isinstance(error, HeadwayError) else ""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         remedy = "Free room on the disk, or set HEADWAY_HOME to a folder on a larger one; the same command goes on."
+    if isinstance(error, ModuleNotFoundError):
+        remedy = "Install what this needs: pip install -c constraints.txt 'headway[local]'. `headway doctor` names all of it."
     if exit_code(error) == 1:
         remedy = "This is a bug of Headway's: please report it with the lines above."
     if exit_code(error) == 130 and not known:

@@ -166,7 +166,8 @@ def _failure(job: Job, state: JobState, backend: Backend, folder: Path) -> Excep
     if report and report["class"] == "integrity":
         return IntegrityError(report["message"], remedy=report["remedy"])
     if report and report["class"] == "missing":
-        return Missing(report["message"], remedy=report["remedy"] or "Free room on the disk.")
+        remedy = "Free room on the disk; or, if a package is named: pip install -c constraints.txt 'headway[cluster]'."
+        return Missing(report["message"], remedy=report["remedy"] or remedy)
     failure = {"timeout": "timeout", "cancelled": "cancelled"}.get(state.reason)
     failure = failure or (report["class"] if report else "infrastructure")
     what = f"{report['type']}: {report['message']}" if report else _what(state)

@@ -7,6 +7,7 @@ Nothing here knows of a backend, of Prefect or of MLflow. A program ends with `s
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -123,7 +124,7 @@ def failure_class(error: Exception) -> str:
         return "diverged"
     if isinstance(error, HeadwayError):
         return {5: "integrity", 6: "missing"}.get(error.exit_code, "infrastructure")
-    if isinstance(error, OSError) and error.errno == 28:
+    if isinstance(error, ModuleNotFoundError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
         return "missing"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out_of_memory"

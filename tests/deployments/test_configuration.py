@@ -170,6 +170,12 @@ def test_a_bad_setting_on_the_command_line_is_named(config, override):
 
 CHECKS = [{"name": "speed", "measured": 1.0, "limit": ">= 4"}]
 ERRORS = [
+    (
+        ModuleNotFoundError("No module named 'prefect'"),
+        6,
+        "ModuleNotFoundError",
+        "Install what this needs: pip install -c constraints.txt 'headway[local]'. `headway doctor` names all of it.",
+    ),
     (KeyError("missing"), 1, "KeyError", "This is a bug of Headway's: please report it with the lines above."),
     (HeadwayError("odd", remedy="Look."), 1, "HeadwayError", None),
     (ValueError("steps 0 must be above 0"), 2, "ValueError", ""),
