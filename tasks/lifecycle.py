@@ -108,9 +108,6 @@ class Lifecycle:
     """What the flow leaves for those who ask afterwards: the endpoint, a sample, the report."""
 
     def __post_init__(self) -> None:
-        for name in (self.first, self.last):
-            if name is not None and name not in self.stages:
-                raise ValueError(f"{name!r} is not a stage of {self.flow}; the stages are {', '.join(self.stages)}")
         self.journal = StoreJournal(self.store)
         self.config_digest = config_digest(self.config)
         self.outcomes = {name: Outcome(name) for name in self.stages}
@@ -182,6 +179,9 @@ def lifecycle(
 
     `at_end` is called however the flow ended, when `run.error` and all outcomes are known: it writes the report.
     """
+    for name in (first, last):
+        if name is not None and name not in stages:
+            raise ValueError(f"{name!r} is not a stage of {flow}; the stages are {', '.join(stages)}")
     base = home()
     run = Lifecycle(
         flow=flow,
@@ -208,10 +208,13 @@ def lifecycle(
         raise
     finally:
         run.seconds = time.time() - run.began
-        if run.spool:
-            at_end(run)
-            _end(run, run.spool)
-        _current.reset(token)
+        try:
+            if run.spool:
+                at_end(run)
+        finally:
+            if run.spool:
+                _end(run, run.spool)
+            _current.reset(token)
 
 
 def _tags(run: Lifecycle) -> dict[str, str]:
