@@ -36,7 +36,7 @@ QUIET = {
 def prepare(home: Path) -> dict[str, Any]:
     """Set Prefect's environment, and start the local server unless one runs. Does not wait: see `wait`."""
     if importlib.util.find_spec("prefect") is None:
-        raise Missing("Prefect is not installed", remedy="pip install -c constraints.txt 'headway[local]'")
+        raise Missing("Prefect is not installed", remedy="pip install -c constraints.txt -e '.[local]'")
     os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})
     if os.environ.get("PREFECT_API_URL"):
         return {"url": os.environ["PREFECT_API_URL"].removesuffix("/api"), "ours": False}
@@ -107,7 +107,7 @@ def _start(folder: Path) -> dict[str, Any]:
     }
     uvicorn = ["-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--host", "127.0.0.1"]
     argv = [sys.executable, *uvicorn, "--port", str(port), "--log-level", "warning", "--timeout-keep-alive", "5"]
-    spec = process.ProcessSpec(argv=argv, env=environment, log="server.log", restarts=5, grace=5.0)
+    spec = process.ProcessSpec(argv=argv, env=environment, log="server.log", restarts=5, steady=10.0, grace=5.0)
     handle = process.start(folder, spec)
     server = {"url": f"http://127.0.0.1:{port}", "port": port, "pid": handle["pid"], "since": time.time()}
     process.write_json(folder / "server.json", {**server, "folder": str(folder)})

@@ -24,7 +24,6 @@ def close(run: Lifecycle) -> None:
         f"{run.flow}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(run.began))}-{(run.run or '')[:8]}",
         store=run.store,
         stages=[outcome.plain() for outcome in run.outcomes.values()],
-        asides=[outcome.plain() for outcome in run.asides],
         run=_fields(run),
     )
     run.results["report"] = str(path)
@@ -50,6 +49,7 @@ def _fields(run: Lifecycle) -> dict[str, Any]:
         "error": _error(run.error, run.stopped_at),
         "endpoint": {"ref": endpoint.ref, "url": endpoint.url, "model": endpoint.model.ref} if endpoint else None,
         "sample": run.results.get("sample"),
+        "champion": run.results.get("champion"),
     }
 
 

@@ -12,9 +12,9 @@ from prefect import flow
 
 from flows.closing import close
 from flows.prefect_run import cancelled, flow_run
-from tasks.artifacts import Checkpoint, Cluster, Dataset, Endpoint, Evaluation, Tokens, parse_ref, unqualified
+from tasks.artifacts import Cluster, Dataset, Endpoint, Evaluation, Pending, Tokens, parse_ref, unqualified
 from tasks.benchmark import benchmark
-from tasks.config import EvaluationConfig, RetrainConfig
+from tasks.config import RetrainConfig
 from tasks.deploy import deploy, sample
 from tasks.evaluate import champion_checkpoint, compare, evaluate
 from tasks.export import export
@@ -56,15 +56,15 @@ def retrain(
 
 def chain(name: str, config: RetrainConfig) -> Endpoint:
     """The stages in their order."""
-    dataset = validate(resolve(name), config.validation).require()
-    tokens = preprocess(dataset, config.preprocessing, on=unqualified(config.cluster))
+    validation = validate(resolve(name), config.validation)
+    tokens = preprocess(validation.require(), config.preprocessing, under=validation, on=unqualified(config.cluster))
     cluster = benchmark(config.cluster, config.benchmark).require()
     limits = plan(tokens, config.training, config.planning, on=cluster).require()
     checkpoint = train(tokens, config.training, under=limits, on=cluster)
     scores = evaluate(checkpoint, tokens, config.evaluation, on=cluster)
-    champion = champion_scores(config.training.model, tokens, config.evaluation, on=cluster)
+    champion = champion_scores(scores, tokens, config, on=cluster)
     proven = compare(scores, champion, config.evaluation, config.comparison)
-    model = export(proven, config.export, on=cluster)
+    model = export(proven, config.export, under=scores, on=cluster)
     return deploy(model, config.deployment)
 
 
@@ -77,14 +77,20 @@ def resolve(name: str) -> Dataset:
     return dataset
 
 
-def champion_scores(model: str, tokens: Tokens, config: EvaluationConfig, *, on: Cluster) -> Evaluation | None:
+def champion_scores(candidate: Evaluation, tokens: Tokens, config: RetrainConfig, *, on: Cluster) -> Evaluation | None:
     """The champion, measured by the same stage on the same held-out split; None when there is none yet."""
-    champion: Checkpoint | None = champion_checkpoint(model)
-    return evaluate(champion, tokens, config, on=on) if champion else None
+    champion = champion_checkpoint(config.training.model)
+    if champion is None or isinstance(candidate, Pending):
+        return None
+    if champion.version == candidate.subject.version:
+        return candidate
+    return evaluate(champion, tokens, config.evaluation, on=on)
 
 
-def preview(dataset: str, config: RetrainConfig, from_stage: str | None, to_stage: str | None) -> list[dict[str, Any]]:
-    """What a run would do, stage by stage, without doing it: a dry run needs no server."""
+def preview(
+    dataset: str, config: RetrainConfig, from_stage: str | None, to_stage: str | None
+) -> tuple[str, list[dict[str, Any]]]:
+    """The dataset's version, and what a run would do, stage by stage, without doing it: a dry run needs no server."""
     with lifecycle("retrain", config, stages=STAGES, first=from_stage, last=to_stage, dry=True) as run:
         chain(dataset, config)
-        return [outcome.plain() for outcome in run.outcomes.values()]
+        return run.results["dataset"], [outcome.plain() for outcome in run.outcomes.values()]

@@ -1,7 +1,7 @@
 """The values handed from stage to stage, and the gates.
 
 Bytes do not live here: an artifact is a name, a version and a place (tasks/storage holds the bytes).
-See DESIGN.md, "Words".
+See docs/DESIGN.md, "Words".
 """
 
 from __future__ import annotations
@@ -171,6 +171,7 @@ class Plan(Gate):
 
     steps: int
     checkpoint_every_steps: int
+    keep_checkpoints: int
     seconds: float
     """Estimated training time."""
     parameters: int

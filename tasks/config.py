@@ -1,7 +1,7 @@
 """Every setting, as one frozen tree of classes; one class a stage, handed to it and read back by its job.
 
 What does not live here: where files come from and how errors are printed (deployments/cli). See docs/configuration.md.
-A field's docstring is its help text, on the command line's `--help`, in the error for a bad value, and in Prefect's form.
+A field's docstring is its help text, in docs/configuration.md and in Prefect's form.
 """
 
 from __future__ import annotations
@@ -109,8 +109,11 @@ class NetworkConfig(Settings):
     """A causal language model of the Llama family, built with random weights."""
 
     layers: Positive = 4
+    """Transformer blocks."""
     hidden_size: Positive = 128
+    """Width of the residual stream."""
     heads: Positive = 4
+    """Query heads of the attention."""
     kv_heads: Positive = 4
     """Key and value heads; fewer than `heads` is grouped-query attention."""
     intermediate_size: Positive = 352
@@ -158,13 +161,17 @@ class TrainingConfig(Settings):
     min_learning_rate_ratio: Fraction = 0.1
     """Share of the peak at which the schedule ends."""
     warmup_steps: int = Field(40, ge=0)
+    """Steps in which the learning rate rises to its peak."""
     weight_decay: float = Field(0.1, ge=0)
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.95
+    """Of matrices, by AdamW; norms are left alone."""
+    beta1: float = Field(0.9, ge=0.0, lt=1.0)
+    """AdamW's decay of the mean of the gradient."""
+    beta2: float = Field(0.95, ge=0.0, lt=1.0)
+    """AdamW's decay of the mean of its square."""
     gradient_clip: float = Field(1.0, gt=0)
     """Largest L2 norm of the gradient over all parameters."""
     seed: int = Field(1234, ge=0)
-    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Of the weights' initialisation and the order of samples."""
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> TrainingConfig:
@@ -179,9 +186,11 @@ class PlanningConfig(Settings):
     max_minutes: float = Field(60.0, gt=0)
     """Longest time that training may take by the measured rate."""
     memory_per_rank_gib: float | None = Field(None, gt=0)
-    """Memory that one rank may use; empty: this machine's free memory, divided by the ranks."""
+    """Memory that one rank may use, in GiB; empty: this machine's memory, divided by the ranks."""
     mean_hours_between_failures: float = Field(24.0, gt=0)
     """Expected time between interruptions of the whole job, for the checkpoint interval."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """How often training is saved: it changes no model, so it is in no key of training."""
 
 
 class EvaluationConfig(Settings):
@@ -192,9 +201,11 @@ class EvaluationConfig(Settings):
     min_documents: Positive = 5
     """Fewest held-out documents that a verdict may rest on."""
     bootstrap_samples: Positive = 1000
+    """Times that the held-out documents are drawn again, with replacement."""
     confidence: float = Field(0.95, gt=0.5, lt=1.0)
     """Of the bootstrap interval."""
     seed: int = Field(1234, ge=0)
+    """Of the bootstrap's draws."""
 
 
 class ComparisonConfig(Settings):
@@ -210,6 +221,7 @@ class ExportConfig(Settings):
     """To ONNX, and what the exported model must prove."""
 
     precision: Literal["fp32"] = "fp32"
+    """Of the exported weights. This release has `fp32`."""
     max_logit_error: float = Field(1e-3, gt=0)
     """Largest absolute difference of a logit between PyTorch and ONNX Runtime."""
     golden_prompts: tuple[str, ...] = ("def ", "import ", "class ", "for i in range(", "return self.")

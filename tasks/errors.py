@@ -1,7 +1,7 @@
 """The errors that a caller decides on, each with its exit code and a remedy.
 
 A user's mistake is a plain `ValueError` that names the value and the remedy; it leaves with exit code 2.
-What is not listed here and is not a `ValueError` is a bug of ours. See DESIGN.md, "Output for machines".
+What is not listed here and is not a `ValueError` is a bug of ours. See docs/DESIGN.md, "Output for machines".
 """
 
 from __future__ import annotations

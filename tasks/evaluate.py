@@ -49,6 +49,9 @@ def compare(
     """Give up the checkpoint when it beats the bigram, and is not worse than the champion. Raises GateFailed."""
     if isinstance(scores, Pending) or isinstance(champion, Pending):
         return Pending(stage="evaluate")  # type: ignore[return-value]
+    if champion:
+        shown = {"ref": champion.subject.ref, "bits_per_byte": champion.metrics["bits_per_byte"]}
+        current().results["champion"] = shown
     checks = (*_against_bigram(scores, config, limits), *_against_champion(scores, champion, config, limits))
     current().outcomes["evaluate"].checks = [check.model_dump() for check in checks]
     require_checks("evaluate", checks)

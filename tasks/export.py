@@ -6,7 +6,7 @@ published.
 
 from __future__ import annotations
 
-from tasks.artifacts import Check, Checkpoint, Cluster, Model, require_checks
+from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Model, require_checks
 from tasks.config import ExportConfig
 from tasks.signing import SIGNATURE, ensure_key, sign_folder
 from tasks.stage import stage
@@ -14,8 +14,8 @@ from tasks.workbench import attach, fetch, home_folder, publish, run_job
 
 
 @stage(version=1)
-def export(checkpoint: Checkpoint, config: ExportConfig, *, on: Cluster) -> Model:
-    """Export, prove parity of logits and greedy tokens, publish and sign."""
+def export(checkpoint: Checkpoint, config: ExportConfig, *, under: Evaluation, on: Cluster) -> Model:
+    """Export what an evaluation allowed, prove parity of logits and greedy tokens, publish and sign."""
     threads = on.ranks_per_node * on.threads_per_rank
     settings = {"export": config.model_dump(mode="json"), "threads": threads}
     job = run_job("tasks.jobs.export", settings, inputs={"checkpoint": checkpoint}, on=on, ranks=1, threads=threads)

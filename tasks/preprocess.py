@@ -5,15 +5,15 @@ The work is done by the program tasks/jobs/preprocess.py; the file format is tas
 
 from __future__ import annotations
 
-from tasks.artifacts import Cluster, Dataset, Tokenizer, Tokens
+from tasks.artifacts import Cluster, Dataset, Tokenizer, Tokens, Validation
 from tasks.config import PreprocessingConfig
 from tasks.stage import stage
 from tasks.workbench import publish, run_job
 
 
 @stage(version=1)
-def preprocess(dataset: Dataset, config: PreprocessingConfig, *, on: Cluster) -> Tokens:
-    """Tokenize a validated dataset; the tokenizer is an artifact of its own."""
+def preprocess(dataset: Dataset, config: PreprocessingConfig, *, under: Validation, on: Cluster) -> Tokens:
+    """Tokenize a dataset under its verdict; the tokenizer is an artifact of its own."""
     threads = on.ranks_per_node * on.threads_per_rank
     settings = {"preprocessing": config.model_dump(mode="json"), "threads": threads}
     job = run_job("tasks.jobs.preprocess", settings, inputs={"dataset": dataset}, on=on, ranks=1, threads=threads)

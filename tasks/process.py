@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 POLL_SECONDS = 0.1
-STEADY_SECONDS = 10.0
 PR_SET_PDEATHSIG = 1
 NOT_RETRIED = ("user", "integrity", "missing", "diverged")
 """Classes of failure that come back however often a program is started."""
@@ -40,7 +39,9 @@ class ProcessSpec:
     restarts: int = 0
     """Restarts without progress before the process counts as failed."""
     progress: str = ""
-    """A file whose content changes when the work got further; empty: having run for 10 s is progress."""
+    """A file whose content changes when the work got further: then the count of restarts starts again."""
+    steady: float | None = None
+    """Seconds of running after which a server counts as having got further; None for work that ends."""
     fatal: str = ""
     """A folder; when a file in it says a `class` of NOT_RETRIED, there is no restart."""
     time_limit: float | None = None
@@ -61,7 +62,7 @@ def start(folder: Path, spec: ProcessSpec) -> dict[str, Any]:
     with open(folder / "parent.log", "ab") as log:
         parent = subprocess.Popen(
             [sys.executable, "-m", "tasks.process", str(folder)],
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -191,8 +192,8 @@ class _Supervision:
             code, reason = self._one_attempt()
             if code == 0 or reason in ("cancelled", "timeout") or self._fatal():
                 break
-            steady = not self.spec.progress and time.monotonic() - began >= STEADY_SECONDS
-            failures = 1 if steady or (self.spec.progress and marker != self._marker()) else failures + 1
+            steady = self.spec.steady is not None and time.monotonic() - began >= self.spec.steady
+            failures = 1 if steady or marker != self._marker() else failures + 1
             if failures > self.spec.restarts:
                 break
             time.sleep(min(0.2 * 2**failures, 5.0))

@@ -1,7 +1,7 @@
 """`@stage`: makes a function a Prefect task whose inputs and output are lineage, and which is not run twice for one key.
 
 Prefect's own cache is off; records (tasks/registry/records.py) decide. What a stage body may use is in tasks/workbench.py, the
-run around it in tasks/lifecycle.py. See DESIGN.md, "Stage".
+run around it in tasks/lifecycle.py. See docs/DESIGN.md, "Stage".
 """
 
 from __future__ import annotations

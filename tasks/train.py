@@ -15,6 +15,10 @@ from tasks.workbench import publish, run_job
 @stage(version=1)
 def train(tokens: Tokens, config: TrainingConfig, *, under: Plan, on: Cluster) -> Checkpoint:
     """Train a network on the train split, within the plan."""
-    settings = {"training": config.model_dump(mode="json"), "checkpoint_every_steps": under.checkpoint_every_steps}
+    settings = {
+        "training": config.model_dump(mode="json"),
+        "checkpoint_every_steps": under.checkpoint_every_steps,
+        "keep_checkpoints": under.keep_checkpoints,
+    }
     job = run_job("tasks.jobs.train", settings, inputs={"tokens": tokens}, on=on, progress="checkpoints/LATEST")
     return publish(job.output, Checkpoint, name=config.model, metrics=job.result["metrics"])

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deployments.cli.output import CommandError, say
+from deployments.cli.output import CommandError, say, short_ref
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
@@ -25,7 +25,7 @@ def artifacts(
     store = open_store(home())
     found = list(store.manifests(kind))
     rows = [{"ref": m.ref, "uri": store.uri_of(m), "files": _files(store, m)} for m in found]
-    words = [f"{m.ref[:56]:<58}{m.provenance.created}  {m.bytes / 1e6:9.2f} MB" for m in found]
+    words = [f"{short_ref(m.ref):<58}{m.provenance.created}  {m.bytes / 1e6:9.2f} MB" for m in found]
     say({"artifacts": rows}, "\n".join(words) or "No artifact yet.", as_json=as_json)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deployments.cli.output import say
+from deployments.cli.output import say, short_ref
 
 app = typer.Typer(help="Make dataset versions of files, and list them.", no_args_is_help=True)
 
@@ -62,16 +62,14 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON object 
         {
             "ref": manifest.ref,
             "created": manifest.provenance.created,
-            "documents": manifest.provenance.metrics.get("documents"),
+            "documents": int(manifest.provenance.metrics.get("documents", 0)),
             "files": len(manifest.content.files),
             "bytes": manifest.bytes,
             "uri": store.uri_of(manifest),
         }
         for manifest in store.manifests("dataset")
     ]
-    words = [
-        f"{row['ref'][:40]}  {row['created']}  {row['bytes'] / 1e6:.1f} MB in {row['files']} file(s)" for row in rows
-    ]
+    words = [f"{short_ref(r['ref'])}  {r['created']}  {r['bytes'] / 1e6:.1f} MB in {r['files']} file(s)" for r in rows]
     say({"datasets": rows}, "\n".join(words) or "No dataset yet: headway dataset publish NAME PATH...", as_json=as_json)
 
 

@@ -95,15 +95,15 @@ def _python() -> Finding:
 def _packages(extra: str, modules: tuple[str, ...]) -> Finding:
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     said = f"missing: {', '.join(missing)}" if missing else "installed"
-    return Finding(f"extra {extra}", not missing, said, f"pip install -c constraints.txt 'headway[{extra}]'")
+    return Finding(f"extra {extra}", not missing, said, f"pip install -c constraints.txt -e '.[{extra}]'")
 
 
 def _ceiling(package: str, ceiling: tuple[int, int]) -> Finding:
-    """Versions that install and then do not work (shared facts: stack.md, 1.1)."""
+    """Versions that install and then do not work."""
     try:
         found = version(package)
     except PackageNotFoundError:
-        return Finding(package, False, "missing", "pip install -c constraints.txt 'headway[orchestrator]'")
+        return Finding(package, False, "missing", "pip install -c constraints.txt -e '.[orchestrator]'")
     parts = tuple(int(part) for part in found.split(".")[:2])
     limit = ".".join(map(str, ceiling))
     return Finding(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli.output import say
+from deployments.cli.output import say, short_ref
 
 app = typer.Typer(help="What is served: list it, stop it.", no_args_is_help=True)
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
@@ -28,7 +28,7 @@ def list_(as_json: Json = False) -> None:
         }
         for name, s in served
     ]
-    words = [f"{r['ref']:<24}{r['url'] or 'stopped':<28}{str(r['model'] or '')[:48]}" for r in rows]
+    words = [f"{r['ref']:<24}{r['url'] or 'stopped':<28}{short_ref(str(r['model'] or ''))}" for r in rows]
     say({"endpoints": rows}, "\n".join(words) or "No endpoint yet.", as_json=as_json)
 
 

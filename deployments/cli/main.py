@@ -8,7 +8,7 @@ import sys
 import typer
 
 from deployments.cli import artifacts, dataset, doctor, endpoint, retrain
-from deployments.cli.output import say_error
+from deployments.cli.output import Terminated, say_error
 
 app = typer.Typer(
     name="headway",
@@ -49,8 +49,8 @@ def run() -> None:
 
 
 def _as_interrupt(*_: object) -> None:
-    """SIGTERM is a request to stop, as Ctrl-C is: the run ends, and its job with it."""
-    raise KeyboardInterrupt
+    """SIGTERM is a request to stop, as Ctrl-C is, but nobody is there to be asked: the run ends, and its job with it."""
+    raise Terminated
 
 
 def _usage(error: typer.TyperException) -> str:

@@ -1,6 +1,6 @@
 """What a command says: one JSON object on stdout with `--json`, else words; and the exit codes.
 
-Progress and errors for people go to stderr. See DESIGN.md, "Output for machines".
+Progress and errors for people go to stderr. See docs/DESIGN.md, "Output for machines".
 """
 
 from __future__ import annotations
@@ -24,12 +24,22 @@ class CommandError(Exception):
         self.error, self.fields, self.stage = error, fields, stage
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
 def say(fields: dict[str, Any], words: str, *, as_json: bool) -> None:
     """Print a command's result."""
     if as_json:
         print(_json({"schema": SCHEMA, "exit_code": 0, "error": None, **fields}))
     elif words:
         print(words)
+
+
+def short_ref(ref: str) -> str:
+    """A reference with twelve digits of its version, which every command takes."""
+    name, _, version = ref.partition("@")
+    return f"{name}@{version[:12]}" if version else name
 
 
 def say_error(raised: BaseException, *, as_json: bool) -> int:
@@ -71,7 +81,9 @@ def describe(error: BaseException) -> dict[str, Any]:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         remedy = "Free room on the disk, or set HEADWAY_HOME to a folder on a larger one; the same command goes on."
     if isinstance(error, ModuleNotFoundError):
-        remedy = "Install what this needs: pip install -c constraints.txt 'headway[local]'. `headway doctor` names all of it."
+        remedy = (
+            "Install what this needs: pip install -c constraints.txt -e '.[local]'. `headway doctor` names all of it."
+        )
     if exit_code(error) == 1:
         remedy = "This is a bug of Headway's: please report it with the lines above."
     if exit_code(error) == 130 and not known:

@@ -68,7 +68,8 @@ class Progress:
     def ended(self, outcome: Outcome) -> None:
         self.quiet()
         mark, colour = MARKS[outcome.status]
-        said = f"{outcome.name:<11}{outcome.status.replace('_', ' '):<12}{outcome.seconds:7.1f} s  {brief(outcome)}"
+        name = "champion" if self.run and outcome in self.run.asides else outcome.name
+        said = f"{name:<11}{outcome.status.replace('_', ' '):<12}{outcome.seconds:7.1f} s  {brief(outcome)}"
         self.console.print(Text.assemble((f"{mark} ", colour), said), soft_wrap=True)
 
     def _line(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> Text:

@@ -5,6 +5,7 @@ Imports Prefect, so only `headway retrain` imports this, when it is needed.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ def preview_fields(name: str, config: RetrainConfig, first: str | None, last: st
     """What `--dry-run` prints."""
     from flows.retrain import preview
 
-    stages = preview(name, config, first, last)
-    return {"status": "completed", "dataset": name, "config_digest": config_digest(config), "stages": stages}
+    dataset, stages = preview(name, config, first, last)
+    return {"status": "completed", "dataset": dataset, "config_digest": config_digest(config), "stages": stages}
 
 
 class Retraining:
@@ -83,7 +84,8 @@ class Retraining:
         """What a person reads at the end."""
         fields = self.progress.run.results if self.progress.run else {}
         endpoint: Endpoint | None = fields.get("endpoint")
-        lines = [f"Report: {fields.get('report')}"]
+        page = (self.progress.run.flow_run or {}).get("url") if self.progress.run else None
+        lines = [f"Report: {fields.get('report')}", f"Flow run: {page}"]
         if endpoint:
             sample = fields["sample"]
             lines += [
@@ -108,13 +110,16 @@ class Retraining:
         return {"id": known["id"], "url": url}
 
     def _stop_the_job(self) -> bool:
-        """After Ctrl-C on a terminal: whether the running job stops as well. Without a terminal it does."""
+        """After Ctrl-C on a terminal: whether the running job stops as well. After SIGTERM, or without a terminal, it does."""
         self.progress.quiet()
-        if not self.ask:
+        if not self.ask or type(sys.exception()) is not KeyboardInterrupt:
             return True
         question = "\nStop the running job too? If it goes on, the same command adopts it later. [y/N] "
         self.console.print(question, end="", markup=False)
-        return input().strip().lower() in ("y", "yes")
+        try:
+            return input().strip().lower() in ("y", "yes")
+        except EOFError:
+            return False
 
 
 def preflight(name: str, config: RetrainConfig) -> None:

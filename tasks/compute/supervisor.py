@@ -1,6 +1,6 @@
 """One job from intent to result, whatever dies in between.
 
-The protocol (DESIGN.md, "Job and supervisor"): intent with token, submit, handle, poll, result. On a restart a handle is
+The protocol (docs/DESIGN.md, "Job and supervisor"): intent with token, submit, handle, poll, result. On a restart a handle is
 asked, an intent alone is looked for and adopted; a job is never submitted twice. A *generation* is one submission: it is
 open until `settle` says how it ended, and the next one begins only after that.
 """
@@ -166,7 +166,7 @@ def _failure(job: Job, state: JobState, backend: Backend, folder: Path) -> Excep
     if report and report["class"] == "integrity":
         return IntegrityError(report["message"], remedy=report["remedy"])
     if report and report["class"] == "missing":
-        remedy = "Free room on the disk; or, if a package is named: pip install -c constraints.txt 'headway[cluster]'."
+        remedy = "Free room on the disk; or, if a package is named: pip install -c constraints.txt -e '.[cluster]'."
         return Missing(report["message"], remedy=report["remedy"] or remedy)
     failure = {"timeout": "timeout", "cancelled": "cancelled"}.get(state.reason)
     failure = failure or (report["class"] if report else "infrastructure")

@@ -1,4 +1,4 @@
-"""Where models are served: endpoint.py is the port, local.py serves on this machine. See DESIGN.md, "Words"."""
+"""Where models are served: endpoint.py is the port, local.py serves on this machine. See docs/DESIGN.md, "Words"."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from tasks.process import ProcessSpec, read_json, write_json
 HOST = "127.0.0.1"
 LOG = "server.log"
 RESTARTS = 5
+STEADY_SECONDS = 10.0
 GRACE_SECONDS = 20.0
 SWITCH_SECONDS = 15.0
 POLL_SECONDS = 0.05
@@ -157,6 +158,7 @@ def _spec(folder: Path) -> ProcessSpec:
         env={"HEADWAY_SERVE": str(folder)},
         log=LOG,
         restarts=RESTARTS,
+        steady=STEADY_SECONDS,
         grace=GRACE_SECONDS,
     )
 

@@ -1,6 +1,6 @@
 """Megatron's indexed dataset: `PREFIX.bin` holds tokens, `PREFIX.idx` where each sequence and document begins.
 
-Layout after NVIDIA/Megatron-LM megatron/core/datasets/indexed_dataset.py (shared facts: cluster.md, E2). Reads by memory map,
+Layout after NVIDIA/Megatron-LM megatron/core/datasets/indexed_dataset.py. Reads by memory map,
 writes in a stream, and checks every invariant before tokens are handed on. Knows nothing of tokenizers or of text.
 """
 

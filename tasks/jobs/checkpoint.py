@@ -2,7 +2,7 @@
 
 The only stall is the copy into a buffer that the writer process shares; the buffer is a whole safetensors file, so that
 the writer needs no tensor library. On disk: checkpoint_files.py. The writing: checkpoint_writer.py. Collectives do not
-live here: train.py makes the ranks agree. See DESIGN.md, "Checkpoint".
+live here: train.py makes the ranks agree. See docs/DESIGN.md, "Checkpoint".
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ RNG = "rng.torch"
 
 
 def identity(config: TrainingConfig, tokens: Mapping[str, Any], *, world_size: int) -> dict[str, Any]:
-    """What a run must share with a checkpoint to go on from it; how often to save changes no number."""
+    """What a run must share with a checkpoint to go on from it."""
     return {
         "world_size": world_size,
-        "training": config.model_dump(mode="json", exclude={"checkpoint"}),
+        "training": config.model_dump(mode="json"),
         "tokens": dict(tokens),
     }
 

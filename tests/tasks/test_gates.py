@@ -9,6 +9,7 @@ from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Pending, Pla
 from tasks.benchmark import Baseline, judge, load_baseline
 from tasks.config import (
     BenchmarkConfig,
+    CheckpointConfig,
     ComparisonConfig,
     EvaluationConfig,
     ExportConfig,
@@ -74,7 +75,14 @@ def test_a_closed_gate_tells_each_failed_check_with_its_remedy_once():
 
 @pytest.mark.parametrize("kind", [Qualification, Validation, Plan])
 def test_a_gate_that_checked_nothing_is_closed(kind):
-    plain = {"subject": CLUSTER, "steps": 1, "checkpoint_every_steps": 1, "seconds": 1.0, "parameters": 1}
+    plain = {
+        "subject": CLUSTER,
+        "steps": 1,
+        "checkpoint_every_steps": 1,
+        "keep_checkpoints": 2,
+        "seconds": 1.0,
+        "parameters": 1,
+    }
     gate = kind.model_construct(name="x", version="a" * 64, uri="", checks=(), **plain)
     assert not gate.passed
     with pytest.raises(GateFailed, match="nothing was checked"):
@@ -164,9 +172,10 @@ TRAINING = TrainingConfig(
 
 
 def plan_checks(run, *, training=TRAINING, cluster=CLUSTER, **limits):
-    numbers = reckon(training, PlanningConfig(), cluster, vocab_size=320, train_tokens=10_000)
+    limits = PlanningConfig(**limits)
+    numbers = reckon(training, limits, cluster, vocab_size=320, train_tokens=10_000)
     with working(Work("plan", "k", run, "", handed=[], context=[])):
-        return numbers, judge_plan(numbers, training, PlanningConfig(**limits), cluster)
+        return numbers, judge_plan(numbers, limits, cluster)
 
 
 def test_a_small_plan_fits_and_its_numbers_agree(run):
@@ -197,8 +206,7 @@ def test_each_limit_of_a_plan_closes_it(run, monkeypatch):
 
 
 def test_the_configured_checkpoint_interval_counts(run):
-    training = TRAINING.model_copy(update={"checkpoint": TRAINING.checkpoint.model_copy(update={"every_steps": 17})})
-    assert plan_checks(run, training=training)[0].checkpoint_every_steps == 17
+    assert plan_checks(run, checkpoint=CheckpointConfig(every_steps=17))[0].checkpoint_every_steps == 17
 
 
 def evaluation(run, name, bits, *, gain=0.3, low=0.2):

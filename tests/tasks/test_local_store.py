@@ -371,7 +371,7 @@ def test_find_takes_the_newest_or_the_version_that_the_digits_mean(store, folder
 def test_find_says_what_is_there(store, folder):
     with pytest.raises(Unknown) as nothing:
         find(store, "dataset", "corpus")
-    assert "there is no dataset yet" in nothing.value.remedy
+    assert "There is no dataset yet" in nothing.value.remedy
     put(store, folder)
     with pytest.raises(Unknown, match=r"dataset/corpse is not in ") as wrong:
         find(store, "dataset", "corpse")

@@ -206,11 +206,6 @@ def test_another_run_is_refused_with_what_differs(saved):
     assert "training.seed" not in str(said.value)
 
 
-def test_how_often_to_save_may_change(saved):
-    seldom = CONFIG.model_validate({**CONFIG.model_dump(), "checkpoint": {"every_steps": 50, "keep": 5}})
-    assert choose(saved, identity(seldom, {"tokens.json": "0" * 64}, world_size=2)).step == 20
-
-
 def test_a_checkpoint_of_another_release_is_refused_and_not_quarantined(saved):
     path = manifests(saved)[0]
     path.write_text(json.dumps({"schema": "headway/checkpoint/2", "sha256": "x"}))

@@ -97,7 +97,7 @@ def tokens(tmp_path_factory):
 
 def write_config(job, tokens, config=CONFIG, every=EVERY):
     job.mkdir(exist_ok=True)
-    settings = {"training": config.model_dump(mode="json"), "checkpoint_every_steps": every}
+    settings = {"training": config.model_dump(mode="json"), "checkpoint_every_steps": every, "keep_checkpoints": 2}
     spec = {"program": "tasks.jobs.train", "settings": settings, "inputs": {"tokens": str(tokens)}}
     (job / "config.json").write_text(json.dumps(spec))
     return job
