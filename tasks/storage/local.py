@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from tasks.storage.manifest import (
 from tasks.storage.store import Document
 
 HEADROOM_BYTES = 64 << 20
+ABANDONED_SECONDS = 24 * 3600
 
 
 class LocalStore:
@@ -63,6 +65,7 @@ class LocalStore:
         place.parent.mkdir(parents=True, exist_ok=True)
         if not link:
             require_room(place.parent, manifest.bytes, what=manifest.ref)
+        _sweep(place.parent)
         arriving = Path(tempfile.mkdtemp(dir=place.parent, prefix=".incoming-"))
         try:
             for entry in manifest.content.files:
@@ -164,6 +167,13 @@ def require_room(folder: Path, needed: int, *, what: str) -> None:
             f"needed, {free / 1e6:.1f} MB are free under {folder}",
             remedy="Free room there, or set HEADWAY_HOME to a folder on a larger disk.",
         )
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what publishers that were killed left behind, a day later."""
+    for path in folder.glob(".incoming-*"):
+        if time.time() - _mtime(path) / 1e9 > ABANDONED_SECONDS:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _take(source: Path, target: Path, *, link: bool) -> None:

@@ -455,3 +455,12 @@ def test_eight_writers_lose_no_update_and_one_of_eight_creators_wins(reopen):
     assert store.read("counter").data == b"80"
     assert sum(int(store.read(key).data) for key in store.list("wins")) == 10
     assert len(store.list("only")) == 10
+
+
+def test_what_a_killed_publisher_left_goes_away_a_day_later(store, folder):
+    place = store.root / "artifacts" / "dataset" / "corpus"
+    for name, age in ((".incoming-old", 25 * 3600), (".incoming-now", 60)):
+        (place / name / "files").mkdir(parents=True)
+        os.utime(place / name, (time.time() - age,) * 2)
+    put(store, folder)
+    assert [path.name for path in place.glob(".incoming-*")] == [".incoming-now"]
