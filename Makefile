@@ -34,9 +34,9 @@ bench: .venv/.dev
 soak: .venv/.dev
 	N=$(N) SEED=$(SEED) $(BIN)/python -m pytest -m soak -s $(ARGS)
 
-# State under .headway/ stays: it holds datasets and models. Its servers are stopped.
+# State under .headway/ stays: it holds datasets and models. Its servers and endpoints are stopped.
 clean:
-	-test ! -x $(BIN)/headway || $(BIN)/headway down
+	-test ! -x $(BIN)/headway || $(BIN)/headway down --endpoints
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

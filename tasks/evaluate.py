@@ -102,7 +102,8 @@ def _against_champion(
         measured=loss.high,
         limit=f"<= {limits.max_loss_to_champion:.4g}",
         passed=loss.high <= limits.max_loss_to_champion,
-        remedy=f"The champion stays. Bits per byte {scores.metrics['bits_per_byte']:.4f} against "
+        remedy="The champion stays; comparison.max_loss_to_champion is the margin, training.model names another line of models. "
+        f"Bits per byte {scores.metrics['bits_per_byte']:.4f} against "
         f"{champion.metrics['bits_per_byte']:.4f}.",
     )
     return (check,)

@@ -182,6 +182,8 @@ def lifecycle(
     for name in (first, last):
         if name is not None and name not in stages:
             raise ValueError(f"{name!r} is not a stage of {flow}; the stages are {', '.join(stages)}")
+    if first and last and stages.index(first) > stages.index(last):
+        raise ValueError(f"--from {first} comes after --to {last}: nothing would run; the order is {', '.join(stages)}")
     base = home()
     run = Lifecycle(
         flow=flow,
@@ -233,7 +235,7 @@ def _tags(run: Lifecycle) -> dict[str, str]:
 
 
 def _end(run: Lifecycle, spool: Spool) -> None:
-    status = "FINISHED" if run.error is None else "KILLED" if _interrupted(run.error) else "FAILED"
+    status = "FINISHED" if run.error is None else "KILLED" if interrupted(run.error) else "FAILED"
     if run.run:
         told = [(f"{o.name}/{name}", value, 0) for o in run.outcomes.values() for name, value in o.metrics.items()]
         spool.log_metrics(run.run, told)
@@ -254,12 +256,13 @@ def status_of(error: BaseException | None) -> str:
     """How a run ended, in a word: completed, gate_closed, cancelled or failed."""
     if error is None:
         return "completed"
-    if _interrupted(error):
+    if interrupted(error):
         return "cancelled"
     return "gate_closed" if isinstance(error, GateFailed) else "failed"
 
 
-def _interrupted(error: BaseException) -> bool:
+def interrupted(error: BaseException) -> bool:
+    """Whether somebody stopped the run: Ctrl-C, SIGTERM, or a cancelled flow run."""
     return isinstance(error, Cancelled) or not isinstance(error, Exception)
 
 

@@ -17,13 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.05
 PR_SET_PDEATHSIG = 1
 NOT_RETRIED = ("user", "integrity", "missing", "diverged")
 """Classes of failure that come back however often a program is started."""
@@ -149,12 +149,25 @@ def read_json(path: Path) -> Any:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a file's lock against other processes; waits for whoever holds it, and is let go when this process dies."""
+def locked(path: Path, *, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold a file's lock against other processes; it is let go when this process dies.
+
+    While somebody else holds it, `waiting` is called again and again; what it raises ends the wait.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while not _lock(file):
+            waiting()
+            time.sleep(POLL_SECONDS)
         yield
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def descendants(pid: int) -> list[int]:

@@ -17,9 +17,10 @@ from pydantic import BaseModel
 
 from tasks.artifacts import Artifact, Cluster, Gate, Pending, parse_ref, plain
 from tasks.config import Settings, canonical_json, digest
-from tasks.errors import GateFailed, Unknown
-from tasks.lifecycle import Lifecycle, Outcome, current
+from tasks.errors import Cancelled, GateFailed, Unknown
+from tasks.lifecycle import Lifecycle, Outcome, current, interrupted
 from tasks.prefect_notes import leave_note
+from tasks.process import locked
 from tasks.registry import records
 from tasks.registry.records import Record
 from tasks.storage.store import find
@@ -109,7 +110,8 @@ class Stage:
         began = time.monotonic()
         run.observer.started(self.name, _estimate(run, self.name))
         try:
-            value = self._reuse_or_execute(run, outcome, call)
+            with locked(run.home / "locks" / f"{self.name}-{call.key[:16]}", waiting=lambda: self._wait(run)):
+                value = self._reuse_or_execute(run, outcome, call)
         except BaseException as error:
             outcome.status = "gate_closed" if isinstance(error, GateFailed) else "failed"
             raise
@@ -118,6 +120,12 @@ class Stage:
             run.observer.ended(outcome)
             leave_note(outcome)
         return value
+
+    def _wait(self, run: Lifecycle) -> None:
+        """Another run of this home is at the same work: wait for its result, unless somebody cancels us meanwhile."""
+        run.observer.progress(self.name, 0, 0, "another run works on this stage; waiting for its result", None)
+        if run.cancelled():
+            raise Cancelled("the flow run was cancelled while it waited for another run's result")
 
     def _reuse_or_execute(self, run: Lifecycle, outcome: Outcome, call: Call) -> Any:
         record, outcome.why = self._reusable(run, call)
@@ -128,7 +136,7 @@ class Stage:
         spool.log_inputs(identity, [_as_input(artifact) for artifact in call.handed])
         if run.run:
             spool.log_inputs(run.run, [_as_input(a) for a in call.handed if a.KIND == "dataset"])
-        status = "FAILED"
+        status = "FINISHED"
         try:
             if record:
                 value = self._value(record)
@@ -136,8 +144,10 @@ class Stage:
             else:
                 value = self._execute(run, outcome, call, identity)
             spool.log_metrics(identity, _at_the_end(outcome.metrics))
-            status = "FINISHED"
             return value
+        except BaseException as error:
+            status = "KILLED" if interrupted(error) else "FAILED"
+            raise
         finally:
             spool.end_run(identity, status, tags={f"headway.output.{i}": ref for i, ref in enumerate(outcome.outputs)})
 

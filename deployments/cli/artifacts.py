@@ -35,10 +35,15 @@ def verify(
 ) -> None:
     """Check every byte of an artifact against its manifest, and a model against its signature."""
     from tasks.config import home
+    from tasks.endpoints.known import served_model
     from tasks.errors import IntegrityError
     from tasks.registry.verification import problems_of
     from tasks.storage import open_store
+    from tasks.storage.manifest import remake
 
+    if ref.startswith("endpoint/"):
+        model = short_ref(served_model(home(), ref))
+        raise ValueError(f"{ref} has no files of its own; verify what it serves: headway verify {model}")
     store = open_store(home())
     manifest, problems = problems_of(store, ref, keys=home() / "keys")
     fields: dict[str, Any] = {
@@ -50,7 +55,7 @@ def verify(
     }
     if problems:
         said = ", ".join(f"{p.path} ({p.problem})" for p in problems[:5])
-        remedy = "Restore these files, or make the artifact again: `headway retrain --from` the stage that made it."
+        remedy = remake(manifest)
         raise CommandError(
             IntegrityError(f"{manifest.ref} is damaged: {said}", problems=fields["problems"], remedy=remedy), fields
         )

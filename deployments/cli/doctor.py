@@ -54,11 +54,17 @@ def doctor(as_json: Json = False) -> None:
     raise CommandError(Missing(said, remedy=" ".join(dict.fromkeys(f.remedy for f in broken))), fields)
 
 
-def down(as_json: Json = False) -> None:
-    """Stop the local Prefect server. Endpoints go on serving: `headway endpoint stop NAME` stops one."""
+def down(
+    endpoints: Annotated[bool, typer.Option("--endpoints", help="Stop all endpoints as well.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Stop the local Prefect server. Endpoints go on serving, unless --endpoints is given."""
     from deployments import platform
     from tasks.config import home
+    from tasks.endpoints.known import endpoint_of, known_endpoints
 
+    for name in known_endpoints(home()) if endpoints else []:
+        endpoint_of(home(), name).stop()
     ran = platform.down(home())
     say(
         {"stopped": ran},

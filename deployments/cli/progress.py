@@ -114,7 +114,8 @@ def summary(outcomes: list[Outcome]) -> Table:
     for outcome in outcomes:
         _, colour = MARKS[outcome.status]
         word = outcome.status.replace("_", " ")
-        table.add_row(outcome.name, Text(word, colour), f"{outcome.seconds:.1f}", brief(outcome) or outcome.why)
+        why = outcome.why if outcome.status in ("reused", "pending") else ""
+        table.add_row(outcome.name, Text(word, colour), f"{outcome.seconds:.1f}", brief(outcome) or why)
     return table
 
 

@@ -69,7 +69,7 @@ def _text(line: str, text_field: str, where: str) -> str:
     if not isinstance(text, str):
         fields = ", ".join(sorted(value)) if isinstance(value, dict) else f"no object but {type(value).__name__}"
         raise ValueError(
-            f"{where}: no text in field {text_field!r} (there: {fields}); set the text_field of your configuration"
+            f"{where}: no text in field {text_field!r} (there: {fields}); set validation.text_field and preprocessing.text_field"
         )
     try:
         text.encode()

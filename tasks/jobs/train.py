@@ -155,7 +155,7 @@ class Training:
                 self._save()
             elif self.step % every == 0:
                 self._save_unless_busy()
-            self.saver.busy()
+            self.saver.busy()  # a save that failed in the background is raised here, and not at the end
         self.saver.close()
 
     def _advance(self) -> None:

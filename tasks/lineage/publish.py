@@ -49,8 +49,11 @@ class Publisher:
             try:
                 moved = self._batch()
             except (MlflowException, OSError) as error:
+                if not self.folder.is_dir():
+                    return
                 if time.monotonic() - since > PATIENCE_SECONDS:
-                    sys.exit(f"the tracking server does not answer: {error}; `headway lineage --sync` goes on later")
+                    print(f"no answer: {error}; `headway lineage --sync` goes on later", file=sys.stderr)
+                    return
                 time.sleep(RETRY_SECONDS)
                 continue
             since = time.monotonic()

@@ -73,7 +73,7 @@ class LocalStore:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _take(folder / entry.path, target, link=link)
             if not link:
-                require_intact(manifest.ref, check(arriving / "files", manifest.content.files))
+                require_intact(manifest, check(arriving / "files", manifest.content.files))
             with locked(place.parent / ".lock"):
                 self._appear(arriving, manifest)
         finally:
@@ -90,7 +90,7 @@ class LocalStore:
         _create(place / "manifest.json", _manifest_bytes(manifest))
 
     def fetch(self, manifest: Manifest) -> Path:
-        require_intact(manifest.ref, self.verify(manifest))
+        require_intact(manifest, self.verify(manifest))
         return self._place(manifest) / "files"
 
     def verify(self, manifest: Manifest) -> list[Problem]:

@@ -131,16 +131,23 @@ def _check_file(path: Path | None, entry: FileEntry) -> list[Problem]:
     return []
 
 
-def require_intact(ref: str, problems: list[Problem]) -> None:
+def remake(manifest: Manifest) -> str:
+    """How a person gets a damaged artifact back: equal content is the same version, and mends what is there."""
+    if manifest.content.kind == "dataset":
+        return "Publish the same files again: `headway dataset publish`."
+    return f"Make it again: `headway retrain --from {manifest.provenance.stage}`, with the same -c and --set."
+
+
+def require_intact(manifest: Manifest, problems: list[Problem]) -> None:
     """Raise IntegrityError that names each file, when there are problems."""
     if not problems:
         return
     said = ", ".join(f"{p.path} ({p.problem})" for p in problems[:5])
     more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
     raise IntegrityError(
-        f"{ref} is not what its manifest says: {said}{more}",
+        f"{manifest.ref} is not what its manifest says: {said}{more}",
         problems=[p.model_dump() for p in problems],
-        remedy=f"Nothing was run on it. `headway verify {ref}` lists every file; restore the file, or make the artifact again.",
+        remedy=f"Nothing was run on it. {remake(manifest)}",
     )
 
 

@@ -247,3 +247,16 @@ class Shown(threading.Thread):
                 self.text += os.read(self.terminal, 4096).decode(errors="replace")
             except OSError:
                 return
+
+
+def test_two_runs_at_once_share_the_work(home, done):
+    words = ("retrain", "-c", "tiny", "--set", "training.seed=18", *TRAINING, "--json")
+    commands = [home.start(*words) for _ in range(2)]
+    said = []
+    for command in commands:
+        out, err = command.communicate(timeout=180)
+        assert command.returncode == 0, err
+        said.append(json.loads(out))
+    trained = [next(stage for stage in one["stages"] if stage["name"] == "train") for one in said]
+    assert sorted(stage["status"] for stage in trained) == ["ran", "reused"]
+    assert trained[0]["outputs"] == trained[1]["outputs"] and trained[0]["job"]["submissions"] == 1
