@@ -16,12 +16,13 @@ from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
 from pydantic import BaseModel
 
 from tasks.artifacts import Artifact, Cluster, Gate, Pending, parse_ref, plain
-from tasks.config import Settings, canonical_json, digest
+from tasks.config import Settings, digest
 from tasks.errors import Cancelled, GateFailed, Unknown
 from tasks.lifecycle import Lifecycle, Outcome, current, interrupted
 from tasks.prefect_notes import leave_note
 from tasks.process import locked
 from tasks.registry import records
+from tasks.registry.changes import flat, what_changed
 from tasks.registry.records import Record
 from tasks.storage.store import find
 from tasks.workbench import Work, clean_up, working
@@ -187,7 +188,8 @@ class Stage:
             return None, f"--from {run.first}"
         record = records.load(run.store, self.name, call.key)
         if record is None:
-            return None, _what_changed(run, self.name, call)
+            last = records.newest(run.store, self.name)
+            return None, what_changed(last.arguments, call.arguments) if last else "it has not run yet"
         value = self._value(record)
         if isinstance(value, Gate) and not value.passed:
             return None, "its gate was closed last time"
@@ -260,14 +262,8 @@ def _present(run: Lifecycle, ref: str) -> bool:
 def _params(call: Call) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in call.arguments["arguments"].items():
-        found |= _flat(name, value)
+        found |= flat(name, value)
     return found
-
-
-def _flat(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {name: value}
-    return {key: leaf for part, below in value.items() for key, leaf in _flat(f"{name}.{part}", below).items()}
 
 
 def _at_the_end(metrics: dict[str, float]) -> list[tuple[str, float, int]]:
@@ -288,21 +284,3 @@ def _as_input(artifact: Artifact) -> dict[str, str]:
 def _estimate(run: Lifecycle, stage_name: str) -> float | None:
     record = records.newest(run.store, stage_name)
     return record.seconds if record else None
-
-
-def _what_changed(run: Lifecycle, stage_name: str, call: Call) -> str:
-    """Compare with the newest record of the stage: which argument differs."""
-    last = records.newest(run.store, stage_name)
-    if not last:
-        return "it has not run yet"
-    before, now = _flat("", last.arguments), _flat("", call.arguments)
-    names = [
-        n for n in sorted(before.keys() | now.keys()) if canonical_json(before.get(n)) != canonical_json(now.get(n))
-    ]
-    said = [f"{n.split('.', 2)[-1]} {_short(before.get(n))} -> {_short(now.get(n))}" for n in names[:3]]
-    return "changed: " + ", ".join(said) + (" ..." if len(names) > 3 else "")
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 16 else text[:8] + "…"
