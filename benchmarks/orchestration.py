@@ -1,8 +1,8 @@
 """What orchestration costs: seconds a stage over the bare work, ours beside plain Prefect with MLflow on SQLite.
 
 Eight trivial stages (each writes one small file) in one flow: called as plain functions; as Prefect tasks with an MLflow run
-each; as Headway stages that run; and as Headway stages that are reused. What is published to MLflow in the background is waited
-for between the repeats. Run by `make bench`, or `python -m benchmarks.orchestration`.
+each; as Headway stages that run; and as Headway stages that are reused. The clock runs from the first stage to the last,
+inside the flow. What is published to MLflow in the background is waited for between the repeats. Run by `make bench`.
 """
 
 import json
@@ -29,12 +29,15 @@ def main() -> None:
         finally:
             platform.down(Path(folder))
     print(json.dumps(rows, indent=1))
-    table = [f"{name:<34}{value:8.4f} s a stage" for name, value in rows.items()]
+    table = [f"{name:<34}{value:8.4f} s" + " a stage" for name, value in rows.items()]
     print("\n".join(table), file=sys.stderr)
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """Median seconds a stage of each way, less the bare work; the ways alternate, so that drift of the machine cancels."""
+    """Median seconds a stage of each way, less the bare work.
+
+    The ways alternate, so that a drift of the machine cancels.
+    """
     ways = {
         "plain Prefect with MLflow": plain(folder),
         "Headway, runs": ours(folder),
@@ -47,7 +50,7 @@ def measure(folder: Path) -> dict[str, float]:
     for repeat in range(REPEATS):
         bare.append(timed(bare_chain, folder, repeat))
         for name, way in ways.items():
-            seconds[name].append(timed(way, repeat))
+            seconds[name].append(way(repeat))
             settle(folder)
     base = statistics.median(bare) / len(STAGES)
     over = {name: statistics.median(each) / len(STAGES) - base for name, each in seconds.items()}
@@ -98,8 +101,7 @@ def plain(folder: Path):
     @flow
     def chain(repeat: int):
         with mlflow.start_run(run_name="chain"):
-            for name in STAGES:
-                step(name, repeat)
+            return timed(lambda: [step(name, repeat) for name in STAGES])
 
     return chain
 
@@ -131,8 +133,7 @@ def headway_flow(folder: Path):
     @flow
     def chain(value: str):
         with lifecycle("bench", DeploymentConfig(), stages=STAGES):
-            for step in steps:
-                step(f"{value} {step.name}")
+            return timed(lambda: [step(f"{value} {step.name}") for step in steps])
 
     return chain
 
