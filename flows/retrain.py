@@ -40,6 +40,7 @@ def retrain(
     with lifecycle(
         "retrain",
         config,
+        subject=config.training.model,
         stages=STAGES,
         first=from_stage,
         last=to_stage,
@@ -91,6 +92,8 @@ def preview(
     dataset: str, config: RetrainConfig, from_stage: str | None, to_stage: str | None
 ) -> tuple[str, list[dict[str, Any]]]:
     """The dataset's version, and what a run would do, stage by stage, without doing it: a dry run needs no server."""
-    with lifecycle("retrain", config, stages=STAGES, first=from_stage, last=to_stage, dry=True) as run:
+    with lifecycle(
+        "retrain", config, subject=config.training.model, stages=STAGES, first=from_stage, last=to_stage, dry=True
+    ) as run:
         chain(dataset, config)
         return run.results["dataset"], [outcome.plain() for outcome in run.outcomes.values()]

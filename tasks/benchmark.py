@@ -15,9 +15,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.artifacts import Check, Cluster, Qualification, unqualified
-from tasks.config import BenchmarkConfig, ClusterConfig, digest
+from tasks.config import BenchmarkConfig, ClusterConfig
 from tasks.errors import JobFailed
 from tasks.registry.records import Record, age_hours
+from tasks.settings import digest
 from tasks.stage import stage
 from tasks.workbench import publish, run_job, scratch
 

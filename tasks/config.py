@@ -1,28 +1,17 @@
 """Every setting, as one frozen tree of classes; one class a stage, handed to it and read back by its job.
 
-What does not live here: where files come from and how errors are printed (deployments/cli). See docs/configuration.md.
+What does not live here: the base class and where state lies (tasks/settings.py), where files come from and how errors are
+printed (deployments/cli). See docs/configuration.md.
 A field's docstring is its help text, in docs/configuration.md and in Prefect's form.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
-Positive = Annotated[int, Field(gt=0)]
-
-
-class Settings(BaseModel):
-    """Base of every configuration class: frozen, and a misspelt key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+from tasks.settings import Fraction, Name, Positive, Settings
 
 
 class ValidationConfig(Settings):
@@ -241,6 +230,17 @@ class DeploymentConfig(Settings):
     """Time in which a new server must answer its golden prompts."""
 
 
+class ApprovalConfig(Settings):
+    """Whether a person must agree before the new model takes the endpoint."""
+
+    required: bool = False
+    """Whether the run pauses after the export until somebody approves or rejects."""
+    remind_minutes: float = Field(60.0, gt=0)
+    """Time between two reminders while it waits."""
+    expire_minutes: float = Field(1440.0, gt=0)
+    """Time after which a run that nobody approved ends, its gate closed."""
+
+
 class RetrainConfig(Settings):
     """One whole retraining run."""
 
@@ -255,6 +255,7 @@ class RetrainConfig(Settings):
     evaluation: EvaluationConfig = EvaluationConfig()
     comparison: ComparisonConfig = ComparisonConfig()
     export: ExportConfig = ExportConfig()
+    approval: ApprovalConfig = ApprovalConfig()
     deployment: DeploymentConfig = DeploymentConfig()
 
     @model_validator(mode="after")
@@ -276,28 +277,3 @@ class RetrainConfig(Settings):
                 f"{self.preprocessing.text_field!r} must be the same: what is validated is what is trained on"
             )
         return self
-
-
-def canonical_json(value: Any) -> str:
-    """One spelling of a JSON value, so that equal values have equal digests."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def digest(value: Any) -> str:
-    """sha256, in hex, of the canonical JSON of a value."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
-
-
-def config_digest(config: Settings) -> str:
-    """Digest of a configuration by value: defaults written out and defaults left out are the same."""
-    return digest(config.model_dump(mode="json"))
-
-
-def home() -> Path:
-    """The folder that holds all state: `HEADWAY_HOME`, else `.headway` in the working directory."""
-    return Path(os.environ.get("HEADWAY_HOME") or ".headway").absolute()
-
-
-def tracking_uri() -> str:
-    """Where MLflow's view is published: `MLFLOW_TRACKING_URI`, else a database file under home."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import Endpoint, Model
-from tasks.config import DeploymentConfig, ExportConfig, home
+from tasks.config import DeploymentConfig, ExportConfig
 from tasks.endpoints.known import ask, endpoint_of
 from tasks.errors import IntegrityError
 from tasks.process import locked
+from tasks.settings import home
 from tasks.signing import SIGNATURE, ensure_key, public_key_of, verify_folder
 from tasks.stage import stage
 from tasks.workbench import attachment, crown, fetch, home_folder, note

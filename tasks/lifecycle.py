@@ -9,71 +9,22 @@ import getpass
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
-from tasks.config import Settings, config_digest, home, tracking_uri
 from tasks.errors import Cancelled, GateFailed
 from tasks.lineage.spool import Spool
+from tasks.outcomes import Observer, Observers, Outcome, Unobserved
+from tasks.process import locked
 from tasks.registry.journal import StoreJournal
+from tasks.runlog import RunLog
+from tasks.settings import Settings, config_digest, home, tracking_uri
 from tasks.storage import open_store
 from tasks.storage.store import Store
-
-Status = Literal["ran", "reused", "failed", "gate_closed", "pending", "not_run"]
-
-
-@dataclass
-class Outcome:
-    """What became of one stage."""
-
-    name: str
-    status: Status = "not_run"
-    seconds: float = 0.0
-    key: str | None = None
-    inputs: list[str] = field(default_factory=list)
-    outputs: list[str] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
-    checks: list[dict[str, Any]] = field(default_factory=list)
-    job: dict[str, Any] | None = None
-    why: str = ""
-    """Why it would run, or is reused; for people."""
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-class Observer(Protocol):
-    """Who watches a lifecycle: the terminal, or nobody."""
-
-    def opened(self, run: Lifecycle) -> None: ...
-
-    def started(self, stage: str, estimate: float | None) -> None:
-        """A stage began; the estimate is what it took last time, in seconds."""
-        ...
-
-    def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None: ...
-
-    def ended(self, outcome: Outcome) -> None: ...
-
-
-class Unobserved:
-    """An observer that looks away."""
-
-    def opened(self, run: Lifecycle) -> None:
-        return None
-
-    def started(self, stage: str, estimate: float | None) -> None:
-        return None
-
-    def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
-        return None
-
-    def ended(self, outcome: Outcome) -> None:
-        return None
 
 
 @dataclass
@@ -81,6 +32,8 @@ class Lifecycle:
     """State of one flow run."""
 
     flow: str
+    subject: str
+    """What the run is about: a model's name, or a cluster's. One run of a flow and subject at a time."""
     store: Store
     home: Path
     config: Settings
@@ -129,6 +82,11 @@ class Lifecycle:
         return self.asides[-1]
 
     @property
+    def status(self) -> str:
+        """How it ended: completed, gate_closed, cancelled or failed."""
+        return status_of(self.error)
+
+    @property
     def stopped_at(self) -> str:
         """The stage that failed or whose gate closed; empty when none did."""
         bad = (o.name for o in self.outcomes.values() if o.status in ("failed", "gate_closed"))
@@ -167,26 +125,26 @@ def lifecycle(
     flow: str,
     config: Settings,
     *,
+    subject: str,
     stages: Sequence[str],
     first: str | None = None,
     last: str | None = None,
     dry: bool = False,
     cancelled: Callable[[], bool] = lambda: False,
     flow_run: dict[str, str] | None = None,
+    observers: Sequence[Observer] = (),
     at_end: Callable[[Lifecycle], None] = lambda run: None,
 ) -> Iterator[Lifecycle]:
     """Open the frame of one flow run. Its MLflow run is the parent of the stages' runs, and always gets an end.
 
-    `at_end` is called however the flow ended, when `run.error` and all outcomes are known: it writes the report.
+    While another run of the same flow and subject is at work, it waits. `at_end` is called however the flow ended, when
+    `run.error` and all outcomes are known: it writes the report.
     """
-    for name in (first, last):
-        if name is not None and name not in stages:
-            raise ValueError(f"{name!r} is not a stage of {flow}; the stages are {', '.join(stages)}")
-    if first and last and stages.index(first) > stages.index(last):
-        raise ValueError(f"--from {first} comes after --to {last}: nothing would run; the order is {', '.join(stages)}")
+    _check_stages(flow, stages, first, last)
     base = home()
     run = Lifecycle(
         flow=flow,
+        subject=subject,
         store=open_store(base),
         home=base,
         config=config,
@@ -201,22 +159,51 @@ def lifecycle(
     )
     token = _current.set(run)
     try:
-        if run.spool:
-            run.run = run.spool.start_run(flow, tags=_tags(run), params={"config_digest": run.config_digest})
-        run.observer.opened(run)
-        yield run
+        with _opened(run, observers) if run.spool else nullcontext():
+            yield run
     except BaseException as error:
         _blame(run, error)
         raise
     finally:
         run.seconds = time.time() - run.began
-        try:
-            if run.spool:
-                at_end(run)
-        finally:
-            if run.spool:
-                _end(run, run.spool)
-            _current.reset(token)
+        _close(run, at_end)
+        _current.reset(token)
+
+
+def _check_stages(flow: str, stages: Sequence[str], first: str | None, last: str | None) -> None:
+    for name in (first, last):
+        if name is not None and name not in stages:
+            raise ValueError(f"{name!r} is not a stage of {flow}; the stages are {', '.join(stages)}")
+    if first and last and stages.index(first) > stages.index(last):
+        raise ValueError(f"--from {first} comes after --to {last}: nothing would run; the order is {', '.join(stages)}")
+
+
+@contextmanager
+def _opened(run: Lifecycle, observers: Sequence[Observer]) -> Iterator[None]:
+    """Tell MLflow and all observers of the run, and hold its place against a second run of the same flow and subject."""
+    run.run = run.need_spool().start_run(run.flow, tags=_tags(run), params={"config_digest": run.config_digest})
+    log = RunLog(run.home, (run.flow_run or {}).get("id") or run.run)
+    run.observer = Observers([run.observer, log, *observers])
+    run.observer.opened(run)
+
+    def waiting() -> None:
+        run.observer.progress(run.flow, 0, 0, f"another {run.flow} of {run.subject} runs; waiting for its end", None)
+        if run.cancelled():
+            raise Cancelled("the flow run was cancelled while it waited for another run's end")
+
+    with locked(run.home / "locks" / f"run-{run.flow}-{run.subject}", waiting=waiting):
+        run.began = time.time()
+        yield
+
+
+def _close(run: Lifecycle, at_end: Callable[[Lifecycle], None]) -> None:
+    if run.spool is None:
+        return
+    try:
+        at_end(run)
+    finally:
+        run.observer.closed(run)
+        _end(run, run.spool)
 
 
 def _tags(run: Lifecycle) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.lifecycle import Outcome
+from tasks.outcomes import Outcome
 
 
 def leave_note(outcome: Outcome) -> None:

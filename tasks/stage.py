@@ -16,14 +16,15 @@ from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
 from pydantic import BaseModel
 
 from tasks.artifacts import Artifact, Cluster, Gate, Pending, parse_ref, plain
-from tasks.config import Settings, digest
 from tasks.errors import Cancelled, GateFailed, Unknown
-from tasks.lifecycle import Lifecycle, Outcome, current, interrupted
+from tasks.lifecycle import Lifecycle, current, interrupted
+from tasks.outcomes import Outcome
 from tasks.prefect_notes import leave_note
 from tasks.process import locked
 from tasks.registry import records
 from tasks.registry.changes import flat, what_changed
 from tasks.registry.records import Record
+from tasks.settings import Settings, digest
 from tasks.storage.store import find
 from tasks.workbench import Work, clean_up, working
 

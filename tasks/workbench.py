@@ -21,12 +21,12 @@ from tasks.artifacts import Artifact, Cluster, Model, parse_ref
 from tasks.compute import open_backend
 from tasks.compute.job import Job, JobResult
 from tasks.compute.supervisor import Watch, run, settle
-from tasks.config import Settings
 from tasks.errors import IntegrityError
 from tasks.lifecycle import Lifecycle, code_version
 from tasks.process import read_json, write_json
 from tasks.registry import records
 from tasks.registry.refs import move_ref
+from tasks.settings import Settings
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import find
 

@@ -17,7 +17,7 @@ def artifacts(
 ) -> None:
     """List artifacts with their versions, newest first within a name."""
     from tasks.artifacts import KINDS
-    from tasks.config import home
+    from tasks.settings import home
     from tasks.storage import open_store
 
     if kind and kind not in KINDS:
@@ -34,10 +34,10 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check every byte of an artifact against its manifest, and a model against its signature."""
-    from tasks.config import home
     from tasks.endpoints.known import served_model
     from tasks.errors import IntegrityError
     from tasks.registry.verification import problems_of
+    from tasks.settings import home
     from tasks.storage import open_store
     from tasks.storage.manifest import remake
 
@@ -73,9 +73,9 @@ def lineage(
         return _sync(as_json)
     if not ref:
         raise ValueError("name what to look at, for example: headway lineage endpoint/local; or --sync")
-    from tasks.config import home
     from tasks.endpoints.known import served_model
     from tasks.registry.ancestry import walk
+    from tasks.settings import home
     from tasks.storage import open_store
 
     serves = served_model(home(), ref.partition("/")[2]) if ref.startswith("endpoint/") else None
@@ -111,8 +111,8 @@ def _tree(found: dict[str, Any], ref: str, indent: str) -> list[str]:
 
 def _sync(as_json: bool) -> None:
     """Publish every spool that MLflow does not know whole, and wait for it."""
-    from tasks.config import home
     from tasks.lineage.spool import sync
+    from tasks.settings import home
 
     behind = sync(home())
     words = "MLflow knows everything." if not behind else f"{len(behind)} run(s) could not be told; is the server up?"

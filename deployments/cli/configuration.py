@@ -10,7 +10,8 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from tasks.config import RetrainConfig, Settings
+from tasks.config import RetrainConfig
+from tasks.settings import Settings
 
 SHIPPED = Path(__file__).parent.parent / "configs"
 EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")

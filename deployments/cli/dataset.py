@@ -30,8 +30,8 @@ def publish(
     left out and counted. The same files are the same version.
     """
     from tasks.artifacts import parse_ref
-    from tasks.config import home
     from tasks.formats.documents import pack
+    from tasks.settings import home
     from tasks.storage import open_store
 
     _, name, _ = parse_ref(name, kind="dataset")
@@ -54,7 +54,7 @@ def publish(
 @app.command("list")
 def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False) -> None:
     """List all dataset versions, newest first."""
-    from tasks.config import home
+    from tasks.settings import home
     from tasks.storage import open_store
 
     store = open_store(home())

@@ -37,7 +37,7 @@ class Finding:
 
 def doctor(as_json: Json = False) -> None:
     """Name what is missing or broken, and how to mend it."""
-    from tasks.config import home
+    from tasks.settings import home
 
     findings = list(examine(home()))
     words = "\n".join(f"{'ok ' if f.ok else 'BAD'} {f.name:<22}{f.said}" + _arrow(f) for f in findings)
@@ -60,8 +60,8 @@ def down(
 ) -> None:
     """Stop the local Prefect server. Endpoints go on serving, unless --endpoints is given."""
     from deployments import platform
-    from tasks.config import home
     from tasks.endpoints.known import endpoint_of, known_endpoints
+    from tasks.settings import home
 
     for name in known_endpoints(home()) if endpoints else []:
         endpoint_of(home(), name).stop()

@@ -15,8 +15,8 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """List endpoints, the model that each serves, and whether it answers."""
-    from tasks.config import home
     from tasks.endpoints.known import endpoint_of, known_endpoints
+    from tasks.settings import home
 
     served = [(name, endpoint_of(home(), name).observe()) for name in known_endpoints(home())]
     rows = [
@@ -35,8 +35,8 @@ def list_(as_json: Json = False) -> None:
 @app.command()
 def stop(name: Annotated[str, typer.Argument(help="Name of the endpoint.")], as_json: Json = False) -> None:
     """Stop an endpoint. The next `headway retrain` starts it again."""
-    from tasks.config import home
     from tasks.endpoints.known import endpoint_of, require_known
+    from tasks.settings import home
 
     name = require_known(home(), name)
     endpoint_of(home(), name).stop()
@@ -50,8 +50,8 @@ def complete(
     as_json: Json = False,
 ) -> None:
     """Ask a served model to complete a text."""
-    from tasks.config import home
     from tasks.endpoints.known import ask
+    from tasks.settings import home
 
     answer = ask(home(), endpoint, text, max_tokens=max_tokens)
     say({"prompt": text, **answer}, text + answer["completion"], as_json=as_json)

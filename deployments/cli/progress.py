@@ -13,7 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tasks.lifecycle import Lifecycle, Outcome
+from tasks.lifecycle import Lifecycle
+from tasks.outcomes import Outcome
 
 LINE_EVERY_SECONDS = 10.0
 BAR = 24
@@ -71,6 +72,9 @@ class Progress:
         name = "champion" if self.run and outcome in self.run.asides else outcome.name
         said = f"{name:<11}{outcome.status.replace('_', ' '):<12}{outcome.seconds:7.1f} s  {brief(outcome)}"
         self.console.print(Text.assemble((f"{mark} ", colour), said), soft_wrap=True)
+
+    def closed(self, run: Lifecycle) -> None:
+        self.quiet()
 
     def _line(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> Text:
         passed = time.monotonic() - self._began

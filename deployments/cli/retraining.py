@@ -14,9 +14,11 @@ from rich.console import Console
 from deployments import platform
 from deployments.cli.progress import Progress
 from tasks.artifacts import Endpoint, parse_ref
-from tasks.config import RetrainConfig, config_digest, home, tracking_uri
+from tasks.config import RetrainConfig
 from tasks.endpoints.known import require_port
-from tasks.lifecycle import Outcome, status_of, watched
+from tasks.lifecycle import status_of, watched
+from tasks.outcomes import Outcome
+from tasks.settings import config_digest, home, tracking_uri
 from tasks.storage import open_store
 from tasks.storage.store import find
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.config import digest
 from tasks.process import write_json
+from tasks.settings import digest
 
 
 class Job(BaseModel):

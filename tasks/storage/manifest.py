@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.config import digest
 from tasks.errors import IntegrityError
+from tasks.settings import digest
 
 SCHEMA = "headway/manifest/1"
 CHUNK = 4 << 20

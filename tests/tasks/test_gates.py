@@ -16,9 +16,7 @@ from tasks.config import (
     NetworkConfig,
     PlanningConfig,
     RetrainConfig,
-    Settings,
     TrainingConfig,
-    config_digest,
 )
 from tasks.errors import GateFailed
 from tasks.evaluate import compare
@@ -26,6 +24,7 @@ from tasks.export import parity_checks
 from tasks.lifecycle import lifecycle
 from tasks.plan import GIB, reckon
 from tasks.plan import judge as judge_plan
+from tasks.settings import Settings, config_digest
 from tasks.storage.manifest import Provenance
 from tasks.workbench import Work, working
 
@@ -47,7 +46,7 @@ def qualification(*checks):
 def run(tmp_path, monkeypatch):
     """A lifecycle with a real store, in which nothing is told to MLflow."""
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
-    with lifecycle("retrain", RetrainConfig(), stages=("evaluate",), dry=True) as run:
+    with lifecycle("retrain", RetrainConfig(), subject="m", stages=("evaluate",), dry=True) as run:
         yield run
 
 

@@ -1,0 +1,131 @@
+"""Settings of the platform: what is deployed, when it runs, who is told, what is watched. One YAML file, every part optional.
+
+`headway up --config FILE` checks it and keeps a copy as `.headway/platform.yaml`, which later starts use. What one run does is
+tasks/config.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import Field, field_validator
+
+from tasks.settings import Positive, Settings
+
+Occasion = Literal["failed", "gate_closed", "approval_needed", "alert"]
+
+
+class ScheduleConfig(Settings):
+    """When a deployment runs by itself."""
+
+    deployment: str
+    """FLOW/NAME of a deployment, for example retrain/local."""
+    cron: str
+    """Five fields: minute, hour, day of month, month, day of week."""
+    timezone: str = "UTC"
+    """IANA name, for example Europe/Berlin: the clock that `cron` is read on, daylight saving time among it."""
+    jitter_seconds: int = Field(0, ge=0)
+    """Largest random delay of each start, so that many schedules do not start at once."""
+    missed: Literal["run_once", "skip", "run_all"] = "run_once"
+    """What becomes of times that passed while nothing ran: the newest one, none, or all one after the other."""
+    dataset: str = ""
+    """Dataset of the runs; empty: the configuration's."""
+    set: tuple[str, ...] = ()
+    """Settings that differ from the deployment's, as A.B=VALUE."""
+    active: bool = True
+    """Whether it fires."""
+
+    @field_validator("cron")
+    @classmethod
+    def _five_fields(cls, value: str) -> str:
+        from cronsim import CronSim, CronSimError
+
+        try:
+            CronSim(value, _any_time())
+        except CronSimError as error:
+            raise ValueError(f"{value!r} is not a cron line ({error}); '0 3 * * 1' is every Monday at 03:00") from error
+        return value
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, value: str) -> str:
+        try:
+            ZoneInfo(value)
+        except (ZoneInfoNotFoundError, ValueError) as error:
+            raise ValueError(f"{value!r} is not a time zone; Europe/Berlin and UTC are") from error
+        return value
+
+
+class NotificationConfig(Settings):
+    """Somebody who is told."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+    """Name of the channel."""
+    url: str
+    """Where to: an Apprise address (mailto://, msteams://, slack://, json://host/path), or env:NAME to read it from there."""
+    on: tuple[Occasion, ...] = ("failed", "gate_closed", "approval_needed", "alert")
+    """Occasions."""
+
+
+class AlertsConfig(Settings):
+    """Limits whose breach is told, once when it begins and once when it is over."""
+
+    job_without_progress_minutes: float = Field(15.0, gt=0)
+    """A running stage that reports nothing new for so long."""
+    schedule_missed_minutes: float = Field(10.0, gt=0)
+    """A scheduled run that has not started so long after its time."""
+    disk_free_gb: float = Field(5.0, ge=0)
+    """Least free room (10^9 bytes) on the disk that holds the state."""
+    champion_revalidated_days: float = Field(8.0, gt=0)
+    """Longest time since a champion was deployed or revalidated."""
+    failed_hours: float = Field(24.0, gt=0)
+    """A failed run or a closed gate stays an alert until a later run of the same kind and model succeeds, or for so long."""
+
+
+class TelemetryConfig(Settings):
+    """Where metrics, traces and logs go."""
+
+    interval_seconds: float = Field(5.0, gt=0)
+    """Time between two looks at the host, and between two exports."""
+    prometheus: bool = True
+    """Whether /metrics is served on loopback."""
+    file: bool = True
+    """Whether spans, metrics and logs are written under telemetry/ as JSON lines."""
+    otlp_endpoint: str = ""
+    """Address of an OTLP/HTTP collector; empty: none."""
+    azure_connection_string: str = ""
+    """env:NAME of the variable that holds the connection string of Application Insights; empty: none."""
+
+
+class PlatformConfig(Settings):
+    """The platform."""
+
+    schedules: tuple[ScheduleConfig, ...] = ()
+    """When deployments run by themselves."""
+    notifications: tuple[NotificationConfig, ...] = ()
+    """Who is told of failures, closed gates, approvals that are needed, and alerts."""
+    alerts: AlertsConfig = AlertsConfig()
+    """What is watched."""
+    telemetry: TelemetryConfig = TelemetryConfig()
+    """Where metrics, traces and logs go."""
+    overlap: Literal["queue", "refuse"] = "queue"
+    """What becomes of a run of a deployment that is started while another one is at work: it waits, or is cancelled."""
+    on_crash: Literal["resume", "mark"] = "resume"
+    """What becomes of a flow run whose process died: it goes on from its last finished stage, or is marked as crashed."""
+    max_resumes: int = Field(3, ge=0)
+    """Times that one flow run is resumed after its process died."""
+    parallel_runs: Positive = 4
+    """Flow runs that may be at work at once."""
+
+
+def _any_time() -> Any:
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC)
+
+
+def kept(home: Path) -> Path:
+    """The platform's settings of a home."""
+    return home / "platform.yaml"

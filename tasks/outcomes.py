@@ -1,0 +1,96 @@
+"""What became of each stage, and who watches a lifecycle: the terminal, Prefect's page, the run's own log.
+
+Values and a protocol only; the frame that calls them is tasks/lifecycle.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol
+
+Status = Literal["ran", "reused", "failed", "gate_closed", "pending", "not_run"]
+
+
+@dataclass
+class Outcome:
+    """What became of one stage."""
+
+    name: str
+    status: Status = "not_run"
+    seconds: float = 0.0
+    key: str | None = None
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    job: dict[str, Any] | None = None
+    why: str = ""
+    """Why it would run, or is reused; for people."""
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Observer(Protocol):
+    """Who watches a lifecycle. `run` is the `Lifecycle` that is watched."""
+
+    def opened(self, run: Any) -> None: ...
+
+    def started(self, stage: str, estimate: float | None) -> None:
+        """A stage began; the estimate is what it took last time, in seconds."""
+        ...
+
+    def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None: ...
+
+    def ended(self, outcome: Outcome) -> None: ...
+
+    def closed(self, run: Any) -> None:
+        """The run is over; `run.error` says how."""
+        ...
+
+
+class Unobserved:
+    """An observer that looks away; a base for those that look at some things only."""
+
+    def opened(self, run: Any) -> None:
+        return None
+
+    def started(self, stage: str, estimate: float | None) -> None:
+        return None
+
+    def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
+        return None
+
+    def ended(self, outcome: Outcome) -> None:
+        return None
+
+    def closed(self, run: Any) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Observers:
+    """Several observers as one."""
+
+    all: Sequence[Observer]
+
+    def opened(self, run: Any) -> None:
+        for one in self.all:
+            one.opened(run)
+
+    def started(self, stage: str, estimate: float | None) -> None:
+        for one in self.all:
+            one.started(stage, estimate)
+
+    def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
+        for one in self.all:
+            one.progress(stage, done, total, text, seconds_left)
+
+    def ended(self, outcome: Outcome) -> None:
+        for one in self.all:
+            one.ended(outcome)
+
+    def closed(self, run: Any) -> None:
+        for one in self.all:
+            one.closed(run)

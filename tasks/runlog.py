@@ -1,0 +1,111 @@
+"""What a flow run does, as a folder: `runs/ID/handle.json` says which process it is, `events.jsonl` what happened, in order.
+
+The folder outlives the process. So whoever looks from outside (the platform's watch, its alerts, `headway status`, telemetry)
+can tell a run that works from one that is dead, without asking Prefect or MLflow. ID is Prefect's of the flow run; a retry of
+the same flow run goes on in the same folder. Events: `opened`, `started`, `progress`, `ended`, `waiting`, `closed`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks import process
+from tasks.outcomes import Outcome
+
+PROGRESS_EVERY_SECONDS = 1.0
+
+
+class RunLog:
+    """An observer that writes down. State: the open file, and when progress was last written."""
+
+    def __init__(self, home: Path, run: str) -> None:
+        self.folder = home / "runs" / run
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._events = open(self.folder / "events.jsonl", "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+        self._last = 0.0
+
+    def opened(self, run: Any) -> None:
+        me = os.getpid()
+        handle = {"pid": me, "started": process.process_started(me), "boot_id": process.boot_id()}
+        who = {"host": socket.gethostname(), "flow": run.flow, "subject": run.subject, "flow_run": run.flow_run}
+        process.write_json(self.folder / "handle.json", {**handle, **who})
+        self.write("opened", flow=run.flow, subject=run.subject, flow_run=run.flow_run, config=run.config_digest)
+
+    def started(self, stage: str, estimate: float | None) -> None:
+        self._last = 0.0
+        self.write("started", stage=stage, estimate=estimate)
+
+    def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
+        if time.monotonic() - self._last >= PROGRESS_EVERY_SECONDS:
+            self._last = time.monotonic()
+            self.write("progress", stage=stage, done=done, total=total, text=text, seconds_left=seconds_left)
+
+    def ended(self, outcome: Outcome) -> None:
+        self.write("ended", outcome=outcome.plain())
+
+    def closed(self, run: Any) -> None:
+        error = run.error
+        said = None if error is None else {"type": type(error).__name__, "message": str(error), "stage": run.stopped_at}
+        told = {key: run.results.get(key) for key in ("dataset", "report")}
+        self.write("closed", status=run.status, seconds=run.seconds, error=said, **told)
+        self._events.close()
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append one event; the time is seconds since the epoch."""
+        self._events.write(json.dumps({"event": event, "time": time.time(), **values}) + "\n")
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """A run's folder as it lies there now."""
+
+    folder: Path
+    handle: dict[str, Any]
+    events: list[dict[str, Any]]
+
+    @property
+    def identity(self) -> str:
+        return self.folder.name
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs, on this host."""
+        return process.alive(self.handle)
+
+    @property
+    def here(self) -> bool:
+        """Whether it ran on this host: of another host's processes nothing can be said."""
+        return bool(self.handle.get("host") == socket.gethostname())
+
+    @property
+    def status(self) -> str:
+        """running, or how it ended: completed, gate_closed, cancelled, failed; `died` when it left no word."""
+        if self.events and self.events[-1]["event"] == "closed":
+            return str(self.events[-1]["status"])
+        return "running" if self.alive else "died"
+
+    def last(self, *kinds: str) -> dict[str, Any] | None:
+        """The newest event of these kinds."""
+        return next((event for event in reversed(self.events) if event["event"] in kinds), None)
+
+
+def logged_runs(home: Path) -> Iterator[LoggedRun]:
+    """All runs of a home, newest first by when they were last opened."""
+    handles = sorted((home / "runs").glob("*/handle.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in handles:
+        yield read_run(path.parent)
+
+
+def read_run(folder: Path) -> LoggedRun:
+    """One run's folder. A line that a dying process left half written is left out."""
+    path = folder / "events.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    whole = [line for line in lines if line.endswith("\n") and line.startswith("{")]
+    return LoggedRun(folder, process.read_json(folder / "handle.json") or {}, [json.loads(line) for line in whole])

@@ -1,0 +1,46 @@
+"""What every configuration class is made of, how a configuration is digested, and where all state lies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+Positive = Annotated[int, Field(gt=0)]
+
+
+class Settings(BaseModel):
+    """Base of every configuration class: frozen, and a misspelt key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def canonical_json(value: Any) -> str:
+    """One spelling of a JSON value, so that equal values have equal digests."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(value: Any) -> str:
+    """sha256, in hex, of the canonical JSON of a value."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def config_digest(config: Settings) -> str:
+    """Digest of a configuration by value: defaults written out and defaults left out are the same."""
+    return digest(config.model_dump(mode="json"))
+
+
+def home() -> Path:
+    """The folder that holds all state: `HEADWAY_HOME`, else `.headway` in the working directory."""
+    return Path(os.environ.get("HEADWAY_HOME") or ".headway").absolute()
+
+
+def tracking_uri() -> str:
+    """Where MLflow's view is published: `MLFLOW_TRACKING_URI`, else a database file under home."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"
