@@ -20,14 +20,14 @@ REPEATS = 5
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HEADWAY_HOME"] = folder
-        from deployments import platform
+        from deployments.platform import prefect_server
 
-        server = platform.prepare(Path(folder))
-        platform.wait(server)
+        server = prefect_server.prepare(Path(folder))
+        prefect_server.wait(server)
         try:
             rows = measure(Path(folder))
         finally:
-            platform.down(Path(folder))
+            prefect_server.down(Path(folder))
     print(json.dumps(rows, indent=1))
     table = [f"{name:<34}{value:8.4f} s" + " a stage" for name, value in rows.items()]
     print("\n".join(table), file=sys.stderr)

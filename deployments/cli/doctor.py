@@ -59,13 +59,13 @@ def down(
     as_json: Json = False,
 ) -> None:
     """Stop the local Prefect server. Endpoints go on serving, unless --endpoints is given."""
-    from deployments import platform
+    from deployments.platform import prefect_server
     from tasks.endpoints.known import endpoint_of, known_endpoints
     from tasks.settings import home
 
     for name in known_endpoints(home()) if endpoints else []:
         endpoint_of(home(), name).stop()
-    ran = platform.down(home())
+    ran = prefect_server.down(home())
     say(
         {"stopped": ran},
         "The local Prefect server is stopped." if ran else "No local Prefect server ran.",
@@ -144,9 +144,9 @@ def _store(home: Path) -> Finding:
 
 
 def _server(home: Path) -> Finding:
-    from deployments import platform
+    from deployments.platform import prefect_server
 
-    server = platform.status(home)
+    server = prefect_server.status(home)
     return Finding("prefect server", True, server["url"] if server else "not running; the next run starts it")
 
 

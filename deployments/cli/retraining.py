@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from deployments import platform
 from deployments.cli.progress import Progress
+from deployments.platform import prefect_server
 from tasks.artifacts import Endpoint, parse_ref
 from tasks.config import RetrainConfig
 from tasks.endpoints.known import require_port
@@ -46,10 +46,10 @@ class Retraining:
         """Run to the end; what ended it early is returned, so that the fields can be told all the same."""
         try:
             preflight(self.name, self.config)
-            server = platform.prepare(home())
+            server = prefect_server.prepare(home())
             from flows.retrain import retrain
 
-            platform.wait(server)
+            prefect_server.wait(server)
             with watched(self.progress, self._stop_the_job):
                 retrain(self.name, self.config, self.first, self.last)
         except BaseException as error:  # noqa: BLE001 - the one place that tells of an interrupted run
