@@ -233,7 +233,7 @@ class DeploymentConfig(Settings):
 class ApprovalConfig(Settings):
     """Whether a person must agree before the new model takes the endpoint."""
 
-    required: bool = False
+    before_deploy: bool = False
     """Whether the run pauses after the export until somebody approves or rejects."""
     remind_minutes: float = Field(60.0, gt=0)
     """Time between two reminders while it waits."""

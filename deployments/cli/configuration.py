@@ -1,11 +1,11 @@
-"""From a YAML file and `--set` to a RetrainConfig, with errors that name the key, the value and the remedy."""
+"""From a YAML file and `--set` to a configuration, with errors that name the key, the value and the remedy."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -14,6 +14,7 @@ from tasks.config import RetrainConfig
 from tasks.settings import Settings
 
 SHIPPED = Path(__file__).parent.parent / "configs"
+C = TypeVar("C", bound=Settings)
 EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
@@ -22,10 +23,23 @@ def load(source: str, overrides: list[str]) -> RetrainConfig:
     value = _read(_path(source))
     for override in overrides:
         _apply(value, override)
+    return validated(RetrainConfig, value, source)
+
+
+def load_file(model: type[C], path: Path) -> C:
+    """A configuration of another class, by path. Raises ValueError."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}; docs/configuration.md shows what belongs into it")
+    return validated(model, _read(path), str(path))
+
+
+def validated(model: type[C], value: dict[str, Any], source: str) -> C:
+    """A configuration of keys and values; `source` is named in errors. Raises ValueError."""
     try:
-        return RetrainConfig.model_validate(value)
+        return model.model_validate(value)
     except ValidationError as error:
-        raise ValueError(f"the configuration {source} is not valid: " + "; ".join(_words(error))) from error
+        words = "; ".join(_sentence(problem, model) for problem in error.errors())
+        raise ValueError(f"the configuration {source} is not valid: {words}") from error
 
 
 def _path(source: str) -> Path:
@@ -70,19 +84,15 @@ def _scalar(text: str) -> Any:
     return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
 
 
-def _words(error: ValidationError) -> list[str]:
-    return [_sentence(problem) for problem in error.errors()]
-
-
-def _sentence(problem: Any) -> str:
+def _sentence(problem: Any, root: type[Settings]) -> str:
     path = [str(part) for part in problem["loc"]]
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(path[-1], _keys(path[:-1]), n=1)
+        close = difflib.get_close_matches(path[-1], _keys(path[:-1], root), n=1)
         hint = (
             f"did you mean {'.'.join([*path[:-1], close[0]])}?"
             if close
-            else f"there are: {', '.join(_keys(path[:-1]))}"
+            else f"there are: {', '.join(_keys(path[:-1], root))}"
         )
         return f"{key}: there is no such key; {hint}"
     said = problem["msg"].removeprefix("Value error, ")
@@ -90,13 +100,18 @@ def _sentence(problem: Any) -> str:
     return f"{key}: {said}{given}" if key else said
 
 
-def _keys(path: list[str]) -> list[str]:
+def _keys(path: list[str], root: type[Settings]) -> list[str]:
     """The keys that a section of the configuration has."""
-    section: type[BaseModel] = RetrainConfig
+    section: type[BaseModel] = root
     for part in path:
-        annotation = section.model_fields[part].annotation
-        section = next((a for a in (annotation, *get_args(annotation)) if _is_section(a)), Settings)
+        if not part.isdigit():
+            section = next((c for c in _classes(section.model_fields[part].annotation) if _is_section(c)), Settings)
     return list(section.model_fields)
+
+
+def _classes(annotation: Any) -> list[Any]:
+    """An annotation and everything inside it: of tuple[X, ...] | None, X among them."""
+    return [annotation, *(inner for argument in get_args(annotation) for inner in _classes(argument))]
 
 
 def _is_section(annotation: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`headway doctor` and `headway down`: what is missing or broken and how to mend it; stop the local server."""
+"""`headway doctor`: what is missing or broken, and how to mend it."""
 
 from __future__ import annotations
 
@@ -52,25 +52,6 @@ def doctor(as_json: Json = False) -> None:
 
     said = "; ".join(f"{finding.name}: {finding.said}" for finding in broken)
     raise CommandError(Missing(said, remedy=" ".join(dict.fromkeys(f.remedy for f in broken))), fields)
-
-
-def down(
-    endpoints: Annotated[bool, typer.Option("--endpoints", help="Stop all endpoints as well.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Stop the local Prefect server. Endpoints go on serving, unless --endpoints is given."""
-    from deployments.platform import prefect_server
-    from tasks.endpoints.known import endpoint_of, known_endpoints
-    from tasks.settings import home
-
-    for name in known_endpoints(home()) if endpoints else []:
-        endpoint_of(home(), name).stop()
-    ran = prefect_server.down(home())
-    say(
-        {"stopped": ran},
-        "The local Prefect server is stopped." if ran else "No local Prefect server ran.",
-        as_json=as_json,
-    )
 
 
 def examine(home: Path) -> Iterator[Finding]:

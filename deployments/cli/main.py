@@ -7,7 +7,8 @@ import sys
 
 import typer
 
-from deployments.cli import artifacts, dataset, doctor, endpoint, retrain
+from deployments.cli import artifacts, dataset, doctor, endpoint, platform, retrain
+from deployments.cli import run as run_
 from deployments.cli.output import Terminated, say_error
 
 app = typer.Typer(
@@ -30,7 +31,10 @@ app.command("verify")(artifacts.verify)
 app.add_typer(endpoint.app, name="endpoint")
 app.command("complete")(endpoint.complete)
 app.command("doctor")(doctor.doctor)
-app.command("down")(doctor.down)
+app.command("up")(platform.up)
+app.command("run")(run_.run)
+app.command("status")(platform.status)
+app.command("down")(platform.down)
 
 
 def run() -> None:

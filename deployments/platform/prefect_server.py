@@ -1,8 +1,8 @@
-"""The local platform: one Prefect server, started on first use, reused, stopped by `headway down`.
+"""The local Prefect server: started on first use, reused, stopped by `headway down`.
 
 It listens on loopback, asks for a password from its first start, and keeps everything under `.headway/prefect`; the user's own
-Prefect profile is never touched. An existing server is used instead when `PREFECT_API_URL` is set. `prepare` must be called
-before Prefect is imported.
+Prefect profile is never touched. It keeps its port as long as nobody else takes it. An existing server is used instead when
+`PREFECT_API_URL` is set. `prepare` must be called before Prefect is imported.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import base64
 import importlib.util
 import os
 import secrets
-import socket
 import sys
 import time
 import urllib.error
@@ -19,6 +18,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from deployments.platform.checks import choose_port, not_locked
 from tasks import process
 from tasks.errors import Missing
 
@@ -33,15 +33,18 @@ QUIET = {
 }
 
 
-def prepare(home: Path) -> dict[str, Any]:
-    """Set Prefect's environment, and start the local server unless one runs. Does not wait: see `wait`."""
+def prepare(home: Path, port: int | None = None) -> dict[str, Any]:
+    """Set Prefect's environment, and start the local server unless one runs. Does not wait: see `wait`.
+
+    Raises ValueError when a wanted port is taken, Missing when the database is locked or Prefect is not installed.
+    """
     if importlib.util.find_spec("prefect") is None:
         raise Missing("Prefect is not installed", remedy="pip install -c constraints.txt -e '.[local]'")
     os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})
     if os.environ.get("PREFECT_API_URL"):
         return {"url": os.environ["PREFECT_API_URL"].removesuffix("/api"), "ours": False}
     folder = home / "prefect"
-    server = _running(folder) or _start(folder)
+    server = _running(folder) or _start(folder, port)
     os.environ.update(_client_environment(folder, server["port"]))
     return {**server, "ours": True}
 
@@ -66,6 +69,13 @@ def status(home: Path) -> dict[str, Any] | None:
     return _running(home / "prefect")
 
 
+def reachable(home: Path) -> bool:
+    """Whether the server that this home uses answers: the local one when it runs, or the one that is named. Starts nothing."""
+    if not os.environ.get("PREFECT_API_URL") and status(home) is None:
+        return False
+    return _answers(prepare(home)["url"])
+
+
 def down(home: Path) -> bool:
     """Stop the local server; whether one ran."""
     ran = _running(home / "prefect") is not None
@@ -84,34 +94,35 @@ def password(home: Path) -> str:
     return path.read_text()
 
 
-def free_port() -> int:
-    """A port on loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _running(folder: Path) -> dict[str, Any] | None:
     server: dict[str, Any] | None = process.read_json(folder / "server.json")
     return server if server and process.alive(process.read_json(folder / "handle.json")) else None
 
 
-def _start(folder: Path) -> dict[str, Any]:
-    port = free_port()
-    environment = {
+def _start(folder: Path, wanted: int | None) -> dict[str, Any]:
+    not_locked(folder / "prefect.db")
+    known = process.read_json(folder / "server.json") or {}
+    port = choose_port(wanted, known.get("port"))
+    uvicorn = ["-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--host", "127.0.0.1"]
+    argv = [sys.executable, *uvicorn, "--port", str(port), "--log-level", "warning", "--timeout-keep-alive", "5"]
+    environment = _server_environment(folder, port)
+    spec = process.ProcessSpec(argv=argv, env=environment, log="server.log", restarts=20, steady=10.0, grace=5.0)
+    handle = process.start(folder, spec)
+    server = {"url": f"http://127.0.0.1:{port}", "port": port, "pid": handle["pid"], "since": time.time()}
+    process.write_json(folder / "server.json", {**server, "folder": str(folder)})
+    return {**server, "folder": str(folder)}
+
+
+def _server_environment(folder: Path, port: int) -> dict[str, str]:
+    return {
         **_client_environment(folder, port),
         "PREFECT_SERVER_API_AUTH_STRING": password(folder.parent),
         "PREFECT_SERVER_API_HOST": "127.0.0.1",
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{port}/api",
+        # In memory, the default, a killed server forgets who holds a slot, and the slot stays occupied for ever.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     }
-    uvicorn = ["-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--host", "127.0.0.1"]
-    argv = [sys.executable, *uvicorn, "--port", str(port), "--log-level", "warning", "--timeout-keep-alive", "5"]
-    spec = process.ProcessSpec(argv=argv, env=environment, log="server.log", restarts=5, steady=10.0, grace=5.0)
-    handle = process.start(folder, spec)
-    server = {"url": f"http://127.0.0.1:{port}", "port": port, "pid": handle["pid"], "since": time.time()}
-    process.write_json(folder / "server.json", {**server, "folder": str(folder)})
-    return {**server, "folder": str(folder)}
 
 
 def _client_environment(folder: Path, port: int) -> dict[str, str]:

@@ -1,0 +1,163 @@
+"""What is deployed: every flow with every shipped configuration, as values; the same values make prefect.yaml.
+
+Who tells a Prefect server of them is deployments/registration.py. A deployment is FLOW/NAME; its parameters are the shipped
+configuration of that name, so the form in Prefect's page starts from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from deployments.cli.configuration import SHIPPED, load
+from deployments.settings import PlatformConfig, ScheduleConfig
+from tasks.config import QualifyConfig, RetrainConfig, RevalidateConfig
+from tasks.settings import Settings
+
+POOL = "headway"
+FORMS: dict[str, type[Settings]] = {"retrain": RetrainConfig, "revalidate": RevalidateConfig, "qualify": QualifyConfig}
+"""The flows, and what each takes as `config`. The flow of a name is flows.NAME.NAME."""
+WITHOUT_DATASET = ("qualify",)
+PURPOSE = {
+    "retrain": "The whole lifecycle: a dataset becomes a served model.",
+    "revalidate": "The model in production, verified and measured on the newest data. Changes nothing that is served.",
+    "qualify": "The cluster, measured anew and judged.",
+}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When a deployment runs by itself."""
+
+    slug: str
+    cron: str
+    timezone: str
+    active: bool
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A flow with where and when."""
+
+    flow: str
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    overlap: str
+    schedules: tuple[Schedule, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.flow}/{self.name}"
+
+    @property
+    def entrypoint(self) -> str:
+        """As a module: a file's path would be another module than the one that everybody imports."""
+        return f"flows.{self.flow}.{self.flow}"
+
+    @property
+    def tags(self) -> list[str]:
+        return ["headway", self.flow, self.name]
+
+    @property
+    def collision(self) -> str:
+        """Prefect's word for what becomes of a run that starts while another one is at work."""
+        return {"queue": "ENQUEUE", "refuse": "CANCEL_NEW"}[self.overlap]
+
+
+def catalogue(config: PlatformConfig) -> list[Deployment]:
+    """All deployments. Raises ValueError for a schedule of a deployment that there is not, or whose settings do not hold."""
+    made = [_deployment(flow, preset, config) for flow in FORMS for preset in presets()]
+    known = [deployment.full_name for deployment in made]
+    for schedule in config.schedules:
+        if schedule.deployment not in known:
+            raise ValueError(f"schedules: there is no deployment {schedule.deployment!r}; there are {', '.join(known)}")
+    return made
+
+
+def presets() -> list[str]:
+    """Names of the shipped configurations."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def parameters(flow: str, source: str, dataset: str = "", overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What a flow is called with for a configuration: by its name or path, with settings changed as A.B=VALUE."""
+    whole = load(source, list(overrides))
+    told = whole.model_dump(mode="json")
+    form = FORMS[flow]
+    part = form.model_validate({key: value for key, value in told.items() if key in form.model_fields})
+    config = {"config": part.model_dump(mode="json")}
+    return config if flow in WITHOUT_DATASET else {"dataset": dataset or whole.dataset, **config}
+
+
+def as_prefect_yaml(config: PlatformConfig) -> str:
+    """The catalogue as the file that `prefect deploy --all` takes."""
+    found = {
+        "prefect-version": "3.8.8",
+        "name": "headway",
+        "pull": [],
+        "deployments": [_as_yaml(deployment) for deployment in catalogue(config)],
+    }
+    return yaml.safe_dump(found, sort_keys=False, width=120, allow_unicode=True)
+
+
+def _deployment(flow: str, preset: str, config: PlatformConfig) -> Deployment:
+    return Deployment(
+        flow=flow,
+        name=preset,
+        description=f"{PURPOSE[flow]} Settings start from the configuration `{preset}`.",
+        parameters=parameters(flow, preset),
+        overlap=config.overlap,
+        schedules=tuple(_schedules(flow, preset, config)),
+    )
+
+
+def _schedules(flow: str, preset: str, config: PlatformConfig) -> Iterator[Schedule]:
+    for number, schedule in enumerate(config.schedules):
+        if schedule.deployment == f"{flow}/{preset}":
+            yield _schedule(flow, preset, number, schedule)
+
+
+def _schedule(flow: str, preset: str, number: int, schedule: ScheduleConfig) -> Schedule:
+    """Only what differs from the deployment is a parameter of the schedule."""
+    try:
+        changed = schedule.dataset or schedule.set
+        told = parameters(flow, preset, schedule.dataset, schedule.set) if changed else {}
+    except ValueError as error:
+        raise ValueError(f"schedules.{number} ({schedule.deployment}): {error}") from error
+    return Schedule(
+        slug=slug_of(number), cron=schedule.cron, timezone=schedule.timezone, active=schedule.active, parameters=told
+    )
+
+
+def slug_of(number: int) -> str:
+    """The name, at Prefect, of the schedule that stands at this place in the settings, counted from 0."""
+    return f"headway-{number}"
+
+
+def _as_yaml(deployment: Deployment) -> dict[str, Any]:
+    return {
+        "name": deployment.name,
+        "description": deployment.description,
+        "tags": deployment.tags,
+        "entrypoint": deployment.entrypoint,
+        "parameters": deployment.parameters,
+        "enforce_parameter_schema": True,
+        "concurrency_limit": {"limit": 1, "collision_strategy": deployment.collision},
+        "work_pool": {"name": POOL},
+        "schedules": [_schedule_as_yaml(schedule) for schedule in deployment.schedules],
+    }
+
+
+def _schedule_as_yaml(schedule: Schedule) -> dict[str, Any]:
+    return {
+        "cron": schedule.cron,
+        "timezone": schedule.timezone,
+        "active": schedule.active,
+        "slug": schedule.slug,
+        "parameters": schedule.parameters,
+    }

@@ -1,0 +1,125 @@
+"""`headway up`, `down`, `status`: the platform on this machine."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deployments.cli.output import say
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+LOOK_EVERY_SECONDS = 2.0
+
+
+def up(
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="Settings of the platform, a YAML file; kept for later starts."),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when everything answers; it goes on.")] = False,
+    port: Annotated[int | None, typer.Option(help="Port of Prefect's page; without it, a free one.")] = None,
+    mlflow_port: Annotated[int | None, typer.Option(help="Port of MLflow's page; without it, a free one.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Start the whole platform: Prefect, MLflow, a worker, the watch, and all deployments.
+
+    What runs already is adopted. Without --detach it stays in the foreground, and Ctrl-C stops the platform.
+    """
+    from deployments.platform import up as platform
+    from tasks.settings import home
+
+    settings = platform.settings(home(), config)
+    new = not (home() / "prefect" / "credentials").exists()
+    began = time.monotonic()
+    platform.up(home(), settings, _step, port=port, mlflow_port=mlflow_port)
+    fields = {"seconds": round(time.monotonic() - began, 1), **_addresses(home())}
+    say(fields, _welcome(fields, home(), new=new), as_json=as_json)
+    if not detach:
+        _stay(home(), settings)
+
+
+def down(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask when flow runs are at work.")] = False,
+    endpoints: Annotated[bool, typer.Option("--endpoints", help="Stop all endpoints as well.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Stop the platform: no process of it is left. Endpoints go on serving, unless --endpoints is given.
+
+    Flow runs that are at work stop too; the next `headway up` resumes those that it started.
+    """
+    from deployments.platform import down as platform
+    from tasks.endpoints.known import endpoint_of, known_endpoints
+    from tasks.settings import home
+
+    _agreed(platform.runs_at_work(home()), yes=yes)
+    for name in known_endpoints(home()) if endpoints else []:
+        endpoint_of(home(), name).stop()
+    stopped = platform.down(home())
+    words = f"Stopped: {', '.join(stopped)}." if stopped else "Nothing of the platform ran."
+    say({"stopped": stopped}, words, as_json=as_json)
+
+
+def status(as_json: Json = False) -> None:
+    """What runs, since when, in which version; the last runs, the next schedules, what waits, what is wrong."""
+    from deployments.platform.state import state, words
+    from tasks.settings import home
+
+    fields = state(home())
+    say(fields, words(fields), as_json=as_json)
+
+
+def _step(text: str) -> None:
+    print(f"  {text} ...", file=sys.stderr)
+
+
+def _addresses(home: Path) -> dict[str, Any]:
+    from deployments.platform.state import addresses
+
+    return addresses(home)
+
+
+def _welcome(fields: dict[str, Any], home: Path, *, new: bool) -> str:
+    lines = [f"Headway is up, after {fields['seconds']} s.", ""]
+    lines += [f"  {name:<9}{fields[name]}" for name in ("prefect", "mlflow", "metrics") if fields[name]]
+    kept = home / "prefect" / "credentials"
+    if new and kept.exists():
+        user, _, password = kept.read_text().partition(":")
+        lines += ["", f"  user {user}   password {password}", f"  Shown this once; kept in {kept}."]
+        lines += ["  Prefect's page asks for both as one line, user:password."]
+    elif kept.exists():
+        lines += ["", f"  The login is in {kept}."]
+    return "\n".join(lines)
+
+
+def _agreed(runs: list[Any], *, yes: bool) -> None:
+    """Stopping what is at work is asked for. Raises ValueError when nobody can be asked, or says no."""
+    if not runs or yes:
+        return
+    names = ", ".join(f"{run.handle['flow']} of {run.handle['subject']}" for run in runs)
+    said = f"{len(runs)} flow run(s) at work: {names}"
+    if not sys.stdin.isatty():
+        raise ValueError(f"{said}. `headway down --yes` stops them too; the next `headway up` resumes what it can")
+    if input(f"{said}. Stop them too? The next `headway up` resumes what it can. [y/N] ").strip().lower() not in (
+        "y",
+        "yes",
+    ):
+        raise ValueError("nothing was stopped")
+
+
+def _stay(home: Path, settings: Any) -> None:
+    """In the foreground: restart what dies, and stop everything at the end."""
+    from deployments.platform import down as stopping
+    from deployments.platform import up as platform
+
+    print("Ctrl-C stops the platform; `headway up --detach` would leave it running.", file=sys.stderr)
+    try:
+        while True:
+            time.sleep(LOOK_EVERY_SECONDS)
+            platform.restart_what_died(home, settings)
+    except KeyboardInterrupt:
+        print("\nstopping ...", file=sys.stderr)
+        stopping.down(home)

@@ -1,0 +1,40 @@
+"""`headway run`: have the platform's worker run a deployment, as the button in Prefect's page does."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deployments.cli.output import say
+
+
+def run(
+    deployment: Annotated[str, typer.Argument(help="FLOW/NAME, for example retrain/tiny.")],
+    dataset: Annotated[str, typer.Option(help="NAME or dataset/NAME@VERSION; without it, the deployment's.")] = "",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Change one setting; may be given often.")
+    ] = None,
+    key: Annotated[
+        str, typer.Option(help="Idempotency key: the same key starts one flow run, however often it is sent.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Start a flow run of a deployment on the platform, and return. `headway status` shows how it goes."""
+    from deployments.catalogue import catalogue, parameters
+    from deployments.platform import prefect_server, up
+    from tasks.errors import Missing, Unknown
+    from tasks.settings import home
+
+    known = {one.full_name: one for one in catalogue(up.settings(home()))}
+    if deployment not in known:
+        raise Unknown(f"there is no deployment {deployment!r}", remedy=f"There are {', '.join(known)}.")
+    chosen = known[deployment]
+    told = parameters(chosen.flow, chosen.name, dataset, tuple(set_ or ()))
+    if not prefect_server.reachable(home()):
+        raise Missing("the platform is not up", remedy="Start it: `headway up --detach`.")
+    from deployments.registration import submit
+
+    flow_run, new = submit(deployment, told, key)
+    words = f"{'Started' if new else 'Already started under this key'}: {flow_run['url']}"
+    say({"deployment": deployment, "flow_run": flow_run, "new": new}, words, as_json=as_json)

@@ -1,0 +1,59 @@
+"""`headway down`: no process of the platform is left; what was at work goes on at the next `headway up`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from deployments.platform import prefect_server
+from tasks import process
+from tasks.runlog import LoggedRun, logged_runs
+
+FLOW_SECONDS = 30.0
+PARTS = ("platform/watch", "platform/worker", "platform/mlflow", "prefect")
+"""In the order in which they stop: nobody restarts or starts what is being stopped."""
+
+
+def runs_at_work(home: Path) -> list[LoggedRun]:
+    """Flow runs whose process lives on this machine."""
+    return [run for run in logged_runs(home) if run.here and run.alive]
+
+
+def down(home: Path) -> list[str]:
+    """Stop every part, every flow run and every job; returns the names of the parts that ran."""
+    stopped = [_stop(home, "platform/watch")]
+    _stop_runs(home)
+    stopped += [_stop(home, part) for part in PARTS[1:]]
+    for handle in (home / "jobs").glob("*/handle.json"):
+        process.stop(handle.parent)
+    for events in (home / "lineage").glob("*/handle.json"):
+        process.stop(events.parent)
+    return [part for part in stopped if part]
+
+
+def _stop(home: Path, part: str) -> str:
+    if part == "prefect":
+        return "prefect" if prefect_server.down(home) else ""
+    folder = home / part
+    ran = process.alive(process.read_json(folder / "handle.json"))
+    process.stop(folder)
+    return folder.name if ran else ""
+
+
+def _stop_runs(home: Path) -> None:
+    """SIGTERM lets a flow run end its job and write its report; who does not end in time is killed."""
+    runs = runs_at_work(home)
+    for run in runs:
+        _signal(run, signal.SIGTERM)
+    deadline = time.monotonic() + FLOW_SECONDS
+    while any(run.alive for run in runs) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for run in runs:
+        _signal(run, signal.SIGKILL)
+
+
+def _signal(run: LoggedRun, number: signal.Signals) -> None:
+    if run.alive:
+        os.kill(int(run.handle["pid"]), number)

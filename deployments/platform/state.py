@@ -1,0 +1,153 @@
+"""What `headway status` tells: parts, last runs, next schedules, what waits for a person, what is wrong.
+
+Read from the folders of the home; only the schedules are asked of Prefect, and are left out while it does not answer.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from deployments.platform import mlflow_server, prefect_server, watch, worker
+from tasks import process
+from tasks.runlog import LoggedRun, logged_runs
+
+PACKAGES = ("headway", "prefect", "mlflow")
+RUNS = 10
+SCHEDULES = 10
+
+
+def state(home: Path) -> dict[str, Any]:
+    """Everything, as plain values; times are ISO 8601 in UTC."""
+    runs = list(islice(logged_runs(home), RUNS))
+    return {
+        **addresses(home),
+        "parts": [_part(name, found) for name, found in _parts(home).items()],
+        "versions": {name: _version(name) for name in PACKAGES},
+        "runs": [_run(run) for run in runs],
+        "schedules": _schedules(home),
+        "waiting": [_waiting(run) for run in runs if run.status == "running" and _waits(run)],
+        "alerts": _alerts(home),
+    }
+
+
+def addresses(home: Path) -> dict[str, Any]:
+    """Where the pages are: our servers', or those that the environment names."""
+    ours = prefect_server.status(home)
+    named = os.environ.get("PREFECT_API_URL", "").removesuffix("/api") or None
+    tracking = os.environ.get("MLFLOW_TRACKING_URI", "")
+    mlflow = mlflow_server.status(home)
+    metrics = process.read_json(home / "platform" / "metrics.json") or {}
+    return {
+        "prefect": ours["url"] if ours else named,
+        "mlflow": tracking if tracking.startswith("http") else (mlflow or {}).get("url"),
+        "metrics": metrics.get("url") if watch.status(home) else None,
+    }
+
+
+def words(fields: dict[str, Any]) -> str:
+    """The same for people."""
+    lines = [_part_words(part) for part in fields["parts"]]
+    lines += [f"versions: {', '.join(f'{name} {said}' for name, said in fields['versions'].items())}"]
+    lines += _section("waiting for a person", [f"{w['run']}: {w['question']}  {w['url']}" for w in fields["waiting"]])
+    lines += _section("alerts", [f"{a['summary']}" for a in fields["alerts"]])
+    lines += _section("last runs", [_run_words(run) for run in fields["runs"]])
+    lines += _section(
+        "next", [f"{s['next']}  {s['deployment']}  ({s['cron']} {s['timezone']})" for s in fields["schedules"]]
+    )
+    return "\n".join(lines)
+
+
+def _parts(home: Path) -> dict[str, dict[str, Any] | None]:
+    return {
+        "prefect": prefect_server.status(home),
+        "mlflow": mlflow_server.status(home),
+        "worker": worker.status(home),
+        "watch": watch.status(home),
+    }
+
+
+def _part(name: str, found: dict[str, Any] | None) -> dict[str, Any]:
+    running = found or {}
+    since = _time(running["since"]) if "since" in running else None
+    return {
+        "name": name,
+        "running": found is not None,
+        "url": running.get("url"),
+        "since": since,
+        "pid": running.get("pid"),
+    }
+
+
+def _part_words(part: dict[str, Any]) -> str:
+    said = f"running since {part['since']}  {part['url'] or ''}" if part["running"] else "not running"
+    return f"{part['name']:<9}{said}"
+
+
+def _run(run: LoggedRun) -> dict[str, Any]:
+    opened, closed, ended = run.last("opened") or {}, run.last("closed"), run.status != "running"
+    last = run.events[-1]["time"] if run.events else opened.get("time", 0.0)
+    until = last if ended else time.time()
+    stage = run.last("started") or {}
+    return {
+        "id": run.identity,
+        "flow": run.handle.get("flow"),
+        "subject": run.handle.get("subject"),
+        "status": run.status,
+        "stage": None if ended else stage.get("stage"),
+        "started": _time(opened["time"]) if opened else None,
+        "seconds": round(closed["seconds"] if closed else until - opened.get("time", until), 1),
+        "url": (run.handle.get("flow_run") or {}).get("url"),
+        "report": (closed or {}).get("report"),
+    }
+
+
+def _run_words(run: dict[str, Any]) -> str:
+    where = f" in {run['stage']}" if run["stage"] else ""
+    return f"{run['started']}  {run['flow']} {run['subject']}  {run['status']}{where}  {run['seconds']} s  {run['url'] or ''}"
+
+
+def _waits(run: LoggedRun) -> bool:
+    return bool(run.events) and run.events[-1]["event"] == "waiting"
+
+
+def _waiting(run: LoggedRun) -> dict[str, Any]:
+    said = run.events[-1]
+    url = (run.handle.get("flow_run") or {}).get("url")
+    return {"run": run.identity, "for": said.get("for"), "question": said.get("question"), "url": url}
+
+
+def _schedules(home: Path) -> list[dict[str, Any]]:
+    """The next run of each schedule, soonest first."""
+    server = prefect_server.status(home)
+    if server is None and not os.environ.get("PREFECT_API_URL"):
+        return []
+    from deployments.platform.schedules import next_runs
+
+    return next_runs(home)[:SCHEDULES]
+
+
+def _alerts(home: Path) -> list[dict[str, Any]]:
+    told = process.read_json(home / "platform" / "alerts.json") or {}
+    found: list[dict[str, Any]] = list(told.get("firing", []))
+    return found
+
+
+def _section(title: str, lines: list[str]) -> list[str]:
+    return ["", f"{title}:", *(f"  {line}" for line in lines)] if lines else []
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

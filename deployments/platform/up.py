@@ -1,0 +1,102 @@
+"""`headway up`: the whole platform from nothing, in the order in which its parts need each other; what lives is adopted.
+
+Each part is a supervised process of its own, so one that is killed comes back, and `up` itself may die. What a part is, is in
+its own file here; what is deployed is deployments/catalogue.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from deployments.cli.configuration import load_file
+from deployments.platform import checks, mlflow_server, prefect_server, watch, worker
+from deployments.settings import PlatformConfig, kept
+from tasks.errors import Missing
+from tasks.process import locked
+
+WORKER_SECONDS = 60.0
+Say = Callable[[str], None]
+
+
+def settings(home: Path, source: Path | None = None) -> PlatformConfig:
+    """The platform's settings: of a file, which is kept for later starts, or as kept, or the defaults. Raises ValueError."""
+    if source is not None:
+        config = load_file(PlatformConfig, source)
+        home.mkdir(parents=True, exist_ok=True)
+        if source.resolve() != kept(home).resolve():
+            shutil.copyfile(source, kept(home))
+        return config
+    return load_file(PlatformConfig, kept(home)) if kept(home).exists() else PlatformConfig()
+
+
+def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow_port: int | None) -> None:
+    """Start what does not run yet, and return when everything answers. A second `up` waits for the first, and then adopts.
+
+    Raises Missing when something that is needed is not there, ValueError for a mistake in the settings.
+    """
+    checks.enough_room(home)
+    checks.write_layout(home, version("headway"))
+    with locked(home / "platform" / "up.lock", waiting=lambda: say("another `headway up` starts this home; waiting")):
+        server = prefect_server.prepare(home, port)
+        say("Prefect server")
+        tracking = None if os.environ.get("MLFLOW_TRACKING_URI") else mlflow_server.start(home, mlflow_port)
+        _deploy(home, server, config, say)
+        say("worker")
+        worker.start(home, config.parallel_runs)
+        watch.start(home)
+        if tracking:
+            say("MLflow server")
+            mlflow_server.wait(tracking)
+        _worker_answers(home)
+
+
+def restart_what_died(home: Path, config: PlatformConfig) -> None:
+    """Start again every part whose supervising parent is gone. For whoever stays: the watch, and `up` in the foreground."""
+    if not os.environ.get("MLFLOW_TRACKING_URI"):
+        mlflow_server.start(home, None)
+    prefect_server.prepare(home)
+    worker.start(home, config.parallel_runs)
+    watch.start(home)
+
+
+def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say) -> None:
+    """Tell Prefect what is deployed, whom to notify, and what becomes of missed times, before a worker takes anything."""
+    from deployments.catalogue import catalogue
+
+    wanted = catalogue(config)
+    from prefect.client.orchestration import get_client
+
+    from deployments.notifications import apply
+    from deployments.registration import register
+    from deployments.watch.schedules import Schedules
+
+    prefect_server.wait(server)
+    say("deployments")
+    with get_client(sync_client=True) as client:
+        register(client, wanted)
+        apply(client, config)
+        Schedules(home, config).tick(client, time.time())
+
+
+def _worker_answers(home: Path) -> None:
+    """Return when the worker has told the server of itself. Raises Missing with the end of its log."""
+    from prefect.client.orchestration import get_client
+
+    from deployments.catalogue import POOL
+
+    deadline = time.monotonic() + WORKER_SECONDS
+    with get_client(sync_client=True) as client:
+        while not any(found.status == "ONLINE" for found in client.read_workers_for_work_pool(POOL)):
+            if time.monotonic() > deadline or worker.status(home) is None:
+                log = home / "platform" / "worker" / "worker.log"
+                raise Missing(
+                    f"the worker does not come up; the end of {log}:\n{log.read_text()[-1000:]}",
+                    remedy="`headway doctor` tells what is missing; then `headway up` again.",
+                )
+            time.sleep(0.2)

@@ -1,0 +1,85 @@
+"""The watch: one process that looks after everything that can die, be missed or go wrong while nobody looks.
+
+Every few seconds it takes its duties in turn, each in a file beside this one: flow runs whose process died, schedules, what
+MLflow missed, alerts, telemetry, and the other parts of the platform. A duty that fails is logged and taken again at the next
+turn; the process itself is supervised. Nothing here decides about a model.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from deployments.platform import prefect_server, up
+from deployments.settings import PlatformConfig
+
+EVERY_SECONDS = 5.0
+SPOOLS_EVERY_SECONDS = 15.0
+Duty = Callable[[float], Any]
+
+
+def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
+    """What there is to do, by name, in its order. Each takes the time, in seconds since the epoch."""
+    from deployments.telemetry.export import Telemetry
+    from deployments.watch.alerts import Alerts
+    from deployments.watch.dead_runs import DeadRuns
+    from deployments.watch.schedules import Schedules
+    from prefect.client.orchestration import get_client
+
+    from deployments.watch.spools import Spools
+
+    dead, schedules, spools = DeadRuns(home, config), Schedules(home, config), Spools(home, SPOOLS_EVERY_SECONDS)
+    alerts, telemetry = Alerts(home, config), Telemetry(home, config)
+
+    def asked(work: Callable[[Any, float], Any]) -> Duty:
+        def duty(now: float) -> None:
+            with get_client(sync_client=True) as client:
+                work(client, now)
+
+        return duty
+
+    return {
+        "parts": lambda now: up.restart_what_died(home, config),
+        "telemetry": telemetry.tick,
+        "dead flow runs": asked(dead.tick),
+        "schedules": asked(schedules.tick),
+        "spools": spools.tick,
+        "alerts": alerts.tick,
+    }
+
+
+def main(home: Path) -> None:
+    """Watch until somebody stops it."""
+    os.environ["HEADWAY_HOME"] = str(home)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    prefect_server.prepare(home)
+    todo = duties(home, up.settings(home))
+    failing: dict[str, str] = {}
+    while True:
+        for name, duty in todo.items():
+            failing[name] = _take(name, duty, failing.get(name, ""))
+        time.sleep(EVERY_SECONDS)
+
+
+def _take(name: str, duty: Duty, before: str) -> str:
+    """Do one duty; what went wrong is said once, not every five seconds. Returns what went wrong."""
+    try:
+        duty(time.time())
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        if said != before:
+            logging.exception("%s: %s", name, said)
+        return said
+    if before:
+        logging.info("%s: well again", name)
+    return ""
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
