@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 
-.PHONY: install retrain test check bench soak clean
+.PHONY: install retrain up down test check bench soak clean
 .DEFAULT_GOAL := install
 
 install: .venv/.local
@@ -18,6 +18,15 @@ install: .venv/.local
 retrain: .venv/.local
 	$(BIN)/headway dataset publish python-stdlib "$(STDLIB)" --include '*.py' --exclude site-packages
 	$(BIN)/headway retrain
+
+# The platform, with two datasets to start runs on from Prefect's page.
+up: .venv/.local
+	$(BIN)/headway dataset publish python-stdlib "$(STDLIB)" --include '*.py' --exclude site-packages
+	$(BIN)/headway dataset publish tiny flows tasks deployments --include '*.py'
+	$(BIN)/headway up --detach
+
+down: .venv/.local
+	$(BIN)/headway down
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -m 'not soak' $(ARGS)
@@ -36,7 +45,7 @@ soak: .venv/.dev
 
 # State under .headway/ stays: it holds datasets and models. Its servers and endpoints are stopped.
 clean:
-	-test ! -x $(BIN)/headway || $(BIN)/headway down --endpoints
+	-test ! -x $(BIN)/headway || $(BIN)/headway down --yes --endpoints
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

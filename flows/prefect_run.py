@@ -1,12 +1,16 @@
-"""What a flow asks Prefect about its own run: who it is, and whether somebody cancelled it. The same for all flows."""
+"""What a flow asks Prefect about its own run: who it is, what it is called, whether somebody cancelled it. For all flows."""
 
 from __future__ import annotations
 
 import time
+from datetime import datetime
+from typing import Any
+from uuid import UUID
 
-from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run as runtime
 from prefect.settings import PREFECT_UI_URL
+
+from tasks.prefect_notes import Away, ask
 
 ASK_EVERY_SECONDS = 3.0
 _last_asked = 0.0
@@ -19,12 +23,29 @@ def flow_run() -> dict[str, str]:
     return {"id": identity, "url": f"{base}/runs/flow-run/{identity}"}
 
 
+def named(subject: str) -> str:
+    """A name that tells runs of one flow apart: what it is about, and when it was to start, in local time."""
+    planned: datetime = runtime.get_scheduled_start_time()
+    return f"{subject} {planned.astimezone():%Y-%m-%d %H:%M}"
+
+
+def setting(*path: str) -> str:
+    """A setting of the running flow run's configuration, before anybody checked it; empty when it is not there."""
+    value: Any = runtime.get_parameters().get("config")
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else getattr(value, key, None)
+    return str(value or "")
+
+
 def cancelled() -> bool:
-    """Whether the flow run is being cancelled, asked of the server every three seconds at most."""
+    """Whether the flow run is being cancelled, asked every three seconds at most; no while Prefect's server is away."""
     global _last_asked
-    if time.monotonic() - _last_asked < ASK_EVERY_SECONDS or runtime.get_id() is None:
+    identity = runtime.get_id()
+    if time.monotonic() - _last_asked < ASK_EVERY_SECONDS or identity is None:
         return False
+    try:
+        state = ask(lambda client: client.read_flow_run(UUID(identity)).state)
+    except Away:
+        state = None
     _last_asked = time.monotonic()
-    with get_client(sync_client=True) as client:
-        state = client.read_flow_run(runtime.get_id()).state
     return bool(state and (state.is_cancelling() or state.is_cancelled()))

@@ -7,7 +7,7 @@ A field's docstring is its help text, in docs/configuration.md and in Prefect's 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -113,10 +113,8 @@ class NetworkConfig(Settings):
     @model_validator(mode="after")
     def _heads_divide(self) -> NetworkConfig:
         if self.hidden_size % self.heads or self.heads % self.kv_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} must be a multiple of heads {self.heads}, "
-                f"and heads a multiple of kv_heads {self.kv_heads}"
-            )
+            said = f"hidden_size {self.hidden_size} must be a multiple of heads {self.heads}"
+            raise ValueError(f"{said}, and heads a multiple of kv_heads {self.kv_heads}")
         return self
 
 
@@ -198,12 +196,14 @@ class EvaluationConfig(Settings):
 
 
 class ComparisonConfig(Settings):
-    """What a model must reach to be exported. Not in any stage's key: a new limit measures nothing anew."""
+    """What a model must reach to be exported, and to stay. Not in any stage's key: a new limit measures nothing anew."""
 
     min_gain_over_bigram: float = Field(0.10, ge=-1.0, lt=1.0)
     """Share by which the model's bits per byte must lie under the Kneser-Ney bigram's."""
     max_loss_to_champion: float = Field(0.02, ge=0.0)
     """Non-inferiority margin: the upper end of the interval of the relative loss to the champion must stay under it."""
+    max_loss_since_promotion: float = Field(0.10, ge=0.0)
+    """Share by which a champion's bits per byte on the newest data may lie over those at its promotion; for revalidate."""
 
 
 class ExportConfig(Settings):
@@ -241,6 +241,13 @@ class ApprovalConfig(Settings):
     """Time after which a run that nobody approved ends, its gate closed."""
 
 
+def _one_text_field(config: Any) -> Any:
+    checked, used = config.validation.text_field, config.preprocessing.text_field
+    if checked != used:
+        raise ValueError(f"validation.text_field {checked!r} and preprocessing.text_field {used!r} must be the same")
+    return config
+
+
 class RetrainConfig(Settings):
     """One whole retraining run."""
 
@@ -263,17 +270,30 @@ class RetrainConfig(Settings):
         at_once = self.training.micro_batch_size * self.cluster.world_size
         if self.training.global_batch_size % at_once:
             raise ValueError(
-                f"training.global_batch_size {self.training.global_batch_size} must be a multiple of "
-                f"training.micro_batch_size x ranks = {self.training.micro_batch_size} x "
-                f"{self.cluster.world_size} = {at_once}"
+                f"training.global_batch_size {self.training.global_batch_size} must be a multiple of training.micro_batch_size"
+                f" x ranks = {self.training.micro_batch_size} x {self.cluster.world_size} = {at_once}"
             )
         return self
 
-    @model_validator(mode="after")
-    def _same_text_field(self) -> RetrainConfig:
-        if self.validation.text_field != self.preprocessing.text_field:
-            raise ValueError(
-                f"validation.text_field {self.validation.text_field!r} and preprocessing.text_field "
-                f"{self.preprocessing.text_field!r} must be the same: what is validated is what is trained on"
-            )
-        return self
+    _one_text = model_validator(mode="after")(_one_text_field)
+
+
+class RevalidateConfig(Settings):
+    """The champion of a model against the newest data. What a retraining run has too is named and meant as there."""
+
+    model: Name = "model"
+    """Name of the model; of a retraining run it is `training.model`."""
+    validation: ValidationConfig = ValidationConfig()
+    preprocessing: PreprocessingConfig = PreprocessingConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    comparison: ComparisonConfig = ComparisonConfig()
+
+    _one_text = model_validator(mode="after")(_one_text_field)
+
+
+class QualifyConfig(Settings):
+    """A cluster, measured by itself. What a retraining run has too is named and meant as there."""
+
+    cluster: ClusterConfig = ClusterConfig()
+    benchmark: BenchmarkConfig = BenchmarkConfig()

@@ -43,6 +43,10 @@ class Observer(Protocol):
 
     def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None: ...
 
+    def waiting(self, reason: str, question: str, since: float) -> None:
+        """The run waits for a person: `reason` is "approval"; since when, in seconds since the epoch."""
+        ...
+
     def ended(self, outcome: Outcome) -> None: ...
 
     def closed(self, run: Any) -> None:
@@ -60,6 +64,9 @@ class Unobserved:
         return None
 
     def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
+        return None
+
+    def waiting(self, reason: str, question: str, since: float) -> None:
         return None
 
     def ended(self, outcome: Outcome) -> None:
@@ -86,6 +93,10 @@ class Observers:
     def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
         for one in self.all:
             one.progress(stage, done, total, text, seconds_left)
+
+    def waiting(self, reason: str, question: str, since: float) -> None:
+        for one in self.all:
+            one.waiting(reason, question, since)
 
     def ended(self, outcome: Outcome) -> None:
         for one in self.all:

@@ -47,6 +47,9 @@ class RunLog:
             self._last = time.monotonic()
             self.write("progress", stage=stage, done=done, total=total, text=text, seconds_left=seconds_left)
 
+    def waiting(self, reason: str, question: str, since: float) -> None:
+        self.write("waiting", **{"for": reason}, question=question, since=since)
+
     def ended(self, outcome: Outcome) -> None:
         self.write("ended", outcome=outcome.plain())
 

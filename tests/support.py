@@ -41,9 +41,12 @@ class Home:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
         return {**kept, "HEADWAY_HOME": str(self.path)}
 
+    def command(self, *words: object) -> list[str]:
+        return [str(HEADWAY), *map(str, words)]
+
     def start(self, *words: object) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [str(HEADWAY), *map(str, words)],
+            self.command(*words),
             env=self.environment(),
             cwd=self.path.parent,
             stdin=subprocess.DEVNULL,
@@ -69,7 +72,7 @@ class Home:
     def stop(self) -> None:
         for endpoint in self.run("endpoint", "list").said.get("endpoints", []):
             self.run("endpoint", "stop", endpoint["ref"])
-        self.run("down")
+        self.run("down", "--yes")
 
     def folder_of(self, ref: str) -> Path:
         kind, _, rest = ref.partition("/")

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from deployments.cli import artifacts, dataset, doctor, endpoint, platform, retrain
+from deployments.cli import artifacts, dataset, deployments, doctor, endpoint, platform, retrain
 from deployments.cli import run as run_
 from deployments.cli.output import Terminated, say_error
 
@@ -23,6 +23,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+@app.callback()
+def _look_at_home() -> None:
+    from deployments.platform.checks import not_newer
+    from tasks.settings import home
+
+    not_newer(home())
+
+
 app.command("retrain")(retrain.retrain)
 app.add_typer(dataset.app, name="dataset")
 app.command("lineage")(artifacts.lineage)
@@ -33,6 +43,7 @@ app.command("complete")(endpoint.complete)
 app.command("doctor")(doctor.doctor)
 app.command("up")(platform.up)
 app.command("run")(run_.run)
+app.command("deployments")(deployments.deployments)
 app.command("status")(platform.status)
 app.command("down")(platform.down)
 

@@ -60,6 +60,13 @@ class Progress:
             self._last_line = time.monotonic()
             self.console.print(self._line(*self._said), soft_wrap=True)
 
+    def waiting(self, reason: str, question: str, since: float) -> None:
+        self.quiet()
+        page = (self.run.flow_run or {}).get("url", "") if self.run else ""
+        self.console.print(f"? {question}", soft_wrap=True, markup=False)
+        self.console.print(f"  Waiting for {reason}: {page}", soft_wrap=True, markup=False)
+        self.console.print("  or, in another terminal: headway approve --approve --reason '...'", markup=False)
+
     def quiet(self) -> None:
         """Stop moving: somebody is asked a question, or the stage is over."""
         if self._live:

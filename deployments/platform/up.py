@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from deployments.catalogue import POOL, catalogue
 from deployments.cli.configuration import load_file
 from deployments.platform import checks, mlflow_server, prefect_server, watch, worker
 from deployments.settings import PlatformConfig, kept
@@ -28,6 +29,7 @@ def settings(home: Path, source: Path | None = None) -> PlatformConfig:
     """The platform's settings: of a file, which is kept for later starts, or as kept, or the defaults. Raises ValueError."""
     if source is not None:
         config = load_file(PlatformConfig, source)
+        catalogue(config)
         home.mkdir(parents=True, exist_ok=True)
         if source.resolve() != kept(home).resolve():
             shutil.copyfile(source, kept(home))
@@ -40,6 +42,7 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
 
     Raises Missing when something that is needed is not there, ValueError for a mistake in the settings.
     """
+    catalogue(config)
     checks.enough_room(home)
     checks.write_layout(home, version("headway"))
     with locked(home / "platform" / "up.lock", waiting=lambda: say("another `headway up` starts this home; waiting")):
@@ -67,9 +70,6 @@ def restart_what_died(home: Path, config: PlatformConfig) -> None:
 
 def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say) -> None:
     """Tell Prefect what is deployed, whom to notify, and what becomes of missed times, before a worker takes anything."""
-    from deployments.catalogue import catalogue
-
-    wanted = catalogue(config)
     from prefect.client.orchestration import get_client
 
     from deployments.notifications import apply
@@ -79,7 +79,7 @@ def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say
     prefect_server.wait(server)
     say("deployments")
     with get_client(sync_client=True) as client:
-        register(client, wanted)
+        register(client, catalogue(config))
         apply(client, config)
         Schedules(home, config).tick(client, time.time())
 
@@ -87,8 +87,6 @@ def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say
 def _worker_answers(home: Path) -> None:
     """Return when the worker has told the server of itself. Raises Missing with the end of its log."""
     from prefect.client.orchestration import get_client
-
-    from deployments.catalogue import POOL
 
     deadline = time.monotonic() + WORKER_SECONDS
     with get_client(sync_client=True) as client:

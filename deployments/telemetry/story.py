@@ -1,0 +1,226 @@
+"""The events of one run as spans, log records and counts: a fold, pure. The same events give the same ids, always.
+
+A trace is a flow run; under its span lies one for every stage. A run that was resumed has a span for each time that it was
+opened, all in one trace. What becomes of these values is in sinks.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["DEBUG", "INFO", "WARN", "ERROR"]
+Value = str | bool | int | float
+SEVERITIES: dict[str, Severity] = {"failed": "ERROR", "died": "ERROR", "gate_closed": "WARN", "cancelled": "WARN"}
+WELL = ("completed", "ran", "reused", "cancelled", "not_run", "pending")
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of time with a name. Times are seconds since the epoch."""
+
+    trace: int
+    identity: int
+    parent: int | None
+    kind: Literal["run", "stage"]
+    name: str
+    start: float
+    end: float
+    status: str
+    message: str
+    attributes: Mapping[str, Value]
+
+    @property
+    def ok(self) -> bool:
+        return self.status in WELL
+
+
+@dataclass(frozen=True)
+class Log:
+    """Something that happened."""
+
+    name: str
+    time: float
+    severity: Severity
+    body: str
+    attributes: Mapping[str, Value]
+    trace: int = 0
+    span: int = 0
+
+
+@dataclass
+class Told:
+    """What some events came to."""
+
+    spans: list[Span] = field(default_factory=list)
+    logs: list[Log] = field(default_factory=list)
+
+
+@dataclass
+class Story:
+    """A run so far. State: the opening that goes on, and the stages that are at work in it."""
+
+    run: str
+    openings: int = 0
+    flow: str = ""
+    subject: str = ""
+    began: float = 0.0
+    last: float = 0.0
+    attributes: dict[str, Value] = field(default_factory=dict)
+    working: dict[str, float] = field(default_factory=dict)
+    spans: int = 0
+
+    @property
+    def trace(self) -> int:
+        return _number(self.run, 32)
+
+    @property
+    def root(self) -> int:
+        return _number(f"{self.run}/{self.openings}", 16)
+
+    def take(self, end: int, event: Mapping[str, Any]) -> Told:
+        """Move on by an event that ends at an offset of the log; what it came to."""
+        told = Told()
+        kind, time = str(event["event"]), float(event["time"])
+        if kind == "opened":
+            self._end_of_the_dead(told)
+            self._open(event, time)
+        elif kind == "started":
+            self.working[str(event.get("stage"))] = time
+        elif kind == "ended":
+            self._ended(event.get("outcome") or {}, time, told)
+        elif kind == "closed":
+            self._closed(str(event.get("status")), event.get("error") or {}, time, told)
+        self.last = time
+        if kind != "progress":
+            told.logs.append(self._log(end, kind, event))
+        return told
+
+    def _open(self, event: Mapping[str, Any], time: float) -> None:
+        self.openings, self.spans, self.began, self.working = self.openings + 1, 0, time, {}
+        self.flow, self.subject = str(event.get("flow")), str(event.get("subject"))
+        found = {
+            "headway.flow": self.flow,
+            "headway.subject": self.subject,
+            "headway.run": self.run,
+            "headway.opening": self.openings,
+            "headway.config_digest": event.get("config"),
+            "headway.url": (event.get("flow_run") or {}).get("url"),
+        }
+        self.attributes = {key: value for key, value in found.items() if value}
+
+    def _end_of_the_dead(self, told: Told) -> None:
+        """A run that is opened again without having closed died: what it was at ended with its last word."""
+        if self.openings and self.began:
+            said = "the process of the flow run died"
+            self._stop_working(told, "died", said)
+            told.spans.append(self._root_span("died", said, self.last))
+
+    def _ended(self, outcome: Mapping[str, Any], time: float, told: Told) -> None:
+        """A gate that closes between stages ends its stage a second time: that tells nothing new."""
+        stage, status = str(outcome.get("name")), str(outcome.get("status"))
+        if stage in self.working:
+            told.spans.append(self._stage_span(stage, status, _why(outcome), time, _facts(outcome)))
+
+    def _closed(self, status: str, error: Mapping[str, Any], time: float, told: Told) -> None:
+        message = str(error.get("message", ""))
+        self._stop_working(told, status, message)
+        facts = {"error.type": str(error["type"])} if error.get("type") else {}
+        facts |= {"headway.stage": str(error["stage"])} if error.get("stage") else {}
+        told.spans.append(self._root_span(status, message, time, facts))
+        self.began = 0.0
+
+    def _stop_working(self, told: Told, status: str, message: str) -> None:
+        told.spans += [self._stage_span(stage, status, message, self.last, {}) for stage in list(self.working)]
+
+    def _stage_span(self, stage: str, status: str, message: str, end: float, facts: Mapping[str, Value]) -> Span:
+        self.spans += 1
+        return Span(
+            trace=self.trace,
+            identity=_number(f"{self.run}/{self.openings}/{self.spans}/{stage}", 16),
+            parent=self.root,
+            kind="stage",
+            name=stage,
+            start=self.working.pop(stage),
+            end=end,
+            status=status,
+            message=message,
+            attributes={**self.attributes, "headway.stage": stage, "headway.status": status, **facts},
+        )
+
+    def _root_span(self, status: str, message: str, end: float, facts: Mapping[str, Value] | None = None) -> Span:
+        return Span(
+            trace=self.trace,
+            identity=self.root,
+            parent=None,
+            kind="run",
+            name=f"{self.flow} {self.subject}",
+            start=self.began,
+            end=end,
+            status=status,
+            message=message,
+            attributes={**self.attributes, "headway.status": status, **(facts or {})},
+        )
+
+    def _log(self, end: int, kind: str, event: Mapping[str, Any]) -> Log:
+        status, said, facts = _said(kind, event)
+        return Log(
+            name=f"headway.{kind}",
+            time=float(event["time"]),
+            severity=SEVERITIES.get(status, "INFO"),
+            body=f"{self.flow} of {self.subject}: {said}",
+            attributes={**self.attributes, **facts, "log.record.uid": f"{self.run}:{end}"},
+            trace=self.trace,
+            span=self.root,
+        )
+
+
+def _said(kind: str, event: Mapping[str, Any]) -> tuple[str, str, dict[str, Value]]:
+    """Of an event: the status that it tells, in words what happened, and facts beside it."""
+    if kind == "started":
+        stage = str(event.get("stage"))
+        return "", f"{stage} began", {"headway.stage": stage}
+    if kind == "ended":
+        outcome = event.get("outcome") or {}
+        stage, status = str(outcome.get("name")), str(outcome.get("status"))
+        said = f"{stage} {status.replace('_', ' ')}, {float(outcome.get('seconds') or 0):.1f} s"
+        return status, f"{said}{_colon(_why(outcome))}", {"headway.stage": stage, "headway.status": status}
+    if kind == "closed":
+        status, error = str(event.get("status")), event.get("error") or {}
+        facts: dict[str, Value] = {"headway.status": status}
+        if error and status in ("failed", "died"):
+            facts |= {"exception.type": str(error.get("type")), "exception.message": str(error.get("message"))}
+        return status, f"{status.replace('_', ' ')}{_colon(str(error.get('message') or ''))}", facts
+    if kind == "waiting":
+        return "", f"waits for {event.get('for')}", {}
+    return "", kind, {}
+
+
+def _colon(text: str) -> str:
+    return f": {text}" if text else ""
+
+
+def _why(outcome: Mapping[str, Any]) -> str:
+    """Which checks kept a gate closed; of other outcomes nothing, for their error closes the run."""
+    if outcome.get("status") != "gate_closed":
+        return ""
+    failed = [check for check in outcome.get("checks") or [] if not check.get("passed", False)]
+    return "; ".join(f"{c.get('name')}: {c.get('measured')}, limit {c.get('limit')}" for c in failed)
+
+
+def _facts(outcome: Mapping[str, Any]) -> dict[str, Value]:
+    """Of a stage: its key, its inputs and outputs, its job, and every figure that it measured."""
+    facts: dict[str, Value] = {"headway.key": str(outcome.get("key") or "")}
+    facts |= {f"headway.{name}": ", ".join(map(str, outcome.get(name) or [])) for name in ("inputs", "outputs")}
+    job = outcome.get("job") or {}
+    facts |= {f"headway.job.{name}": job[name] for name in ("id", "attempts", "submissions") if name in job}
+    figures = outcome.get("metrics") or {}
+    facts |= {f"headway.metric.{name}": v for name, v in figures.items() if isinstance(v, int | float)}
+    return {key: value for key, value in facts.items() if value != ""}
+
+
+def _number(text: str, digits: int) -> int:
+    """A number of so many hex digits that stands for a text; never 0, which is no id."""
+    return int(hashlib.sha256(text.encode()).hexdigest()[:digits], 16) or 1

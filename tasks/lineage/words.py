@@ -1,0 +1,78 @@
+"""What people read in MLflow: names, descriptions in Markdown, and which numbers stand on a flow's own run. Pure.
+
+How it gets there is spool.py and publish.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+RUN_PAGE = "headway:run"
+"""Stands for the address of the described run's page, which is known only when it is published."""
+MODEL_FLOWS_NOTE = """Everything that happened to the model **{subject}**: a run here is a flow run of Headway's, its stages are nested in it.
+
+- The curves of a training are on the run `train`; the numbers to compare runs by are on the flow's own run.
+- The datasets that a run read are in the column *Dataset*; the model that it made is among the registered models, as `{subject}`.
+- Search for `tags."headway.status" = 'gate_closed'`, `tags."headway.dataset" LIKE 'dataset/NAME@%'`,
+  `tags."headway.commit" = '...'`, `tags."headway.prefect_flow_run" = '...'`.
+"""
+CLUSTER_NOTE = """Measurements of the cluster **{subject}** by themselves: health, collectives, compute."""
+HEADLINES: dict[str, tuple[str, ...]] = {
+    "validate": ("documents",),
+    "benchmark": ("matmul_gflops_per_rank", "allreduce_gigabytes_per_second"),
+    "train": ("loss", "tokens_per_second"),
+    "evaluate": ("bits_per_byte", "gain_over_bigram"),
+    "export": ("tokens_per_second_onnx",),
+}
+"""Of each stage, what stands on the flow's run as well; all the rest is on the stage's own."""
+
+
+def experiment_name(flow: str, subject: str) -> str:
+    """One experiment for all that happens to a model; a cluster's qualifications have their own."""
+    return f"cluster-{subject}" if flow == "qualify" else subject
+
+
+def experiment_note(flow: str, subject: str) -> str:
+    return (CLUSTER_NOTE if flow == "qualify" else MODEL_FLOWS_NOTE).format(subject=subject)
+
+
+def run_name(flow: str, began: float) -> str:
+    """`retrain 2026-11-21 15:04`, on this machine's clock."""
+    return f"{flow} {time.strftime('%Y-%m-%d %H:%M', time.localtime(began))}"
+
+
+def headlines(outcomes: Iterable[Any], seconds: float) -> list[tuple[str, float, int]]:
+    """The numbers by which runs are compared, of the stages' outcomes."""
+    found = [
+        (name, outcome.metrics[name], 0)
+        for outcome in outcomes
+        for name in HEADLINES.get(outcome.name, ())
+        if name in outcome.metrics
+    ]
+    return [*found, ("seconds", seconds, 0)]
+
+
+def run_note(flow_run: Mapping[str, str] | None, *, said: str = "", report: str = "", facts: Mapping[str, str]) -> str:
+    """Description of a flow's run: how it ended, the ways to Prefect and to the report, what went in and came out."""
+    links = [f"[Flow run in Prefect]({flow_run['url']})"] if flow_run else []
+    links += [f"[Report]({RUN_PAGE}/artifacts/{report})"] if report else []
+    lines = [said, " · ".join(links), "\n".join(f"- {name}: `{value}`" for name, value in facts.items() if value)]
+    return "\n\n".join(line for line in lines if line)
+
+
+def version_note(facts: Mapping[str, str], before: str) -> str:
+    """Description of a version of a model: what it is, and how to go back to the one before."""
+    told = "\n".join(f"- {name}: `{value}`" for name, value in facts.items() if value)
+    back = (
+        "To serve an earlier version again, run its dataset with its configuration and commit: recorded stages are reused, "
+        "so only the deployment is done anew. `headway lineage` names all three."
+    )
+    return f"{told}\n\nBefore it: `{before}`, alias `previous`. {back}" if before else f"{told}\n\nThe first of its name."
+
+
+MODEL_NOTE = """Versions that were served. Alias `champion`: in service; `previous`: in service before that.
+
+A version's files are in Headway's store, under the reference in its tag `headway.ref`: `headway verify REF`, `headway lineage REF`.
+"""
