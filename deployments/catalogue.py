@@ -87,7 +87,7 @@ def presets() -> list[str]:
 def parameters(flow: str, source: str, dataset: str = "", overrides: tuple[str, ...] = ()) -> dict[str, Any]:
     """What a flow is called with for a configuration: by its name or path, with settings changed as A.B=VALUE."""
     whole = load(source, list(overrides))
-    told = whole.model_dump(mode="json")
+    told = {**whole.model_dump(mode="json"), "model": whole.training.model}
     form = FORMS[flow]
     part = form.model_validate({key: value for key, value in told.items() if key in form.model_fields})
     config = {"config": part.model_dump(mode="json")}

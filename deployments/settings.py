@@ -6,12 +6,14 @@ tasks/config.py.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, field_validator
 
+from tasks.errors import Missing
 from tasks.settings import Positive, Settings
 
 Occasion = Literal["failed", "gate_closed", "approval_needed", "alert"]
@@ -88,7 +90,9 @@ class TelemetryConfig(Settings):
     """Where metrics, traces and logs go."""
 
     interval_seconds: float = Field(5.0, gt=0)
-    """Time between two looks at the host, and between two exports."""
+    """Time between two looks at the host and at the runs, whose traces and logs are exported then."""
+    metrics_seconds: float = Field(60.0, gt=0)
+    """Time between two exports of all metrics; /metrics always has those of the last look."""
     prometheus: bool = True
     """Whether /metrics is served on loopback."""
     file: bool = True
@@ -97,6 +101,20 @@ class TelemetryConfig(Settings):
     """Address of an OTLP/HTTP collector; empty: none."""
     azure_connection_string: str = ""
     """env:NAME of the variable that holds the connection string of Application Insights; empty: none."""
+
+    @field_validator("azure_connection_string")
+    @classmethod
+    def _by_name(cls, value: str) -> str:
+        if value and not value.startswith("env:"):
+            raise ValueError("a connection string is a secret: name the variable that holds it, as env:NAME")
+        return value
+
+    def azure_secret(self) -> str:
+        """The connection string itself. Raises Missing when its variable is not set."""
+        name = self.azure_connection_string.removeprefix("env:")
+        if not os.environ.get(name):
+            raise Missing(f"{name} is not set", remedy=f"export {name}='InstrumentationKey=...;IngestionEndpoint=...'")
+        return os.environ[name]
 
 
 class PlatformConfig(Settings):

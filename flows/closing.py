@@ -1,4 +1,4 @@
-"""How every lifecycle ends: one report, attached to the MLflow run and linked from the Prefect flow run.
+"""How every lifecycle ends: one report, attached to the MLflow run, and told in short in Prefect's page of the flow run.
 
 Called with the outcomes of all stages known, however the flow ended.
 """
@@ -9,12 +9,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
-
+from flows import words
 from tasks.artifacts import Endpoint
 from tasks.errors import HeadwayError
-from tasks.lifecycle import Lifecycle, code_version, status_of
+from tasks.lifecycle import Lifecycle, code_version, interrupted, status_of
+from tasks.lineage.links import run_page
+from tasks.prefect_notes import flush, hand_in, new_artifact
 from tasks.report.gather import utc, write_report
+
+PATIENCE_SECONDS = 60.0
+"""Time that the end of a run waits for Prefect's server to come back, when there is something left to tell it."""
 
 
 def close(run: Lifecycle) -> None:
@@ -29,14 +33,18 @@ def close(run: Lifecycle) -> None:
     run.results["report"] = str(path)
     if run.run:
         run.need_spool().log_file(run.run, path)
-    _link(run, path)
+    page = run_page(run.home, run.need_spool().folder, run.run) if run.run else None
+    told = words.report(run, html=str(path), mlflow=page)
+    hand_in(new_artifact("markdown", "report", told, f"{run.flow} {run.subject}: {run.status.replace('_', ' ')}"))
+    stopped = run.error is not None and interrupted(run.error)
+    flush(patience=0.0 if stopped else PATIENCE_SECONDS)
 
 
 def _fields(run: Lifecycle) -> dict[str, Any]:
     commit, dirty = code_version()
     endpoint: Endpoint | None = run.results.get("endpoint")
     return {
-        "title": f"{run.flow} {run.results.get('dataset', '').partition('@')[0]}",
+        "title": f"{run.flow} {run.results.get('dataset', '').partition('@')[0] or run.subject}",
         "status": status_of(run.error),
         "started": utc(run.began),
         "seconds": run.seconds,
@@ -46,7 +54,7 @@ def _fields(run: Lifecycle) -> dict[str, Any]:
         "commit": commit,
         "dirty": dirty,
         "flow_run": run.flow_run,
-        "error": _error(run.error, run.stopped_at),
+        "error": _error(run.error, run.stopped_at or getattr(run.error, "stage", "")),
         "endpoint": {"ref": endpoint.ref, "url": endpoint.url, "model": endpoint.model.ref} if endpoint else None,
         "sample": run.results.get("sample"),
         "champion": run.results.get("champion"),
@@ -63,11 +71,3 @@ def _error(error: BaseException | None, stage: str) -> dict[str, str] | None:
         "message": str(error) or type(error).__name__,
         "remedy": remedy,
     }
-
-
-def _link(run: Lifecycle, path: Path) -> None:
-    create_link_artifact(key="report", link=path.as_uri(), link_text="Report of this run (HTML)")
-    endpoint: Endpoint | None = run.results.get("endpoint")
-    served = f"Served at {endpoint.url} as `{endpoint.model.ref}`." if endpoint else "Nothing new is served."
-    words = f"**{status_of(run.error).replace('_', ' ')}.** {served}\n\nReport: `{path}`; it is attached to the MLflow run too."
-    create_markdown_artifact(key="summary", markdown=words)

@@ -6,13 +6,15 @@ who starts this flow is deployments/ (`headway retrain`).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from prefect import flow
 
 from flows.closing import close
-from flows.prefect_run import cancelled, flow_run
-from tasks.artifacts import Cluster, Dataset, Endpoint, Evaluation, Pending, Tokens, parse_ref, unqualified
+from flows.inputs import checked, resolve
+from flows.prefect_run import cancelled, flow_run, named, setting
+from flows.progress import PrefectProgress
+from tasks.artifacts import Cluster, Endpoint, Evaluation, Model, Pending, Tokens, unqualified
 from tasks.benchmark import benchmark
 from tasks.config import RetrainConfig
 from tasks.deploy import deploy, sample
@@ -21,22 +23,33 @@ from tasks.export import export
 from tasks.lifecycle import current, lifecycle
 from tasks.plan import plan
 from tasks.preprocess import preprocess
-from tasks.storage.store import find
+from tasks.registry.refs import read_ref
 from tasks.train import train
 from tasks.validate import validate
 
-STAGES = ("validate", "preprocess", "benchmark", "plan", "train", "evaluate", "export", "deploy")
+StageName = Literal["validate", "preprocess", "benchmark", "plan", "train", "evaluate", "export", "deploy"]
+STAGES: tuple[StageName, ...] = get_args(StageName)
 
 
-@flow(name="retrain", flow_run_name="retrain-{dataset}", validate_parameters=True)  # type: ignore[untyped-decorator]
+def _name() -> str:
+    return named(setting("training", "model"))
+
+
+@flow(name="retrain", flow_run_name=_name, validate_parameters=False)  # type: ignore[untyped-decorator]
 def retrain(
-    dataset: str, config: RetrainConfig, from_stage: str | None = None, to_stage: str | None = None
+    dataset: str, config: RetrainConfig, from_stage: StageName | None = None, to_stage: StageName | None = None
 ) -> Endpoint | None:
     """Take the newest version of a dataset to a served model.
 
-    `from_stage` and all later stages run again; stages after `to_stage` do not run. Raises GateFailed, JobFailed, IntegrityError,
-    Missing; a ValueError names a mistake of the user's.
+    Raises GateFailed, JobFailed, IntegrityError, Missing; a ValueError names a mistake of the user's.
+
+    Args:
+        dataset: NAME for the newest version of a dataset, or dataset/NAME@VERSION. `headway dataset list` shows them.
+        config: All settings of the run, one section a stage.
+        from_stage: This stage and all later ones run again, although their results are recorded. Empty reuses what there is.
+        to_stage: Stages after this one do not run. Empty runs all.
     """
+    config = checked(RetrainConfig, config)
     with lifecycle(
         "retrain",
         config,
@@ -46,6 +59,7 @@ def retrain(
         last=to_stage,
         cancelled=cancelled,
         flow_run=flow_run(),
+        observers=(PrefectProgress(),),
         at_end=close,
     ):
         endpoint = chain(dataset, config)
@@ -66,16 +80,8 @@ def chain(name: str, config: RetrainConfig) -> Endpoint:
     champion = champion_scores(scores, tokens, config, on=cluster)
     proven = compare(scores, champion, config.evaluation, config.comparison)
     model = export(proven, config.export, under=scores, on=cluster)
+    allow(model, scores, config)
     return deploy(model, config.deployment)
-
-
-def resolve(name: str) -> Dataset:
-    """The dataset of a reference: NAME or dataset/NAME@VERSION. Raises Missing."""
-    store = current().store
-    manifest = find(store, *parse_ref(name, kind="dataset"))
-    dataset = Dataset(name=manifest.provenance.name, version=manifest.version, uri=store.uri_of(manifest))
-    current().results["dataset"] = dataset.ref
-    return dataset
 
 
 def champion_scores(candidate: Evaluation, tokens: Tokens, config: RetrainConfig, *, on: Cluster) -> Evaluation | None:
@@ -88,12 +94,30 @@ def champion_scores(candidate: Evaluation, tokens: Tokens, config: RetrainConfig
     return evaluate(champion, tokens, config.evaluation, on=on)
 
 
+def allow(model: Model, scores: Evaluation, config: RetrainConfig) -> None:
+    """Have a person agree before another model takes the endpoint, where the configuration asks for it. Raises GateFailed."""
+    run = current()
+    unchanged = isinstance(model, Model) and read_ref(run.store, f"{model.name}/champion") == model.ref
+    if not config.approval.before_deploy or unchanged or run.beyond("deploy"):
+        return
+    if run.spool is None:
+        run.results["approval"] = "approval required"
+        return
+    from flows.approval import approve
+    from flows.words import reasons
+
+    question = f"Deploy model/{model.name}@{model.version[:12]} to endpoint/{config.deployment.endpoint}?"
+    approve(question, reasons(run, model, scores), config.approval, kind="deploy", subject=model.ref)
+
+
 def preview(
-    dataset: str, config: RetrainConfig, from_stage: str | None, to_stage: str | None
+    dataset: str, config: RetrainConfig, from_stage: StageName | None, to_stage: StageName | None
 ) -> tuple[str, list[dict[str, Any]]]:
     """The dataset's version, and what a run would do, stage by stage, without doing it: a dry run needs no server."""
     with lifecycle(
         "retrain", config, subject=config.training.model, stages=STAGES, first=from_stage, last=to_stage, dry=True
     ) as run:
         chain(dataset, config)
+        last = run.outcomes["deploy"]
+        last.why = "; ".join(part for part in (last.why, run.results.get("approval", "")) if part)
         return run.results["dataset"], [outcome.plain() for outcome in run.outcomes.values()]

@@ -58,6 +58,12 @@ class Unknown(HeadwayError):
     exit_code = 2
 
 
+class Refused(HeadwayError):
+    """The policy does not let this person do this, or does not believe that it is this person."""
+
+    exit_code = 2
+
+
 class Missing(HeadwayError):
     """Something that the work needs is not there: a server, a package, an account, room on the disk."""
 

@@ -58,6 +58,23 @@ def compare(
     return scores.subject
 
 
+def hold(scores: Evaluation, before: float, config: EvaluationConfig, limits: ComparisonConfig) -> None:
+    """Raise GateFailed unless a champion is, on new data, about as good as at its promotion (`before`, in bits per byte)."""
+    loss = scores.metrics["bits_per_byte"] / before - 1
+    since = Check(
+        name="loss since promotion, relative",
+        measured=loss,
+        limit=f"<= {limits.max_loss_since_promotion:.4g}",
+        passed=loss <= limits.max_loss_since_promotion,
+        remedy="The data has moved away from what the champion learnt: retrain on it. It goes on serving; "
+        "comparison.max_loss_since_promotion is the limit. "
+        f"Bits per byte {scores.metrics['bits_per_byte']:.4f}, at its promotion {before:.4f}.",
+    )
+    checks = (*_against_bigram(scores, config, limits), since)
+    current().outcomes["evaluate"].checks = [check.model_dump() for check in checks]
+    require_checks("evaluate", checks)
+
+
 def _against_bigram(scores: Evaluation, config: EvaluationConfig, limits: ComparisonConfig) -> tuple[Check, ...]:
     gain, low = scores.metrics["gain_over_bigram"], scores.metrics["gain_low"]
     remedy = "Train longer or on more data, or lower comparison.min_gain_over_bigram."

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from tasks.errors import Cancelled, GateFailed
+from tasks.lineage import words
 from tasks.lineage.spool import Spool
 from tasks.outcomes import Observer, Observers, Outcome, Unobserved
 from tasks.process import locked
 from tasks.registry.journal import StoreJournal
 from tasks.runlog import RunLog
-from tasks.settings import Settings, config_digest, home, tracking_uri
+from tasks.settings import Settings, config_digest, experiment, home, tracking_uri
 from tasks.storage import open_store
 from tasks.storage.store import Store
 
@@ -151,7 +152,7 @@ def lifecycle(
         stages=tuple(stages),
         first=first,
         last=last,
-        spool=None if dry else Spool(base, tracking_uri()),
+        spool=None if dry else _spool(base, flow, subject),
         observer=_observer.get(),
         cancelled=cancelled,
         stop_on_interrupt=_interrupt.get(),
@@ -181,7 +182,8 @@ def _check_stages(flow: str, stages: Sequence[str], first: str | None, last: str
 @contextmanager
 def _opened(run: Lifecycle, observers: Sequence[Observer]) -> Iterator[None]:
     """Tell MLflow and all observers of the run, and hold its place against a second run of the same flow and subject."""
-    run.run = run.need_spool().start_run(run.flow, tags=_tags(run), params={"config_digest": run.config_digest})
+    name = words.run_name(run.flow, run.began)
+    run.run = run.need_spool().start_run(name, tags=_tags(run), params={"config_digest": run.config_digest})
     log = RunLog(run.home, (run.flow_run or {}).get("id") or run.run)
     run.observer = Observers([run.observer, log, *observers])
     run.observer.opened(run)
@@ -206,28 +208,56 @@ def _close(run: Lifecycle, at_end: Callable[[Lifecycle], None]) -> None:
         _end(run, run.spool)
 
 
+def _spool(base: Path, flow: str, subject: str) -> Spool:
+    name = experiment(words.experiment_name(flow, subject))
+    return Spool(base, tracking_uri(), experiment=name, note=words.experiment_note(flow, subject))
+
+
 def _tags(run: Lifecycle) -> dict[str, str]:
     commit, dirty = code_version()
     found = {
         "headway.flow": run.flow,
+        "headway.cluster" if run.flow == "qualify" else "headway.model": run.subject,
+        "headway.status": "running",
+        "headway.commit": commit,
         "headway.config_digest": run.config_digest,
         "headway.prefect_flow_run": (run.flow_run or {}).get("id"),
         "mlflow.user": getpass.getuser(),
         "mlflow.source.name": f"headway {run.flow}",
-        "mlflow.note.content": f"Prefect flow run: {run.flow_run['url']}" if run.flow_run else None,
+        "mlflow.note.content": words.run_note(run.flow_run, said="**running**", facts=_facts(run)),
         "mlflow.source.git.commit": commit,
         "headway.dirty": None if dirty is None else str(dirty).lower(),
     }
     return {key: value for key, value in found.items() if value}
 
 
+def _facts(run: Lifecycle) -> dict[str, str]:
+    made = [ref for outcome in run.outcomes.values() for ref in outcome.outputs if ref.startswith("model/")]
+    return {
+        "Dataset": run.results.get("dataset", ""),
+        "Model": made[-1] if made else "",
+        "Code": code_version()[0] or "",
+        "Configuration": run.config_digest,
+    }
+
+
 def _end(run: Lifecycle, spool: Spool) -> None:
     status = "FINISHED" if run.error is None else "KILLED" if interrupted(run.error) else "FAILED"
     if run.run:
-        told = [(f"{o.name}/{name}", value, 0) for o in run.outcomes.values() for name, value in o.metrics.items()]
-        spool.log_metrics(run.run, told)
-        spool.end_run(run.run, status, tags={f"headway.{o.name}": o.status for o in run.outcomes.values()})
+        spool.log_metrics(run.run, words.headlines(run.outcomes.values(), run.seconds))
+        spool.end_run(run.run, status, tags=_end_tags(run))
     spool.close()
+
+
+def _end_tags(run: Lifecycle) -> dict[str, str]:
+    how = f"**{run.status.replace('_', ' ')}**" + (f" in {run.stopped_at}: {run.error}" if run.error else "")
+    report = Path(run.results.get("report") or "").name
+    return {
+        **{f"headway.{o.name}": o.status for o in run.outcomes.values()},
+        "headway.status": run.status,
+        "headway.dataset": run.results.get("dataset", ""),
+        "mlflow.note.content": words.run_note(run.flow_run, said=how, report=report, facts=_facts(run)),
+    }
 
 
 def _blame(run: Lifecycle, error: BaseException) -> None:

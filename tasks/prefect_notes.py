@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from tasks.outcomes import Outcome
+from tasks.redaction import redact_value
 
 T = TypeVar("T")
 Request = Callable[[Any], Any]
@@ -94,9 +95,8 @@ def new_artifact(kind: str, key: str, data: Any, description: str) -> Request:
     from prefect.utilities.context import get_task_and_flow_run_ids
 
     task_run, flow_run = get_task_and_flow_run_ids()
-    wanted = ArtifactCreate(
-        type=kind, key=key, data=data, description=description, task_run_id=task_run, flow_run_id=flow_run
-    )
+    told = redact_value({"data": data, "description": description})
+    wanted = ArtifactCreate(type=kind, key=key, task_run_id=task_run, flow_run_id=flow_run, **told)
     return lambda client: client.create_artifact(wanted)
 
 

@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from tasks.redaction import without_secrets
+
 POLL_SECONDS = 0.05
 PR_SET_PDEATHSIG = 1
 NOT_RETRIED = ("user", "integrity", "missing", "diverged")
@@ -35,6 +37,8 @@ class ProcessSpec:
 
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ("*",)
+    """Variables with a secret in them that it inherits from who starts it, as patterns; `env` is written to disk."""
     log: str = "process.log"
     restarts: int = 0
     """Restarts without progress before the process counts as failed."""
@@ -62,7 +66,7 @@ def start(folder: Path, spec: ProcessSpec) -> dict[str, Any]:
     with open(folder / "parent.log", "ab") as log:
         parent = subprocess.Popen(
             [sys.executable, "-m", "tasks.process", str(folder)],
-            env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+            env={**without_secrets(os.environ, spec.secrets), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

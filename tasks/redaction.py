@@ -7,11 +7,11 @@ a dataset holds is not touched: data is data. Standard library only, for the sma
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -31,12 +31,17 @@ _NAME = re.compile(
     r"|OTLP\w*HEADERS|(?:^|_)(?:KEYS?|SAS|PAT|COOKIE)(?:_|$)|(?:^|_)PASS$|_PWD$"
 )
 _ORDINARY = re.compile(r"[-+]?[\d.]+|(?i:true|false|yes|no|on|off|none|null)|")
+_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
+_LOGIN = re.compile(r"[\w.-]{1,64}:([^/\s]\S*)")
 _WORD = re.compile(r"[a-z_]{1,11}")
 _LABELLED = (
     (r"(?i:(?:account|access|instrumentation|api|client|subscription)_?key=)", r"[^;&\s\"'<>\\]{8,}"),
     (r"(?i:sharedaccesssignature=)", r"[^;\s\"'<>\\]{8,}"),
     (r"(?<![A-Za-z])sig=", r"[A-Za-z0-9%+/=_-]{16,}"),
-    (r"(?i:(?:password|passwd|pwd|secret|access_?token|refresh_?token)[\"']?(?:=|:\s*(?=[\"']))[\"']?)", r"[^;&\s\"'<>\\,)]{6,}"),
+    (
+        r"(?i:(?:password|passwd|pwd|secret|access_?token|refresh_?token)[\"']?(?:=|:\s*(?=[\"']))[\"']?)",
+        r"[^;&\s\"'<>\\,)]{6,}",
+    ),
     (r"://[^\s/:@\"'<>]{0,128}:", r"[^\s/@\"'<>]+(?=@)"),
     (r"(?i:bearer\s+)", r"[A-Za-z0-9._~+/=-]{16,}"),
     (r"(?i:authorization[\"']?\s*[:=]\s*[\"']?basic\s+)", r"[A-Za-z0-9+/=]{8,}"),
@@ -50,28 +55,36 @@ _BARE = (
 )
 _FORMS = "|".join([*(f"({label}){secret}" for label, secret in _LABELLED), *_BARE])
 _FORM = re.compile(_FORMS)
+_TRACES = (
+    "key=", "sig=", "signature=", "passw", "pwd", "secret", "access_token", "accesstoken", "refresh_token", "refreshtoken",
+    "bearer", "basic", "eyj", "hwt_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "hf_", "key-----",
+)  # fmt: skip
+"""What every text with such a form has in it, in lower case; looking for these is fifty times faster than for the forms."""
 
 
 def redact(text: str) -> str:
     """The text with every secret in it replaced by a mark; what names it (`AccountKey=`) stays."""
-    return _pattern().sub(_mark, text)
+    return _known().clean(text)
 
 
 def redact_value(value: Any) -> Any:
     """A value of the same shape, dicts, lists and tuples in each other, with every text in it redacted."""
-    return _clean(value, _pattern())
+    return _clean(value, _known())
 
 
 def redacted(error: BaseException) -> BaseException:
     """The same error, and all that led to it, without secrets in its text; a RuntimeError where its text is out of reach."""
-    led: BaseException | None = error
-    seen: set[int] = set()
-    while led is not None and id(led) not in seen:
-        seen.add(id(led))
-        _clean_error(led)
-        led = led.__cause__ or led.__context__
-    said = str(error)
-    return error if redact(said) == said else RuntimeError(f"{type(error).__name__}: {redact(said)}")
+    linked: dict[int, BaseException] = {}
+    queue: list[BaseException] = [error]
+    while queue:
+        one = queue.pop()
+        if id(one) not in linked:
+            linked[id(one)] = one
+            _clean_error(one)
+            queue += [other for other in (one.__cause__, one.__context__, *_inner(one).values()) if other]
+    for one in linked.values():
+        vars(one).update({name: _readable(inner) for name, inner in _inner(one).items()})
+    return _readable(error)
 
 
 def without_secrets(environment: Mapping[str, str], keep: tuple[str, ...] = ()) -> dict[str, str]:
@@ -115,8 +128,26 @@ def _mark(match: re.Match[str]) -> str:
     return f"{match[match.lastindex] if match.lastindex else ''}{MARK}"
 
 
-def _pattern() -> re.Pattern[str]:
-    """One expression for all that is secret now; made anew when the environment or a login changes."""
+@dataclass(frozen=True)
+class _Known:
+    """All that is secret now, as one expression; the literal values, for a quick look."""
+
+    values: tuple[str, ...]
+    pattern: re.Pattern[str]
+
+    def clean(self, text: str) -> str:
+        if any(value in text for value in self.values) or _has_a_form(text):
+            return self.pattern.sub(_mark, text)
+        return text
+
+
+def _has_a_form(text: str) -> bool:
+    low = text.lower()
+    return any(trace in low for trace in _TRACES) or ("://" in low and "@" in low)
+
+
+def _known() -> _Known:
+    """What is secret now; made anew when the environment or a login changes."""
     from tasks.settings import home
 
     files = tuple(_stamp(home() / name) for name in CREDENTIALS)
@@ -131,49 +162,69 @@ def _stamp(path: Path) -> tuple[Path, int]:
 
 
 @lru_cache(maxsize=8)
-def _compiled(environment: frozenset[tuple[str, str]], files: tuple[tuple[Path, int], ...]) -> re.Pattern[str]:
+def _compiled(environment: frozenset[tuple[str, str]], files: tuple[tuple[Path, int], ...]) -> _Known:
     known: set[str] = set()
     for name, value in environment:
         known |= _secrets_of(value, whole=_named_secret(name, value))
     for path, changed in files:
         known |= _secrets_of(path.read_text(encoding="utf-8").strip(), whole=True) if changed else set()
-    literals = sorted({spelt for secret in known for spelt in _spellings(secret)}, key=lambda text: (-len(text), text))
-    return re.compile("|".join([*map(re.escape, literals), _FORMS]))
+    values = sorted({spelt for secret in known for spelt in _spellings(secret)}, key=lambda text: (-len(text), text))
+    return _Known(tuple(values), re.compile("|".join([*map(re.escape, values), _FORMS])))
 
 
 def _named_secret(name: str, value: str) -> bool:
     """Whether a variable's name says that it holds a secret, and its value is none that anybody may see."""
-    return bool(_NAME.search(name.upper())) and not _ORDINARY.fullmatch(value) and not os.path.exists(value)
+    path = os.sep in value and os.path.exists(value)  # noqa: PTH110 - Path.exists raises when a value is too long
+    return bool(_NAME.search(name.upper())) and not _ORDINARY.fullmatch(value) and not path
 
 
 def _secrets_of(value: str, *, whole: bool) -> set[str]:
     """The secrets in a value: all of it, the password of user:password, the parts that have the form of one."""
-    found = {value, value.partition(":")[2]} if whole else set()
+    login = _LOGIN.fullmatch(value)
+    found = {value, login[1] if login else value} if whole else set()
     found |= {match[0][len(match[match.lastindex]) if match.lastindex else 0 :] for match in _FORM.finditer(value)}
-    return {text for text in found if len(text) >= SHORTEST and not _ORDINARY.fullmatch(text) and not _WORD.fullmatch(text)}
+    return {
+        text for text in found if len(text) >= SHORTEST and not _ORDINARY.fullmatch(text) and not _WORD.fullmatch(text)
+    }
 
 
 def _spellings(secret: str) -> set[str]:
     """How a secret looks in JSON, in an address and in a page."""
-    return {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], quote(secret, safe=""), html.escape(secret)}
+    return {
+        secret,
+        json.dumps(secret)[1:-1],
+        json.dumps(secret, ensure_ascii=False)[1:-1],
+        quote(secret, safe=""),
+        secret.translate(_HTML),
+    }
 
 
-def _clean(value: Any, pattern: re.Pattern[str]) -> Any:
+def _clean(value: Any, known: _Known) -> Any:
     if isinstance(value, str):
-        return pattern.sub(_mark, value)
+        return known.clean(value)
     if isinstance(value, dict):
-        return {_clean(key, pattern): _clean(below, pattern) for key, below in value.items()}
+        return {_clean(key, known): _clean(below, known) for key, below in value.items()}
     if isinstance(value, list):
-        return [_clean(below, pattern) for below in value]
-    return tuple(_clean(below, pattern) for below in value) if type(value) is tuple else value
+        return [_clean(below, known) for below in value]
+    return tuple(_clean(below, known) for below in value) if type(value) is tuple else value
+
+
+def _inner(error: BaseException) -> dict[str, BaseException]:
+    """Errors that an error carries as attributes."""
+    return {name: value for name, value in vars(error).items() if isinstance(value, BaseException)}
 
 
 def _clean_error(error: BaseException) -> None:
     error.args = redact_value(error.args)
-    for name, value in vars(error).items():
-        setattr(error, name, redacted(value) if isinstance(value, BaseException) else redact_value(value))
-    if isinstance(error, OSError) and isinstance(error.filename, str):
-        error.filename = redact(error.filename)
+    vars(error).update(redact_value(vars(error)))
+    if isinstance(error, OSError):
+        error.filename, error.filename2 = redact_value((error.filename, error.filename2))
+
+
+def _readable(error: BaseException) -> BaseException:
+    """The error, unless its text is made of what cannot be changed, and holds a secret."""
+    clean = redact(str(error))
+    return error if clean == str(error) else RuntimeError(f"{type(error).__name__}: {clean}")
 
 
 def _clean_record(record: Any) -> None:

@@ -18,6 +18,8 @@ from typing import Any
 
 from tasks import process
 from tasks.outcomes import Outcome
+from tasks.redaction import redact_value
+from tasks.registry.audit import actor
 
 PROGRESS_EVERY_SECONDS = 1.0
 
@@ -35,6 +37,7 @@ class RunLog:
         me = os.getpid()
         handle = {"pid": me, "started": process.process_started(me), "boot_id": process.boot_id()}
         who = {"host": socket.gethostname(), "flow": run.flow, "subject": run.subject, "flow_run": run.flow_run}
+        who["actor"] = actor().model_dump()
         process.write_json(self.folder / "handle.json", {**handle, **who})
         self.write("opened", flow=run.flow, subject=run.subject, flow_run=run.flow_run, config=run.config_digest)
 
@@ -62,7 +65,7 @@ class RunLog:
 
     def write(self, event: str, **values: Any) -> None:
         """Append one event; the time is seconds since the epoch."""
-        self._events.write(json.dumps({"event": event, "time": time.time(), **values}) + "\n")
+        self._events.write(json.dumps({"event": event, "time": time.time(), **redact_value(values)}) + "\n")
 
 
 @dataclass(frozen=True)

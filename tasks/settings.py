@@ -44,3 +44,14 @@ def home() -> Path:
 def tracking_uri() -> str:
     """Where MLflow's view is published: `MLFLOW_TRACKING_URI`, else a database file under home."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"
+
+
+def experiment(name: str) -> str:
+    """MLflow's experiment that runs are published in: `MLFLOW_EXPERIMENT_NAME`, else the given one."""
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or name
+
+
+def policy_file(home: Path) -> tuple[Path, bool]:
+    """The policy of who may do what, and whether somebody named it: `HEADWAY_POLICY`, else `policy.yaml` of the home."""
+    named = os.environ.get("HEADWAY_POLICY")
+    return (Path(named).absolute(), True) if named else (home / "policy.yaml", False)

@@ -23,8 +23,11 @@ from tasks.compute.job import Job, JobResult
 from tasks.compute.supervisor import Watch, run, settle
 from tasks.errors import IntegrityError
 from tasks.lifecycle import Lifecycle, code_version
+from tasks.lineage import words
 from tasks.process import read_json, write_json
+from tasks.redaction import redacted
 from tasks.registry import records
+from tasks.registry.audit import actor
 from tasks.registry.refs import move_ref
 from tasks.settings import Settings
 from tasks.storage.manifest import Manifest, Provenance
@@ -54,10 +57,15 @@ _work: ContextVar[Work] = ContextVar("headway_work")
 
 @contextmanager
 def working(work: Work) -> Iterator[Work]:
-    """Make a stage the one that fetch, publish and run_job speak for."""
+    """Make a stage the one that fetch, publish and run_job speak for; no secret leaves it in an error."""
     token = _work.set(work)
     try:
         yield work
+    except Exception as error:
+        clean = redacted(error)
+        if clean is error:
+            raise
+        raise clean from None
     finally:
         _work.reset(token)
 
@@ -116,16 +124,31 @@ def home_folder(name: str) -> Path:
 
 def note(prefix: str, value: dict[str, Any]) -> None:
     """Append to a journal in the store what is about to be done."""
-    _work.get().lifecycle.journal.append(prefix, {**value, "time": time.time()})
+    _work.get().lifecycle.journal.append(prefix, {**value, "who": actor().name, "time": time.time()})
 
 
 def crown(model: Model, *, reason: str) -> None:
     """Make a model the champion: the ref moves with an audit entry, and MLflow's registry is told."""
     work = _work.get()
     inputs = _manifest(model).provenance.inputs
-    move_ref(work.lifecycle.store, f"{model.name}/champion", model.ref, inputs=inputs, reason=reason)
-    tags = {"headway.ref": model.ref, "headway.config_digest": work.lifecycle.config_digest}
-    work.lifecycle.need_spool().register(work.run, name=model.name, uri=model.uri, alias="champion", tags=tags)
+    before = move_ref(work.lifecycle.store, f"{model.name}/champion", model.ref, inputs=inputs, reason=reason)
+    scores = work.lifecycle.outcomes["evaluate"].metrics if "evaluate" in work.lifecycle.outcomes else {}
+    facts = {
+        "Model": model.ref,
+        "Bits per byte": f"{scores['bits_per_byte']:.4f}" if "bits_per_byte" in scores else "",
+        "Dataset": str(work.lifecycle.results.get("dataset", "")),
+        "Code": code_version()[0] or "",
+        "Configuration": work.lifecycle.config_digest,
+    }
+    work.lifecycle.need_spool().register(
+        work.lifecycle.run or work.run,
+        name=model.name,
+        uri=model.uri,
+        alias="champion",
+        tags=words.version_tags(facts),
+        note=words.version_note(facts, before if before and before != model.ref else ""),
+        about=words.MODEL_NOTE,
+    )
 
 
 def attach(artifact: Artifact, name: str, data: bytes) -> None:

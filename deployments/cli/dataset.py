@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from deployments.cli.output import say, short_ref
+from deployments.cli.person import As, asked
 
 app = typer.Typer(help="Make dataset versions of files, and list them.", no_args_is_help=True)
 
@@ -22,6 +23,7 @@ def publish(
     exclude: Annotated[
         list[str] | None, typer.Option(help="Folders or files to leave out, as a pattern; may be given often.")
     ] = None,
+    as_: As = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Make a dataset version of files.
@@ -31,6 +33,7 @@ def publish(
     """
     from tasks.artifacts import parse_ref
     from tasks.formats.documents import pack
+    from tasks.registry.audit import audit
     from tasks.settings import home
     from tasks.storage import open_store
 
@@ -38,9 +41,10 @@ def publish(
     store = open_store(home())
     work = home() / "work"
     work.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=work) as folder:
+    with asked("publish", as_, what=f"dataset/{name}"), tempfile.TemporaryDirectory(dir=work) as folder:
         packed = pack(paths, Path(folder) / "out", include=include, exclude=tuple(exclude or ()))
         manifest = store.publish(Path(folder) / "out", kind="dataset", inputs=(), provenance=_provenance(name, packed))
+        audit(store, "publish dataset", right="publish", what=manifest.ref)
     fields = {
         "ref": manifest.ref,
         "documents": packed.documents,

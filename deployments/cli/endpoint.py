@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from deployments.cli.output import say, short_ref
+from deployments.cli.person import As, Reason, asked
 
 app = typer.Typer(help="What is served: list it, stop it.", no_args_is_help=True)
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
@@ -33,13 +34,22 @@ def list_(as_json: Json = False) -> None:
 
 
 @app.command()
-def stop(name: Annotated[str, typer.Argument(help="Name of the endpoint.")], as_json: Json = False) -> None:
+def stop(
+    name: Annotated[str, typer.Argument(help="Name of the endpoint.")],
+    reason: Reason = "",
+    as_: As = "",
+    as_json: Json = False,
+) -> None:
     """Stop an endpoint. The next `headway retrain` starts it again."""
     from tasks.endpoints.known import endpoint_of, require_known
+    from tasks.registry.audit import audit
     from tasks.settings import home
+    from tasks.storage import open_store
 
     name = require_known(home(), name)
-    endpoint_of(home(), name).stop()
+    with asked("roll_back", as_, what=f"stop endpoint/{name}", reason=reason):
+        endpoint_of(home(), name).stop()
+        audit(open_store(home()), "stop endpoint", right="roll_back", what=f"endpoint/{name}", reason=reason)
     say({"ref": f"endpoint/{name}", "stopped": True}, f"endpoint/{name} is stopped", as_json=as_json)
 
 

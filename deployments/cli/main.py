@@ -7,9 +7,10 @@ import sys
 
 import typer
 
-from deployments.cli import artifacts, dataset, deployments, doctor, endpoint, platform, retrain
+from deployments.cli import artifacts, audit, dataset, deployments, doctor, endpoint, person, platform, retrain
 from deployments.cli import run as run_
 from deployments.cli.output import Terminated, say_error
+from tasks.redaction import clean_logs, redacted
 
 app = typer.Typer(
     name="headway",
@@ -46,20 +47,23 @@ app.command("run")(run_.run)
 app.command("deployments")(deployments.deployments)
 app.command("status")(platform.status)
 app.command("down")(platform.down)
+app.add_typer(person.app, name="person")
+app.command("audit")(audit.audit)
 
 
 def run() -> None:
     """The console script."""
     as_json = "--json" in sys.argv[1:]
     signal.signal(signal.SIGTERM, _as_interrupt)
+    clean_logs()
     try:
         code = app(standalone_mode=False)
     except typer.TyperException as error:  # a mistake in the command line
-        sys.exit(say_error(ValueError(_usage(error)), as_json=as_json))
+        sys.exit(say_error(redacted(ValueError(_usage(error))), as_json=as_json))
     except BaseException as error:
         if isinstance(error, SystemExit):
             raise
-        sys.exit(say_error(error, as_json=as_json))
+        sys.exit(say_error(redacted(error), as_json=as_json))
     sys.exit(code if isinstance(code, int) else 0)
 
 

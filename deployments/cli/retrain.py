@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from deployments.cli.output import CommandError, say
+from deployments.cli.person import As, asked
 
 
 def retrain(
@@ -27,6 +28,7 @@ def retrain(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run or be reused, and why; start nothing.")
     ] = False,
+    as_: As = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Take a dataset to a served model: validate, preprocess, benchmark, plan, train, evaluate, export, deploy.
@@ -34,9 +36,14 @@ def retrain(
     What was done before with the same inputs and settings is reused. A run that was stopped goes on where it stopped.
     """
     from deployments.cli.configuration import load
+    from tasks.redaction import require_no_secrets
+    from tasks.registry.audit import audit
+    from tasks.settings import home
+    from tasks.storage import open_store
 
     settings = load(config, set_ or [])
     name = dataset or settings.dataset
+    require_no_secrets({**settings.model_dump(mode="json"), "dataset": name})
     if dry_run:
         from deployments.cli.retraining import preview_fields
 
@@ -44,7 +51,10 @@ def retrain(
         lines = [f"{s['name']:<11}{s['status']:<9}{s['why']}" for s in fields["stages"]]
         say(fields, "\n".join(lines), as_json=as_json)
         return
-    _run(name, settings, from_stage, to_stage, as_json)
+    what = f"retrain {settings.training.model} on dataset {name}"
+    with asked("run", as_, what=what):
+        audit(open_store(home()), "start run", right="run", what=what)
+        _run(name, settings, from_stage, to_stage, as_json)
 
 
 def _run(name: str, settings: Any, from_stage: str | None, to_stage: str | None, as_json: bool) -> None:

@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-SUFFIXES = {"s": "_seconds", "By": "_bytes", "1": "_ratio", "Cel": "_celsius", "W": "_watts", "{token}/s": "_per_second"}
+SUFFIXES = {
+    "s": "_seconds",
+    "By": "_bytes",
+    "1": "_ratio",
+    "Cel": "_celsius",
+    "W": "_watts",
+    "{token}/s": "_per_second",
+}
 SECONDS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 
 
@@ -46,7 +53,9 @@ class Point:
 
 
 RUNS = Instrument("headway.runs", "counter", "{run}", "Flow runs that ended", ("flow", "subject", "status"))
-GATES = Instrument("headway.gates.closed", "counter", "{gate}", "Gates that stayed closed", ("flow", "subject", "stage"))
+GATES = Instrument(
+    "headway.gates.closed", "counter", "{gate}", "Gates that stayed closed", ("flow", "subject", "stage")
+)
 STAGES = Instrument("headway.stage.duration", "histogram", "s", "Time that a stage took", ("flow", "stage", "status"))
 RESTARTS = Instrument("headway.job.restarts", "counter", "{restart}", "Starts of a job after its first", ("stage",))
 
@@ -58,7 +67,9 @@ FAILING = Instrument(
     "When the newest run that went wrong ended, while no later one of the kind succeeded, since the epoch",
     ("flow", "subject", "status"),
 )
-SHARE = Instrument("headway.stage.done", "gauge", "1", "Share of the running stage that is done", ("flow", "subject", "stage"))
+SHARE = Instrument(
+    "headway.stage.done", "gauge", "1", "Share of the running stage that is done", ("flow", "subject", "stage")
+)
 MOVED = Instrument(
     "headway.stage.progress.time",
     "gauge",
@@ -69,7 +80,9 @@ MOVED = Instrument(
 LOSS = Instrument("headway.training.loss", "gauge", "{nat}", "Training loss of the last step", ("model",))
 SPEED = Instrument("headway.training.tokens", "gauge", "{token}/s", "Training tokens a second", ("model",))
 STEP = Instrument("headway.training.step", "gauge", "{step}", "Last step of training", ("model",))
-ALERT = Instrument("headway.alert.firing", "gauge", "{alert}", "1 for every alert that fires", ("alert", "severity", "instance"))
+ALERT = Instrument(
+    "headway.alert.firing", "gauge", "{alert}", "1 for every alert that fires", ("alert", "severity", "instance")
+)
 TICK = Instrument("headway.telemetry.tick", "gauge", "s", "Time that the last look at everything took")
 TIME = Instrument("headway.telemetry.time", "gauge", "s", "When everything was last looked at, since the epoch")
 BEHIND = Instrument(

@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 SCHEMA = """
 create table if not exists position (reader text, item text, at integer, primary key (reader, item)) without rowid;
 create table if not exists total (metric text, labels text, part text, value real, primary key (metric, labels, part))
     without rowid;
+create table if not exists note (name text primary key, value text) without rowid;
 """
 Key = tuple[str, tuple[str, ...], str]
 """Name of the metric, its labels' values, and the part: empty for a counter; of a histogram `sum` and the buckets' numbers."""
@@ -41,7 +42,7 @@ class Ledger:
         sums = {key: self.totals.get(key, 0.0) + value for key, value in (add or {}).items()}
         if not to and not sums:
             return
-        with self._transaction() as database:
+        with self._database as database:
             rows = [(reader, item, at) for item, at in to.items()]
             database.executemany("insert or replace into position values (?, ?, ?)", rows)
             kept = [(metric, json.dumps(labels), part, value) for (metric, labels, part), value in sums.items()]
@@ -49,10 +50,15 @@ class Ledger:
         self._positions.setdefault(reader, {}).update(to)
         self.totals.update(sums)
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._database:
-            yield self._database
+    def note(self, name: str, value: Any) -> None:
+        """Keep a JSON value under a name."""
+        with self._database as database:
+            database.execute("insert or replace into note values (?, ?)", (name, json.dumps(value)))
+
+    def noted(self, name: str) -> Any:
+        """The value that was kept under a name; None when there is none."""
+        row = self._database.execute("select value from note where name = ?", (name,)).fetchone()
+        return json.loads(row[0]) if row else None
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import version
 from itertools import groupby
+from typing import cast
 
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.sdk._logs import ReadableLogRecord
@@ -36,7 +37,12 @@ from opentelemetry.trace.status import Status, StatusCode
 from deployments.telemetry.instruments import SECONDS, Instrument, Point
 from deployments.telemetry.story import Log, Span
 
-NUMBERS = {"DEBUG": SeverityNumber.DEBUG, "INFO": SeverityNumber.INFO, "WARN": SeverityNumber.WARN, "ERROR": SeverityNumber.ERROR}
+NUMBERS = {
+    "DEBUG": SeverityNumber.DEBUG,
+    "INFO": SeverityNumber.INFO,
+    "WARN": SeverityNumber.WARN,
+    "ERROR": SeverityNumber.ERROR,
+}
 
 
 @cache
@@ -112,10 +118,10 @@ def _data(
 
 
 def _histogram(point: Point, span: tuple[int, int]) -> HistogramDataPoint:
-    """Smallest and largest are not kept; the mean stands for both where a backend asks for them."""
+    """Smallest and largest are not kept: both are optional in the protocol, though not in the SDK's annotations."""
+    unknown = cast(float, None)
     count = sum(point.buckets)
-    mean = point.value / count if count else 0.0
-    return HistogramDataPoint(point.attributes, *span, count, point.value, point.buckets, SECONDS, mean, mean)
+    return HistogramDataPoint(point.attributes, *span, count, point.value, point.buckets, SECONDS, unknown, unknown)
 
 
 def _context(trace: int, span: int) -> SpanContext:

@@ -7,6 +7,7 @@ metrics look at. Everything that is read here passes the redaction, so nothing b
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 from collections.abc import Iterator
@@ -27,18 +28,18 @@ class Tail:
     path: Path
     offset: int = 0
 
-    def read(self, limit: int = LINES_AT_ONCE) -> list[tuple[int, dict[str, Any]]]:
+    def read(self, limit: int = LINES_AT_ONCE, *, until: float = math.inf) -> list[tuple[int, dict[str, Any]]]:
         """What came since, each event with the offset of its end. Half a line is left for later, an odd one is left out."""
         found: list[tuple[int, dict[str, Any]]] = []
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.offset)
-                while len(found) < limit and (line := file.readline()).endswith(b"\n"):
+                while len(found) < limit and self.offset < until and (line := file.readline()).endswith(b"\n"):
                     self.offset += len(line)
                     found += [(self.offset, event) for event in _event(line)]
         except OSError:
-            return found
-        return found
+            pass
+        return [(end, event) for (end, _), event in zip(found, redact_value([e for _, e in found]), strict=True)]
 
 
 def _event(line: bytes) -> Iterator[dict[str, Any]]:
@@ -49,7 +50,16 @@ def _event(line: bytes) -> Iterator[dict[str, Any]]:
     except ValueError:
         return
     if isinstance(value, dict) and isinstance(value.get("event"), str) and isinstance(value.get("time"), int | float):
-        yield value if value["event"] == "progress" else redact_value(value)
+        yield value
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file that others write; empty when it is missing or odd."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 @dataclass
@@ -135,7 +145,7 @@ class Runs:
         found = {}
         for name in _names(self.folder):
             try:
-                found[name] = os.stat(f"{self.folder}/{name}/events.jsonl").st_size
+                found[name] = os.stat(f"{self.folder}/{name}/events.jsonl").st_size  # noqa: PTH116: 1,000 Paths take 5 ms
             except OSError:
                 continue
         return found
@@ -162,7 +172,7 @@ class Runs:
             for _, event in events:
                 view.take(event)
                 if event["event"] == "opened":
-                    view.handle = process.read_json(tail.path.parent / "handle.json") or {}
+                    view.handle = read_object(tail.path.parent / "handle.json")
 
 
 def _names(folder: Path) -> list[str]:

@@ -29,6 +29,7 @@ def render(job: Job, folder: Path) -> process.ProcessSpec:
     return process.ProcessSpec(
         argv=[sys.executable, *(torchrun if ranks > 1 else ["-m", job.program])],
         env={"HEADWAY_JOB": str(folder), "OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": loopback, **QUIET},
+        secrets=(),
         log="launcher.log",
         restarts=job.restarts,
         progress=job.progress,

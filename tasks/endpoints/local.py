@@ -156,6 +156,7 @@ def _spec(folder: Path) -> ProcessSpec:
     return ProcessSpec(
         argv=[sys.executable, "-m", "tasks.jobs.serve"],
         env={"HEADWAY_SERVE": str(folder)},
+        secrets=(),
         log=LOG,
         restarts=RESTARTS,
         steady=STEADY_SECONDS,

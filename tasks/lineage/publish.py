@@ -1,13 +1,13 @@
 """Tells the events of one spool to MLflow, in order; a program of its own (`python -m tasks.lineage.publish FOLDER`).
 
-It notes how far it came after every batch, so it can be killed and started again; while the tracking server is away it tries
-again, and gives up after a while without losing anything. Nothing else imports mlflow.
+It notes how far it came after every event, so it can be killed and started again; while the tracking server is away, or the
+database is locked, it tries again, and gives up after a while without losing anything. An event that MLflow refuses for good is
+laid into `refused.jsonl`, and the next one is told. Nothing else imports mlflow, but database.py.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -16,15 +16,26 @@ from typing import Any
 import mlflow
 from mlflow.entities import Dataset as MlflowDataset
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
-from mlflow.exceptions import MlflowException, RestException
+from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
 
 from tasks import process
+from tasks.lineage.database import SCHEME, artifact_root, prepare
+from tasks.lineage.spool import EXPERIMENT
+from tasks.lineage.words import RUN_PAGE
 
-EXPERIMENT = "headway"
 POLL_SECONDS = 0.2
 RETRY_SECONDS = 2.0
 PATIENCE_SECONDS = 600.0
-PARAM_LENGTH = 5000
+TEXT_LENGTH = 5000
+"""Of a parameter or a tag: what every tracking server takes."""
+NOTE = "mlflow.note.content"
+REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST")
+"""What comes back however often the same event is told. A wrong password or a missing server is none of these."""
+
+
+class RefusedError(Exception):
+    """An event that cannot be told because an earlier one was refused."""
 
 
 class Publisher:
@@ -38,6 +49,7 @@ class Publisher:
         self.open: set[str] = set(state.get("open", []))
         self.writer: dict[str, Any] = state.get("writer", {})
         self.tracking_uri: str = state.get("tracking_uri", "")
+        self.experiment: dict[str, str] = state.get("experiment", {"name": EXPERIMENT, "note": ""})
         self.client: mlflow.MlflowClient = mlflow.MlflowClient(self.tracking_uri) if self.tracking_uri else None
         self.closed = False
 
@@ -48,7 +60,7 @@ class Publisher:
             alive = process.alive(self.writer) if self.writer else True
             try:
                 moved = self._batch()
-            except (MlflowException, OSError) as error:
+            except (MlflowException, SQLAlchemyError, OSError) as error:
                 if not self.folder.is_dir():
                     return
                 if time.monotonic() - since > PATIENCE_SECONDS:
@@ -69,29 +81,47 @@ class Publisher:
             file.seek(self.offset)
             lines = [line for line in file if line.endswith(b"\n")]
         for line in lines:
-            self._apply(json.loads(line))
+            self._tell(json.loads(line))
             self.offset += len(line)
             self._save()
         return bool(lines)
 
     def _save(self) -> None:
         state = {"offset": self.offset, "runs": self.runs, "open": sorted(self.open), "writer": self.writer}
-        process.write_json(self.folder / "published.json", {**state, "tracking_uri": self.tracking_uri})
+        where = {"tracking_uri": self.tracking_uri, "experiment": self.experiment}
+        process.write_json(self.folder / "published.json", {**state, **where})
 
-    def _apply(self, event: dict[str, Any]) -> None:
-        getattr(self, f"_on_{event['event']}")(event)
+    def _tell(self, event: dict[str, Any]) -> None:
+        try:
+            getattr(self, f"_on_{event['event']}")(event)
+        except RefusedError as error:
+            self._lay_aside(event, str(error))
+        except MlflowException as error:
+            if error.error_code not in REFUSED:
+                raise
+            self._lay_aside(event, str(error))
+
+    def _lay_aside(self, event: dict[str, Any], why: str) -> None:
+        """Once an event: who is killed here and started again comes back to the same offset."""
+        path = self.folder / "refused.jsonl"
+        known = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        if known and json.loads(known[-1])["offset"] == self.offset:
+            return
+        print(f"refused: {why}", file=sys.stderr)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"offset": self.offset, "why": why, "event": event}) + "\n")
 
     def _on_open(self, event: dict[str, Any]) -> None:
         self.writer, self.tracking_uri = event["writer"], event["tracking_uri"]
-        if self.tracking_uri.startswith("sqlite:///"):
-            Path(self.tracking_uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        self.experiment = {"name": event.get("experiment", EXPERIMENT), "note": event.get("note", "")}
+        prepare(self.tracking_uri)
         self.client = mlflow.MlflowClient(self.tracking_uri)
 
     def _on_start_run(self, event: dict[str, Any]) -> None:
         experiment = self._experiment()
         found = self.client.search_runs([experiment], f"tags.`headway.run` = '{event['run']}'", max_results=1)
-        tags = {**event["tags"], "headway.run": event["run"]}
-        if event["parent"]:
+        tags = {key: value[:TEXT_LENGTH] for key, value in event["tags"].items()} | {"headway.run": event["run"]}
+        if event["parent"] in self.runs:
             tags["mlflow.parentRunId"] = self.runs[event["parent"]]["id"]
         run = (
             found[0]
@@ -100,8 +130,8 @@ class Publisher:
         )
         self.runs[event["run"]] = {"id": run.info.run_id, "experiment": experiment}
         self.open.add(event["run"])
-        params = [Param(key, str(value)[:PARAM_LENGTH]) for key, value in event["params"].items()]
-        self.client.log_batch(run.info.run_id, params=params)
+        params = [Param(key, str(value)[:TEXT_LENGTH]) for key, value in event["params"].items()]
+        self.client.log_batch(run.info.run_id, params=params, tags=self._tags(event))
 
     def _on_inputs(self, event: dict[str, Any]) -> None:
         inputs = [
@@ -123,28 +153,40 @@ class Publisher:
             self.client.log_artifact(self._id(event), event["path"])
 
     def _on_register(self, event: dict[str, Any]) -> None:
+        name, source = event["name"], self._source(event)
         try:
-            self.client.create_registered_model(event["name"])
-        except (MlflowException, RestException) as error:
+            self.client.create_registered_model(name, description=event.get("about"))
+        except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        source = self._source(event)
-        known = [v for v in self.client.search_model_versions(f"name='{event['name']}'") if v.source == source]
+        known = [v for v in self.client.search_model_versions(f"name='{name}'") if v.source == source]
         version = known[0] if known else self._new_version(event, source)
-        self.client.set_registered_model_alias(event["name"], event["alias"], version.version)
+        self._point(name, event["alias"], str(version.version), str(event["time"]))
 
     def _new_version(self, event: dict[str, Any], source: str) -> Any:
         tags = {**event["tags"], "headway.uri": event["uri"]}
-        return self.client.create_model_version(event["name"], source=source, run_id=self._id(event), tags=tags)
+        return self.client.create_model_version(
+            event["name"], source=source, run_id=self._id(event), tags=tags, description=event.get("note")
+        )
+
+    def _point(self, name: str, alias: str, version: str, since: str) -> None:
+        """Move an alias, unless a spool that was told earlier moved it later; `previous` is what it pointed to before."""
+        model = self.client.get_registered_model(name)
+        before, moved = model.aliases.get(alias), f"headway.{alias}_since"
+        if int(model.tags.get(moved, 0)) > int(since):
+            return
+        if before is not None and str(before) != version:
+            self.client.set_registered_model_alias(name, "previous", str(before))
+        self.client.set_registered_model_alias(name, alias, version)
+        self.client.set_registered_model_tag(name, moved, since)
 
     def _source(self, event: dict[str, Any]) -> str:
         """A server refuses local paths outside of its own files: there, the source is our reference."""
-        foreign = event["uri"].startswith("file:") and not self.tracking_uri.startswith("sqlite:///")
+        foreign = event["uri"].startswith("file:") and not self.tracking_uri.startswith(SCHEME)
         return f"headway:///{event['tags']['headway.ref']}" if foreign else str(event["uri"])
 
     def _on_end_run(self, event: dict[str, Any]) -> None:
-        tags = [RunTag(key, value) for key, value in event["tags"].items()]
-        self.client.log_batch(self._id(event), tags=tags)
+        self.client.log_batch(self._id(event), tags=self._tags(event))
         self.client.set_terminated(self._id(event), status=event["status"], end_time=event["time"])
         self.open.discard(event["run"])
 
@@ -154,26 +196,35 @@ class Publisher:
     def _bury(self) -> None:
         """Runs whose orchestrator died do not stay Running."""
         for run in sorted(self.open):
+            self.client.set_tag(self.runs[run]["id"], "headway.status", "died")
             self.client.set_terminated(self.runs[run]["id"], status="KILLED")
         self.open.clear()
         self._save()
 
     def _id(self, event: dict[str, Any]) -> str:
+        if event["run"] not in self.runs:
+            raise RefusedError("the start of its run was refused")
         return self.runs[event["run"]]["id"]
 
-    def _experiment(self) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-        found = self.client.get_experiment_by_name(name)
-        if found:
-            return str(found.experiment_id)
-        place = self._artifact_root()
-        return str(self.client.create_experiment(name, artifact_location=place))
+    def _tags(self, event: dict[str, Any]) -> list[RunTag]:
+        known = self.runs[event["run"]]
+        tags = dict(event["tags"])
+        if NOTE in tags:
+            page = f"#/experiments/{known['experiment']}/runs/{known['id']}"
+            tags[NOTE] = tags[NOTE].replace(RUN_PAGE, page)
+        return [RunTag(key, value[:TEXT_LENGTH]) for key, value in tags.items()]
 
-    def _artifact_root(self) -> str | None:
-        """With a database file, attached files lie beside it; a server decides for itself."""
-        if not self.tracking_uri.startswith("sqlite:///"):
-            return None
-        return (Path(self.tracking_uri.removeprefix("sqlite:///")).parent / "artifacts").as_uri()
+    def _experiment(self) -> str:
+        """The experiment, made when there is none of the name; one that somebody put away comes back."""
+        name, note = self.experiment["name"], self.experiment["note"]
+        found = self.client.get_experiment_by_name(name)
+        if found is None:
+            place = artifact_root(self.tracking_uri)
+            tags = {NOTE: note, "mlflow.experimentKind": "custom_model_development"} if note else {}
+            return str(self.client.create_experiment(name, artifact_location=place, tags=tags))
+        if found.lifecycle_stage != "active":
+            self.client.restore_experiment(found.experiment_id)
+        return str(found.experiment_id)
 
 
 if __name__ == "__main__":

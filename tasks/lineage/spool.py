@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tasks import process
+from tasks.redaction import redact, redact_value
 
+EXPERIMENT = "headway"
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "GIT_PYTHON_REFRESH": "quiet"}
+STRUCTURE = ("run", "parent", "path", "writer")
+"""What holds the events together, and is ours alone: everything else that leaves for MLflow is redacted first."""
 PROMPT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 """The publisher tries again by itself every two seconds; the client's own retries stand still for minutes."""
 
@@ -23,16 +27,24 @@ PROMPT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 class Spool:
     """Appends the events of one flow, and starts the process that publishes them."""
 
-    def __init__(self, home: Path, tracking_uri: str) -> None:
+    def __init__(self, home: Path, tracking_uri: str, *, experiment: str = EXPERIMENT, note: str = "") -> None:
+        if redact(tracking_uri) != tracking_uri:
+            raise ValueError(
+                "MLFLOW_TRACKING_URI holds a password, and addresses are written down: name the server without it, and put user "
+                "and password into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            )
         self.folder = home / "lineage" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
         self.folder.mkdir(parents=True)
         self._events = open(self.folder / "events.jsonl", "a", encoding="utf-8", buffering=1)  # noqa: SIM115
         me = {"pid": os.getpid(), "started": process.process_started(os.getpid()), "boot_id": process.boot_id()}
-        self._append("open", tracking_uri=tracking_uri, writer=me)
+        self._append("open", tracking_uri=tracking_uri, writer=me, experiment=experiment, note=note)
         start_publisher(self.folder)
 
     def start_run(self, name: str, *, parent: str | None = None, tags: dict[str, str], params: dict[str, Any]) -> str:
-        """Open a run under the name; returns its identity, which MLflow's run carries as tag `headway.run`."""
+        """Open a run under the name; returns its identity, which MLflow's run carries as tag `headway.run`.
+
+        In the tag `mlflow.note.content`, here and at the end, words.RUN_PAGE becomes the address of the run's page.
+        """
         run = uuid.uuid4().hex
         self._append("start_run", run=run, name=name, parent=parent, tags=tags, params=params)
         return run
@@ -50,9 +62,14 @@ class Spool:
         """Attach a file to a run; it is read when the event is published."""
         self._append("file", run=run, path=str(path))
 
-    def register(self, run: str, *, name: str, uri: str, alias: str, tags: dict[str, str]) -> None:
-        """Register a model version and point an alias to it."""
-        self._append("register", run=run, name=name, uri=uri, alias=alias, tags=tags)
+    def register(
+        self, run: str, *, name: str, uri: str, alias: str, tags: dict[str, str], note: str = "", about: str = ""
+    ) -> None:
+        """Register a model version and point an alias to it; `previous` then is what the alias pointed to before.
+
+        `note` describes the version, `about` the model.
+        """
+        self._append("register", run=run, name=name, uri=uri, alias=alias, tags=tags, note=note, about=about)
 
     def end_run(self, run: str, status: str, *, tags: dict[str, str]) -> None:
         """Close a run: FINISHED, FAILED or KILLED."""
@@ -72,7 +89,8 @@ class Spool:
         return runs
 
     def _append(self, event: str, **values: Any) -> None:
-        self._events.write(json.dumps({"event": event, "time": int(time.time() * 1000), **values}) + "\n")
+        said = {name: value if name in STRUCTURE else redact_value(value) for name, value in values.items()}
+        self._events.write(json.dumps({"event": event, "time": int(time.time() * 1000), **said}) + "\n")
 
 
 def start_publisher(folder: Path) -> None:
@@ -90,6 +108,12 @@ def unpublished(home: Path) -> list[Path]:
     """Spools that still hold events which MLflow does not know, oldest first."""
     found = sorted((home / "lineage").glob("*/events.jsonl"))
     return [path.parent for path in found if not (path.parent / "done").exists()]
+
+
+def refused(home: Path) -> dict[Path, int]:
+    """Files that hold events which MLflow refused for good, each with its count; what else their spools hold was published."""
+    found = sorted((home / "lineage").glob("*/refused.jsonl"))
+    return {path: len(path.read_text(encoding="utf-8").splitlines()) for path in found}
 
 
 def sync(home: Path, *, timeout: float = 60.0) -> list[Path]:

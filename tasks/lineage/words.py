@@ -11,7 +11,7 @@ from typing import Any
 
 RUN_PAGE = "headway:run"
 """Stands for the address of the described run's page, which is known only when it is published."""
-MODEL_FLOWS_NOTE = """Everything that happened to the model **{subject}**: a run here is a flow run of Headway's, its stages are nested in it.
+MODEL_FLOWS_NOTE = """All that happened to the model **{subject}**. A run is a flow run of Headway's; its stages are nested in it.
 
 - The curves of a training are on the run `train`; the numbers to compare runs by are on the flow's own run.
 - The datasets that a run read are in the column *Dataset*; the model that it made is among the registered models, as `{subject}`.
@@ -27,6 +27,14 @@ HEADLINES: dict[str, tuple[str, ...]] = {
     "export": ("tokens_per_second_onnx",),
 }
 """Of each stage, what stands on the flow's run as well; all the rest is on the stage's own."""
+
+TAGS = {
+    "Model": "ref",
+    "Bits per byte": "bits_per_byte",
+    "Dataset": "dataset",
+    "Code": "commit",
+    "Configuration": "config_digest",
+}
 
 
 def experiment_name(flow: str, subject: str) -> str:
@@ -62,6 +70,11 @@ def run_note(flow_run: Mapping[str, str] | None, *, said: str = "", report: str 
     return "\n\n".join(line for line in lines if line)
 
 
+def version_tags(facts: Mapping[str, str]) -> dict[str, str]:
+    """The same facts as tags that people search by."""
+    return {f"headway.{TAGS[key]}": value for key, value in facts.items() if value}
+
+
 def version_note(facts: Mapping[str, str], before: str) -> str:
     """Description of a version of a model: what it is, and how to go back to the one before."""
     told = "\n".join(f"- {name}: `{value}`" for name, value in facts.items() if value)
@@ -69,10 +82,13 @@ def version_note(facts: Mapping[str, str], before: str) -> str:
         "To serve an earlier version again, run its dataset with its configuration and commit: recorded stages are reused, "
         "so only the deployment is done anew. `headway lineage` names all three."
     )
-    return f"{told}\n\nBefore it: `{before}`, alias `previous`. {back}" if before else f"{told}\n\nThe first of its name."
+    return (
+        f"{told}\n\nBefore it: `{before}`, alias `previous`. {back}" if before else f"{told}\n\nThe first of its name."
+    )
 
 
 MODEL_NOTE = """Versions that were served. Alias `champion`: in service; `previous`: in service before that.
 
-A version's files are in Headway's store, under the reference in its tag `headway.ref`: `headway verify REF`, `headway lineage REF`.
+A version's files are in Headway's store, under the reference in its tag `headway.ref`: `headway verify REF` checks them,
+`headway lineage REF` tells what they were made from.
 """

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import getpass
-import hashlib
 import json
 import time
-from typing import Any
 
+from tasks.registry.audit import audit
 from tasks.storage.store import Store
 
 
@@ -38,21 +36,6 @@ def move_ref(store: Store, name: str, target: str, *, inputs: tuple[str, ...], r
     data = json.dumps({"target": target, "inputs": inputs, "before": before, "time": time.time()}).encode()
     if not store.replace(f"refs/{name}.json", data, etag=document.etag if document else None):
         raise RuntimeError(f"refs/{name} was moved by somebody else at the same time; look at it and try again")
-    audit(store, "move_ref", ref=name, before=before, after=target, reason=reason)
+    what = f"refs/{name}"
+    audit(store, "move_ref", right="promote", what=what, ref=name, before=before, after=target, reason=reason)
     return before
-
-
-def audit(store: Store, action: str, **details: Any) -> None:
-    """Append one entry to the audit log: each names the hash of the one before it, so that an edit shows."""
-    while True:
-        keys = store.list("audit")
-        last = store.read(keys[-1]) if keys else None
-        entry = {
-            "action": action,
-            **details,
-            "who": getpass.getuser(),
-            "time": time.time(),
-            "previous": hashlib.sha256(last.data).hexdigest() if last else None,
-        }
-        if store.create(f"audit/{len(keys) + 1:08d}.json", json.dumps(entry, indent=1).encode()):
-            return

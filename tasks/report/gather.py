@@ -12,6 +12,7 @@ from typing import Any
 
 from tasks.artifacts import parse_ref
 from tasks.errors import HeadwayError
+from tasks.redaction import redact_value
 from tasks.registry.ancestry import walk
 from tasks.report.data import RunReport
 from tasks.report.page import render_page
@@ -29,9 +30,8 @@ def write_report(
     run: dict[str, Any],
 ) -> Path:
     """Write `NAME.html`. `run` holds RunReport's own fields; `stages` are outcomes as plain values."""
-    report = RunReport.model_validate(
-        {**run, **gather(store, stages, run["endpoint"]), "stages": [_stage(s) for s in stages]}
-    )
+    shown = {**run, **gather(store, stages, run["endpoint"]), "stages": [_stage(s) for s in stages]}
+    report = RunReport.model_validate(redact_value(shown))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.html"
     path.write_text(render_page(report), encoding="utf-8")
@@ -46,12 +46,12 @@ def utc(seconds: float) -> str:
 def gather(store: Store, stages: list[dict[str, Any]], endpoint: dict[str, Any] | None) -> dict[str, Any]:
     """The parts of the page that come out of artifacts."""
     by_name = {stage["name"]: stage for stage in stages}
-    parts = {_part(file): _read_json(store, by_name[stage], file) for stage, file in PARTS.items()}
-    log = _read(store, by_name["train"], "training_log.jsonl")
+    parts = {_part(file): _read_json(store, by_name.get(stage), file) for stage, file in PARTS.items()}
+    log = _read(store, by_name.get("train"), "training_log.jsonl")
     made = [ref for stage in stages for ref in stage["outputs"]]
     return {
         **parts,
-        "parity": _read_json(store, by_name["export"], "parity.json"),
+        "parity": _read_json(store, by_name.get("export"), "parity.json"),
         "loss": [json.loads(line) for line in log.splitlines()] if log else [],
         "lineage": _lineage(store, made[-1], endpoint) if made else {},
     }
@@ -72,14 +72,14 @@ def _stage(stage: dict[str, Any]) -> dict[str, Any]:
     return {**{key: stage[key] for key in kept}, "key": stage["key"] or ""}
 
 
-def _read_json(store: Store, stage: dict[str, Any], file: str) -> Any:
+def _read_json(store: Store, stage: dict[str, Any] | None, file: str) -> Any:
     text = _read(store, stage, file)
     return json.loads(text) if text else None
 
 
-def _read(store: Store, stage: dict[str, Any], file: str) -> str | None:
-    """A file of a stage's last output; None when it is not there or not intact."""
-    if not stage["outputs"]:
+def _read(store: Store, stage: dict[str, Any] | None, file: str) -> str | None:
+    """A file of a stage's last output; None when the flow has no such stage, or it is not there or not intact."""
+    if not stage or not stage["outputs"]:
         return None
     try:
         path = store.fetch(find(store, *parse_ref(stage["outputs"][-1]))) / file

@@ -1,0 +1,167 @@
+"""`headway person`: who may do what; and how every command that asks for it finds out who types. See docs/access.md.
+
+The rules are tasks/registry/policy.py. A token is never an option: other users of the machine see command lines.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deployments.cli.output import say
+
+if TYPE_CHECKING:
+    from tasks.registry.policy import Right, Rights
+
+app = typer.Typer(help="Who may do what: add persons, list, remove, give new tokens.", no_args_is_help=True)
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+As = Annotated[
+    str,
+    typer.Option("--as", metavar="NAME", envvar="HEADWAY_PERSON", help="Who you are, where the policy asks for it."),
+]
+Reason = Annotated[
+    str, typer.Option("--reason", help="Why, for the audit log; needed where the policy asks who you are.")
+]
+
+
+@contextmanager
+def asked(right: Right, name: str, *, what: str, reason: str | None = None) -> Iterator[None]:
+    """Do what is inside as the person who types, when the policy lets them. Raises Refused.
+
+    `reason` is None for what needs none. The token is in HEADWAY_TOKEN, and is taken out of the environment; or it is typed.
+    """
+    from tasks.registry.audit import acting
+    from tasks.registry.policy import authorise
+    from tasks.settings import home
+
+    token = os.environ.pop("HEADWAY_TOKEN", "")
+    if not _asks(right):
+        yield
+        return
+    if reason is not None and not reason.strip():
+        raise ValueError(f"say why: --reason TEXT goes into the audit log with {what}")
+    if name and not token and sys.stdin.isatty():
+        token = getpass.getpass(f"Token of {name}: ")
+    with acting(authorise(home(), right, name, token, what=what, reason=reason or "")):
+        yield
+
+
+def _asks(right: Right) -> bool:
+    """Whether the policy asks; one that cannot be trusted does, and `authorise` says and notes why it refuses."""
+    from tasks.errors import Refused
+    from tasks.registry.policy import load_policy
+    from tasks.settings import home
+
+    try:
+        return load_policy(home()).asks(right)
+    except Refused:
+        return True
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="Lower case, digits, dot, dash.")],
+    may: Annotated[
+        str,
+        typer.Option(help="Rights, with commas: publish, run, promote, approve, roll_back, override."),
+    ] = "",
+    as_: As = "",
+    as_json: Json = False,
+) -> None:
+    """Let somebody in, and print their token, this once. The first person makes the policy, and gets every right."""
+    from tasks.registry.policy import RIGHTS, add_person, load_or_none
+    from tasks.settings import home
+
+    first = load_or_none(home()) is None
+    rights = RIGHTS if first else _rights(may)
+    with asked("override", as_, what=f"add person {name}"):
+        token = add_person(home(), name, rights)
+        _note("add person", f"{name} may {', '.join(rights)}")
+    if first:
+        _tell(
+            f"{name} is the first person of the policy, so {name} may everything: somebody must be able to add others."
+        )
+        _tell("From now on commands ask who you are: --as NAME, and the token in HEADWAY_TOKEN or typed.")
+    _say_token(name, rights, token, as_json)
+
+
+@app.command()
+def renew(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = False) -> None:
+    """Give somebody a new token, and print it, this once. The old one ends."""
+    from tasks.registry.policy import load_policy, renew_person
+    from tasks.settings import home
+
+    with asked("override", as_, what=f"renew person {name}"):
+        token = renew_person(home(), name)
+        _note("renew person", name)
+    _say_token(name, load_policy(home()).persons[name].may, token, as_json)
+
+
+@app.command()
+def remove(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = False) -> None:
+    """Take somebody out. Their token ends, also for runs of theirs that are at work."""
+    from tasks.registry.policy import remove_person
+    from tasks.settings import home
+
+    with asked("override", as_, what=f"remove person {name}"):
+        remove_person(home(), name)
+        _note("remove person", name)
+    say({"person": name, "removed": True}, f"{name} is out", as_json=as_json)
+
+
+@app.command("list")
+def list_(as_json: Json = False) -> None:
+    """List persons and their rights, and which rights are asked for."""
+    from tasks.registry.policy import RIGHTS, load_or_none
+    from tasks.settings import home, policy_file
+
+    policy = load_or_none(home())
+    if policy is None:
+        fields: dict[str, Any] = {"policy": None, "asks": [], "persons": [], "automatic": {}}
+        words = "There is no policy: everybody may everything. `headway person add NAME` makes one."
+        return say(fields, words, as_json=as_json)
+    persons = [{"person": name, "may": list(one.may)} for name, one in policy.persons.items()]
+    asks = [right for right in RIGHTS if policy.asks(right)]
+    path = str(policy_file(home())[0])
+    automatic = {name: list(rights) for name, rights in policy.automatic.items()}
+    lines = [f"{one['person']:<20}{', '.join(one['may'])}" for one in persons]
+    lines += [f"{name:<20}{', '.join(rights)}   (no person)" for name, rights in automatic.items()]
+    lines += [f"asked for: {', '.join(asks)}   in {path}"]
+    return say(
+        {"policy": path, "asks": asks, "persons": persons, "automatic": automatic}, "\n".join(lines), as_json=as_json
+    )
+
+
+def _rights(said: str) -> Rights:
+    from tasks.registry.policy import RIGHTS
+
+    wanted = [word.strip() for word in said.split(",") if word.strip()]
+    wrong = [word for word in wanted if word not in RIGHTS]
+    if wrong or not wanted:
+        what = f"{', '.join(wrong)}: no such right" if wrong else "say what they may do"
+        raise ValueError(f"{what}; --may takes some of {', '.join(RIGHTS)}, with commas")
+    return tuple(right for right in RIGHTS if right in wanted)
+
+
+def _note(action: str, what: str) -> None:
+    from tasks.registry.audit import audit
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    audit(open_store(home()), action, right="override", what=what)
+
+
+def _say_token(name: str, may: Rights, token: str, as_json: bool) -> None:
+    """The token alone on stdout, so that it can go into a file; what is to be said about it on stderr."""
+    _tell(f"{name} may {', '.join(may)}. The token, shown this once (only a hash of it is kept):")
+    say({"person": name, "may": list(may), "token": token}, token, as_json=as_json)
+
+
+def _tell(words: str) -> None:
+    print(words, file=sys.stderr)

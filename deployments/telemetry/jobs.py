@@ -1,0 +1,150 @@
+"""The job folders of a home, read from outside: how training goes, how often a job was started, how one failed.
+
+The contract of the folder is docs/DESIGN.md, "Job and supervisor". A folder says nothing of the run that it belongs to; the run
+that is at work on the same stage is taken for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deployments.telemetry.runs import RunView, read_object
+from deployments.telemetry.story import Log
+from tasks import process
+from tasks.compute.local import LocalBackend
+from tasks.redaction import redact
+
+RECENT_SECONDS = 600.0
+"""A job that ended is shown for so long."""
+LAST_BYTES = 16_384
+
+
+@dataclass
+class JobView:
+    """A job as its folder tells it now."""
+
+    identity: str
+    subject: str = ""
+    """Of the run that it belongs to: a model. Empty while no run is known for it."""
+    folder: Path = Path()
+    stage: str = ""
+    prepared: float = 0.0
+    """When its configuration was written, seconds since the epoch."""
+    attempt: int = 0
+    alive: bool = False
+    code: int | None = None
+    reason: str = ""
+    ended: float = 0.0
+    last: dict[str, Any] = field(default_factory=dict)
+    """The newest record of its metrics."""
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.ended and self.code != 0 and self.reason != "cancelled")
+
+    def told(self) -> Log:
+        """The end of the log of a job that failed."""
+        said = redact(LocalBackend().logs(self.folder))
+        return Log(
+            name="headway.job.failed",
+            time=self.ended,
+            severity="ERROR",
+            body=f"job {self.identity} failed ({self.reason}, exit code {self.code}) after {self.attempt} attempt(s)\n{said}",
+            attributes={
+                "headway.stage": self.stage,
+                "headway.job.id": self.identity,
+                "headway.job.attempts": self.attempt,
+                "log.record.uid": f"{self.identity}:{int(self.ended * 1000)}",
+            },
+        )
+
+
+class Jobs:
+    """All jobs of a home. State: the view of each, and when its folder was last changed."""
+
+    def __init__(self, home: Path) -> None:
+        self.folder = home / "jobs"
+        self._views: dict[str, JobView] = {}
+        self._changed: dict[str, int] = {}
+
+    def refresh(self, runs: Iterable[RunView]) -> None:
+        """Look again at the folders where something was renamed or written anew, and at the jobs that run."""
+        alive = [run for run in runs if run.stage and run.status == "running"]
+        found = _changes(self.folder)
+        for gone in self._views.keys() - found.keys():
+            del self._views[gone], self._changed[gone]
+        for name, changed in found.items():
+            view = self._views.get(name)
+            if view is None or view.alive or changed != self._changed[name]:
+                fresh = _look(name, self.folder / name)
+                run = _run_of(fresh, alive)
+                fresh.subject = run.subject if run else view.subject if view else ""
+                self._views[name], self._changed[name] = fresh, changed
+
+    def views(self) -> list[JobView]:
+        return list(self._views.values())
+
+    def training(self, now: float) -> list[JobView]:
+        """Jobs that train, or did a moment ago."""
+        recent = (v for v in self.views() if v.alive or (v.subject and now - v.ended < RECENT_SECONDS))
+        return [view for view in recent if "loss" in view.last]
+
+
+def _run_of(job: JobView, runs: Iterable[RunView]) -> RunView | None:
+    """The run that a job most likely belongs to: at work on its stage, and nearest to the job's start."""
+    fitting = [run for run in runs if run.stage == job.stage]
+    return min(fitting, key=lambda run: abs(run.began - job.prepared), default=None)
+
+
+def _changes(folder: Path) -> dict[str, int]:
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name: entry.stat().st_mtime_ns for entry in entries if entry.is_dir()}
+    except OSError:
+        return {}
+
+
+def _look(name: str, folder: Path) -> JobView:
+    handle, ended = read_object(folder / "handle.json"), read_object(folder / "exit.json")
+    return JobView(
+        identity=name,
+        folder=folder,
+        stage=str(read_object(folder / "config.json").get("name", "")),
+        prepared=_time(folder / "config.json"),
+        attempt=int(ended.get("attempts") or handle.get("attempt") or 0),
+        alive=process.alive(handle),
+        code=ended.get("code"),
+        reason=str(ended.get("reason", "")),
+        ended=float(ended.get("ended") or 0.0),
+        last=_last_record(folder / "metrics.jsonl"),
+    )
+
+
+def _time(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _last_record(path: Path) -> dict[str, Any]:
+    """The last whole line of a file of JSON lines; its beginning is not read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            return record
+    return {}

@@ -1,0 +1,130 @@
+"""All figures of one moment: from runs, jobs and alerts, and the totals of the ledger. Where they go is in export.py."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from deployments.telemetry import instruments as of
+from deployments.telemetry.instruments import SECONDS, Instrument, Point
+from deployments.telemetry.jobs import JobView
+from deployments.telemetry.ledger import Key
+from deployments.telemetry.runs import RunView, read_object
+from deployments.telemetry.story import Span
+
+COUNTED = {instrument.name: instrument for instrument in (of.RUNS, of.GATES, of.STAGES, of.RESTARTS)}
+WRONG = ("failed", "gate_closed", "died")
+
+
+def counts(spans: Iterable[Span]) -> dict[Key, float]:
+    """What these spans add to the totals."""
+    found: dict[Key, float] = {}
+
+    def add(instrument: Instrument, labels: tuple[str, ...], value: float = 1.0, part: str = "") -> None:
+        key = (instrument.name, labels, part)
+        found[key] = found.get(key, 0.0) + value
+
+    for span in spans:
+        flow, subject, stage = (
+            str(span.attributes.get(f"headway.{name}", "")) for name in ("flow", "subject", "stage")
+        )
+        if span.kind == "run":
+            add(of.RUNS, (flow, subject, span.status))
+            if span.status == "gate_closed":
+                add(of.GATES, (flow, subject, stage))
+        else:
+            labels, seconds = (flow, stage, span.status), max(span.end - span.start, 0.0)
+            add(of.STAGES, labels, seconds, "sum")
+            add(of.STAGES, labels, part=str(bisect_left(SECONDS, seconds)))
+    return found
+
+
+def totals(kept: Mapping[Key, float]) -> Iterator[Point]:
+    """The ledger's totals as points; those of a metric that is no more are left out."""
+    buckets: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for (name, labels, part), value in kept.items():
+        instrument = COUNTED.get(name)
+        if instrument is None or len(labels) != len(instrument.labels):
+            continue
+        if instrument.kind == "counter":
+            yield Point(instrument, labels, value)
+        elif part != "sum":
+            buckets.setdefault((name, labels), [0] * (len(SECONDS) + 1))[int(part)] = int(value)
+    for (name, labels), counted in buckets.items():
+        yield Point(COUNTED[name], labels, kept.get((name, labels, "sum"), 0.0), tuple(counted))
+
+
+def of_runs(runs: Iterable[RunView]) -> Iterator[Point]:
+    """What is at work, how far it is, and what went wrong without a later success."""
+    running: dict[tuple[str, str], int] = {}
+    for run in (view for view in runs if view.status == "running"):
+        running[run.flow, run.subject] = running.get((run.flow, run.subject), 0) + 1
+        if run.stage and not run.waiting:
+            labels = (run.flow, run.subject, run.stage)
+            yield Point(of.MOVED, labels, run.moved)
+            if run.share is not None:
+                yield Point(of.SHARE, labels, run.share)
+    for key, count in running.items():
+        yield Point(of.RUNNING, key, float(count))
+    for run in failing(runs):
+        yield Point(of.FAILING, (run.flow, run.subject, run.status), run.last_sign)
+
+
+def failing(runs: Iterable[RunView]) -> list[RunView]:
+    """Of every flow, subject and way of going wrong: the newest run that did so, while none has succeeded since."""
+    good: dict[tuple[str, str], float] = {}
+    bad: dict[tuple[str, str, str], RunView] = {}
+    for run in runs:
+        status, key = run.status, (run.flow, run.subject)
+        if status == "completed":
+            good[key] = max(good.get(key, 0.0), run.last_sign)
+        elif status in WRONG:
+            before = bad.get((*key, status))
+            bad[*key, status] = run if before is None or run.last_sign > before.last_sign else before
+    return [run for run in bad.values() if run.last_sign > good.get((run.flow, run.subject), 0.0)]
+
+
+def of_training(jobs: Iterable[JobView]) -> Iterator[Point]:
+    """The last step of the newest training of every model."""
+    newest: dict[str, JobView] = {}
+    for job in jobs:
+        name = job.subject or job.identity
+        if name not in newest or job.prepared > newest[name].prepared:
+            newest[name] = job
+    for name, job in newest.items():
+        for instrument, key in ((of.LOSS, "loss"), (of.SPEED, "tokens_per_second"), (of.STEP, "step")):
+            if isinstance(job.last.get(key), int | float):
+                yield Point(instrument, (name,), float(job.last[key]))
+
+
+def of_alerts(home: Path) -> Iterator[Point]:
+    """Every alert that fires, from the file that deployments/watch/alerts.py keeps."""
+    for alert in read_object(home / "platform" / "alerts.json").get("firing") or []:
+        yield Point(of.ALERT, (str(alert.get("alert")), str(alert.get("severity")), str(alert.get("instance"))), 1.0)
+
+
+def added(points: Iterable[Point], before: Mapping[tuple[str, tuple[str, ...]], Point]) -> list[Point]:
+    """The same figures, but of totals only what was added since; a total that is smaller than before began anew."""
+    return [_added(point, before.get((point.instrument.name, point.labels))) for point in points]
+
+
+def written(points: Iterable[Point]) -> list[list[Any]]:
+    """Totals as JSON."""
+    grown = (point for point in points if point.instrument.kind != "gauge")
+    return [[point.instrument.name, point.labels, point.value, point.buckets] for point in grown]
+
+
+def read_points(rows: Iterable[list[Any]]) -> dict[tuple[str, tuple[str, ...]], Point]:
+    """Totals out of JSON, by metric and labels."""
+    known = {instrument.name: instrument for instrument in of.ALL}
+    found = (Point(known[name], tuple(ls), value, tuple(bs)) for name, ls, value, bs in rows if name in known)
+    return {(point.instrument.name, point.labels): point for point in found}
+
+
+def _added(point: Point, before: Point | None) -> Point:
+    if before is None or point.instrument.kind == "gauge" or point.value < before.value:
+        return point
+    buckets = tuple(now - then for now, then in zip(point.buckets, before.buckets, strict=True))
+    return Point(point.instrument, point.labels, point.value - before.value, buckets)

@@ -1,0 +1,188 @@
+"""Where telemetry goes: a file, an OTLP collector, Azure Monitor. What Prometheus scrapes is prometheus.py.
+
+A sink sends and says whether it worked; what it was sent for is remembered by its caller (export.py), which tries again later.
+The vendors' exporters do the talking. Their own telemetry is switched off, and none of them may hold the watch up for long.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from opentelemetry.sdk._logs.export import LogRecordExporter, LogRecordExportResult
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from deployments.telemetry.ledger import Ledger
+from deployments.telemetry.otel import readable_log, readable_span
+from deployments.telemetry.story import Log, Span
+
+TIMEOUT_SECONDS = 3.0
+FILE_BYTES = 20_000_000
+RETRY_SECONDS = 5
+AZURE_QUIET = (
+    "APPLICATIONINSIGHTS_STATSBEAT_DISABLED_ALL",
+    "APPLICATIONINSIGHTS_SDKSTATS_DISABLED",
+    "APPLICATIONINSIGHTS_CONTROLPLANE_DISABLED",
+    "APPLICATIONINSIGHTS_OPENTELEMETRY_RESOURCE_METRIC_DISABLED",
+)
+
+
+class Sink(Protocol):
+    """Something that takes telemetry."""
+
+    name: str
+    delta: bool
+    """Whether it wants what was added since the last export, and not the whole total."""
+    history: bool
+    """Whether it wants what happened long before it was switched on."""
+    keeps: bool
+    """Whether it keeps what did not arrive, and sends it later by itself."""
+
+    def send(self, spans: Sequence[Span], logs: Sequence[Log]) -> bool:
+        """Hand on; whether it arrived."""
+        ...
+
+    def measure(self, data: MetricsData) -> bool: ...
+
+    def marks(self) -> dict[str, int]:
+        """What is to be remembered together with what was sent."""
+        ...
+
+
+class FileSink:
+    """OTLP JSON, a line an export, in telemetry/{traces,logs,metrics}.jsonl: the format of the collector's file receiver.
+
+    How long each file is belongs to the ledger. What stands behind that was written by a process that died before it could
+    remember it, and is cut off: it comes again. A file that is full is kept as NAME.1.
+    """
+
+    name, delta, history, keeps = "file", False, True, False
+
+    def __init__(self, folder: Path, ledger: Ledger, *, limit: int = FILE_BYTES) -> None:
+        self.folder, self._ledger, self._limit = folder, ledger, limit
+        self._marks: dict[str, int] = {}
+
+    def send(self, spans: Sequence[Span], logs: Sequence[Log]) -> bool:
+        from opentelemetry.exporter.otlp.json.file import FileSpanExporter
+        from opentelemetry.exporter.otlp.json.file._log_exporter import FileLogExporter
+
+        def told(path: Path) -> bool:
+            return FileSpanExporter(path).export([readable_span(span) for span in spans]) is SpanExportResult.SUCCESS
+
+        def logged(path: Path) -> bool:
+            done = FileLogExporter(path).export([readable_log(log) for log in logs])
+            return done is LogRecordExportResult.SUCCESS
+
+        self._marks = {}
+        return (not spans or self._append("traces", told)) and (not logs or self._append("logs", logged))
+
+    def measure(self, data: MetricsData) -> bool:
+        from opentelemetry.exporter.otlp.json.file import FileMetricExporter
+
+        self._marks = {}
+        done = self._append("metrics", lambda path: FileMetricExporter(path).export(data) is MetricExportResult.SUCCESS)
+        self._ledger.advance(self.name, self._marks)
+        return done
+
+    def marks(self) -> dict[str, int]:
+        """How long the files are with what was sent last."""
+        return self._marks
+
+    def _append(self, name: str, write: Callable[[Path], bool]) -> bool:
+        path, key = self.folder / f"{name}.jsonl", f"file:{name}"
+        known = self._ledger.positions(self.name).get(key, 0)
+        size = path.stat().st_size if path.exists() else 0
+        if size > known:
+            os.truncate(path, known)
+        elif size > self._limit:
+            os.replace(path, f"{path}.1")
+            self._ledger.advance(self.name, {key: 0})
+        done = write(path)
+        if done:
+            self._marks[key] = path.stat().st_size
+        return done
+
+
+class ExporterSink:
+    """Three exporters of one vendor as a sink."""
+
+    history = False
+
+    def __init__(
+        self,
+        name: str,
+        spans: SpanExporter,
+        logs: LogRecordExporter,
+        metrics: MetricExporter,
+        *,
+        keeps: bool,
+        delta: bool,
+    ) -> None:
+        self.name, self.keeps, self.delta = name, keeps, delta
+        self._spans, self._logs, self._metrics = spans, logs, metrics
+
+    def send(self, spans: Sequence[Span], logs: Sequence[Log]) -> bool:
+        told, logged = [readable_span(span) for span in spans], [readable_log(log) for log in logs]
+        arrived = not told or self._spans.export(told) is SpanExportResult.SUCCESS
+        if not arrived and not self.keeps:
+            return False
+        return (not logged or self._logs.export(logged) is LogRecordExportResult.SUCCESS) and arrived
+
+    def measure(self, data: MetricsData) -> bool:
+        return self._metrics.export(data) is MetricExportResult.SUCCESS
+
+    def marks(self) -> dict[str, int]:
+        return {}
+
+
+def otlp_sink(endpoint: str) -> Sink:
+    """An OTLP/HTTP collector: protobuf, compressed. Its headers may come from OTEL_EXPORTER_OTLP_HEADERS, as everywhere."""
+    from opentelemetry.exporter.otlp.proto.http import Compression
+    from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    base, gzip = endpoint.rstrip("/"), Compression.Gzip
+    return ExporterSink(
+        "otlp",
+        OTLPSpanExporter(f"{base}/v1/traces", timeout=TIMEOUT_SECONDS, compression=gzip),
+        OTLPLogExporter(f"{base}/v1/logs", timeout=TIMEOUT_SECONDS, compression=gzip),
+        OTLPMetricExporter(f"{base}/v1/metrics", timeout=TIMEOUT_SECONDS, compression=gzip),
+        keeps=False,
+        delta=False,
+    )
+
+
+def azure_sink(connection_string: str, folder: Path) -> Sink:
+    """Application Insights. What it cannot deliver its exporter keeps in a folder, for two days, and sends later itself.
+
+    So it is never handed the same twice: the service would show it twice.
+    """
+    os.environ.update(dict.fromkeys(AZURE_QUIET, "true"))
+    from azure.monitor.opentelemetry.exporter import (
+        AzureMonitorLogExporter,
+        AzureMonitorMetricExporter,
+        AzureMonitorTraceExporter,
+    )
+
+    def settings(signal: str) -> dict[str, object]:
+        return {
+            "connection_string": connection_string,
+            "storage_directory": str(folder / signal),
+            "storage_min_retry_interval": RETRY_SECONDS,
+            "timeout": TIMEOUT_SECONDS,
+            "read_timeout": TIMEOUT_SECONDS,
+            "retry_total": 0,
+        }
+
+    return ExporterSink(
+        "azure",
+        AzureMonitorTraceExporter(**settings("traces")),
+        AzureMonitorLogExporter(**settings("logs")),
+        AzureMonitorMetricExporter(**settings("metrics")),
+        keeps=True,
+        delta=True,
+    )

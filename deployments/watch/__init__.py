@@ -1,0 +1,1 @@
+"""The process that looks on: dead flow runs, schedules, alerts, telemetry. Its loop is __main__.py. See docs/monitoring.md."""

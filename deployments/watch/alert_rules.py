@@ -1,0 +1,236 @@
+"""What is an alert: for each rule a name, what it says, what to do, and a pure function from what was seen to what fires.
+
+Nothing is remembered or told here: that is alerts.py. The same rules as Prometheus and Azure Monitor know them are rendered by
+deployments/telemetry/rules.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from deployments.settings import AlertsConfig
+from deployments.telemetry import instruments as of
+from deployments.telemetry.measure import failing
+from deployments.telemetry.runs import RunView
+
+DISK_MARGIN = 1.05
+"""Room must be so many times the limit before a full disk counts as over: it would come and go otherwise."""
+DAY = 86_400.0
+
+
+@dataclass(frozen=True)
+class Champion:
+    """A champion, and when it was last found good: deployed or revalidated."""
+
+    model: str
+    since: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen at one moment. None is not known just now: then what fires goes on, and nothing new begins."""
+
+    now: float
+    runs: Sequence[RunView] = ()
+    disk_free: int | None = None
+    champions: Sequence[Champion] | None = None
+    late: Sequence[Mapping[str, Any]] | None = None
+    """Scheduled runs that did not start in time: `deployment`, `name`, `expected` in seconds since the epoch."""
+    down: Sequence[Mapping[str, Any]] | None = None
+    """Parts of the platform that do not run: `name`, `details`."""
+    firing: frozenset[str] = frozenset()
+    """Instances that fire already, as RULE/INSTANCE."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One thing that a rule fires for. `name` is the same as long as it is the same thing."""
+
+    name: str
+    summary: str
+    details: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    url: str = ""
+
+
+Found = list[Instance] | None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An alert as a value."""
+
+    name: str
+    when: str
+    """For the documentation; numbers come from `alerts` in the settings."""
+    remedy: str
+    severity: Literal["critical", "warning"]
+    find: Callable[[Seen, AlertsConfig], Found]
+    promql: Callable[[AlertsConfig], str]
+
+
+def _fires(name: str) -> Callable[[AlertsConfig], str]:
+    """For what only the watch can see: its own word."""
+    return lambda limits: f'{of.ALERT.prometheus}{{alert="{name}"}} == 1'
+
+
+def _gone_wrong(status: str) -> Callable[[AlertsConfig], str]:
+    name = of.FAILING.prometheus
+    return lambda limits: f'time() - {name}{{status="{status}"}} < {limits.failed_hours * 3600:.0f}'
+
+
+def _ended(status: str, words: str) -> Callable[[Seen, AlertsConfig], Found]:
+    """Runs that ended so, until one of the same flow and subject succeeds, or for `failed_hours`."""
+
+    def find(seen: Seen, limits: AlertsConfig) -> Found:
+        newest = [run for run in failing(seen.runs) if run.status == status]
+        return [_of_run(run, words) for run in newest if seen.now - run.last_sign < limits.failed_hours * 3600]
+
+    return find
+
+
+def _of_run(run: RunView, words: str) -> Instance:
+    stage = str(run.error.get("stage") or run.stage)
+    at = f" at {stage}" if stage else ""
+    labels = {"flow": run.flow, "subject": run.subject, "stage": stage, "run": run.identity}
+    said = str(run.error.get("message") or "the run left no word") + f" ({_clock(run.last_sign)})"
+    return Instance(f"{run.flow}.{run.subject}", f"{run.flow} of {run.subject} {words}{at}", said, labels, run.url)
+
+
+def _standing(seen: Seen, limits: AlertsConfig) -> Found:
+    """Running stages that did nothing new for long; waiting for a person or for another run is no standstill."""
+    patience = limits.job_without_progress_minutes * 60
+    still = (run for run in seen.runs if run.stage and not run.waiting and seen.now - run.moved > patience)
+    return [
+        Instance(
+            f"{run.identity}.{run.stage}",
+            f"{run.stage} of {run.subject} makes no progress",
+            f"nothing new since {_clock(run.moved)}",
+            {"flow": run.flow, "subject": run.subject, "stage": run.stage, "run": run.identity},
+            run.url,
+        )
+        for run in still
+        if run.status == "running"
+    ]
+
+
+def _missed(seen: Seen, limits: AlertsConfig) -> Found:
+    if seen.late is None:
+        return None
+    patience, late = limits.schedule_missed_minutes * 60, {}
+    for run in sorted(seen.late, key=lambda run: -float(run["expected"])):
+        if seen.now - float(run["expected"]) > patience:
+            late[str(run["deployment"])] = run
+    return [
+        Instance(name, f"a scheduled run of {name} did not start", f"{run['name']}: {_clock(run['expected'])}", {"deployment": name})
+        for name, run in late.items()
+    ]
+
+
+def _full(seen: Seen, limits: AlertsConfig) -> Found:
+    if seen.disk_free is None:
+        return None
+    limit = limits.disk_free_gb * 1e9 * (DISK_MARGIN if "disk_nearly_full/home" in seen.firing else 1.0)
+    if seen.disk_free >= limit:
+        return []
+    room = f"{seen.disk_free / 1e9:.0f} GB free, wanted are {limits.disk_free_gb:g} GB"
+    return [Instance("home", "the disk that holds the state is nearly full", room)]
+
+
+def _stale(seen: Seen, limits: AlertsConfig) -> Found:
+    if seen.champions is None:
+        return None
+    old = (c for c in seen.champions if seen.now - c.since > limits.champion_revalidated_days * DAY)
+    return [
+        Instance(
+            champion.model,
+            f"the champion of {champion.model} was not revalidated in time",
+            f"last found good {_clock(champion.since)}",
+            {"model": champion.model},
+        )
+        for champion in old
+    ]
+
+
+def _down(seen: Seen, limits: AlertsConfig) -> Found:
+    if seen.down is None:
+        return None
+    return [
+        Instance(str(part["name"]), f"{part['name']} does not run", str(part.get("details", "")), {"part": str(part["name"])})
+        for part in seen.down
+    ]
+
+
+def _clock(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+RULES = (
+    Rule(
+        "run_failed",
+        "A run failed, and none of the same flow and model has succeeded since; ends by itself after `failed_hours`.",
+        "Read the run's page and log. The same command, or Retry on the page, goes on after the last finished stage.",
+        "critical",
+        _ended("failed", "failed"),
+        _gone_wrong("failed"),
+    ),
+    Rule(
+        "gate_closed",
+        "A gate stayed closed, and no run of the same flow and model has succeeded since; ends by itself after `failed_hours`.",
+        "The report names each failed check, its value and its limit. Mend the data or the settings, and run again.",
+        "warning",
+        _ended("gate_closed", "was stopped by a closed gate"),
+        _gone_wrong("gate_closed"),
+    ),
+    Rule(
+        "flow_run_died",
+        "The process of a run is gone without a word, and the run was not taken up again.",
+        "`headway status` tells whether it is resumed. If not: the same command goes on after the last finished stage.",
+        "critical",
+        _ended("died", "died"),
+        _gone_wrong("died"),
+    ),
+    Rule(
+        "job_without_progress",
+        "A running stage did nothing new for `job_without_progress_minutes`.",
+        "Read the log of its job under jobs/. Cancel the run on its page if it hangs; a new one goes on from the last checkpoint.",
+        "warning",
+        _standing,
+        lambda limits: f"time() - {of.MOVED.prometheus} > {limits.job_without_progress_minutes * 60:.0f}",
+    ),
+    Rule(
+        "schedule_missed",
+        "A scheduled run has not started `schedule_missed_minutes` after its time.",
+        "`headway status` tells whether the worker runs and what occupies it; `headway up` starts what is missing.",
+        "warning",
+        _missed,
+        _fires("schedule_missed"),
+    ),
+    Rule(
+        "disk_nearly_full",
+        "Less than `disk_free_gb` is free on the disk that holds the state.",
+        "Free room: old folders under jobs/ and reports/, datasets that are not needed. Training stops when nothing is left.",
+        "critical",
+        _full,
+        lambda limits: f'{of.DISK.prometheus}{{state="free"}} < {limits.disk_free_gb * 1e9:.0f}',
+    ),
+    Rule(
+        "champion_not_revalidated",
+        "A champion was neither deployed nor revalidated for `champion_revalidated_days`.",
+        "Run the deployment revalidate, or see why its schedule does not.",
+        "warning",
+        _stale,
+        _fires("champion_not_revalidated"),
+    ),
+    Rule(
+        "platform_part_down",
+        "A part of the platform does not run, and could not be started again.",
+        "`headway doctor` tells what is missing; its log lies in its folder under platform/ or prefect/. Then `headway up`.",
+        "critical",
+        _down,
+        _fires("platform_part_down"),
+    ),
+)

@@ -1,0 +1,163 @@
+"""Alerts: what fires is found at every look, remembered in platform/alerts.json, and told once when it begins and once when it ends.
+
+The rules are alert_rules.py. Telling is an event (alert_events.py) that goes into an outbox in the same file, in the same write,
+and out of it when it was taken. So a killed watch tells nothing twice, and nothing gets lost while Prefect is away.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from deployments.settings import PlatformConfig
+from deployments.telemetry.host import free_room
+from deployments.telemetry.runs import Runs, read_object
+from deployments.watch.alert_events import event_of, send
+from deployments.watch.alert_rules import RULES, Champion, Instance, Rule, Seen
+from tasks import process
+from tasks.redaction import redact_value
+from tasks.storage import open_store
+
+SLOW_SECONDS = 30.0
+"""Time between two questions to Prefect, the store and the other parts."""
+AWAY = (OSError, RuntimeError, ValueError, httpx.HTTPError)
+"""What asking and telling may raise while somebody does not answer."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Who is asked for what run folders do not tell, and who is told. Each may raise when it does not answer."""
+
+    late: Callable[[float], Sequence[Mapping[str, Any]]]
+    """Scheduled runs that have not started in time: deployment, name, expected."""
+    revalidated: Callable[[str], float | None]
+    """When a model's champion was last revalidated, seconds since the epoch; None when it never was."""
+    down: Callable[[], Sequence[Mapping[str, Any]]]
+    """Parts that do not run: name, details."""
+    tell: Callable[[dict[str, Any]], None] = send
+
+
+class Alerts:
+    """What fires now. State on disk: `firing` and `outbox` of platform/alerts.json. In memory: the answers of the slow sources."""
+
+    def __init__(self, home: Path, config: PlatformConfig, sources: Sources) -> None:
+        self.home, self._limits, self._sources = home, config.alerts, sources
+        self._path = home / "platform" / "alerts.json"
+        self._runs = Runs(home)
+        self._kept = _read(self._path)
+        self._asked = float("-inf")
+        self._slow: dict[str, Any] = {}
+
+    def tick(self, now: float) -> None:
+        """Look once, remember what changed, tell what is not told yet."""
+        self._runs.refresh()
+        if not 0 <= now - self._asked < SLOW_SECONDS:
+            self._asked, self._slow = now, self._ask(now)
+        self._settle(self._seen(now), now)
+        self._tell()
+
+    def _seen(self, now: float) -> Seen:
+        room = free_room(self.home)
+        return Seen(
+            now=now,
+            runs=self._runs.views(),
+            disk_free=room[0] if room else None,
+            firing=frozenset(_key(alert) for alert in self._kept["firing"]),
+            **self._slow,
+        )
+
+    def _ask(self, now: float) -> dict[str, Any]:
+        """The slow facts; those that cannot be had now are left out."""
+        asked: dict[str, Callable[[], Any]] = {
+            "late": lambda: self._sources.late(now),
+            "champions": self._champions,
+            "down": self._sources.down,
+        }
+        found = {}
+        for name, ask in asked.items():
+            try:
+                found[name] = ask()
+            except AWAY as error:
+                logging.info("alerts: %s is not known now: %s", name, error)
+        return found
+
+    def _champions(self) -> list[Champion]:
+        """Every champion, with the later of the times when it became it and when it was revalidated."""
+        store, found = open_store(self.home), []
+        for key in store.list("refs"):
+            model, _, name = key.removeprefix("refs/").removesuffix(".json").rpartition("/")
+            document = store.read(key) if name == "champion" else None
+            if document:
+                crowned = float(json.loads(document.data).get("time", 0.0))
+                found.append(Champion(model, max(crowned, self._sources.revalidated(model) or 0.0)))
+        return found
+
+    def _settle(self, seen: Seen, now: float) -> None:
+        """Put what is found in the place of what was known; each beginning and each end is an event."""
+        before = {_key(alert): alert for alert in self._kept["firing"]}
+        after: dict[str, dict[str, Any]] = {}
+        for rule in RULES:
+            found = rule.find(seen, self._limits)
+            if found is None:
+                after |= {key: alert for key, alert in before.items() if alert["alert"] == rule.name}
+                continue
+            for instance in found:
+                alert = redact_value(_alert(rule, instance, now))
+                after[_key(alert)] = {**alert, "since": before.get(_key(alert), alert)["since"]}
+        if after == before:
+            return
+        events = [event_of(alert, "fired", now) for key, alert in after.items() if key not in before]
+        events += [event_of(alert, "cleared", now) for key, alert in before.items() if key not in after]
+        self._keep(firing=list(after.values()), outbox=[*self._kept["outbox"], *events])
+
+    def _tell(self) -> None:
+        """Send what waits, in its order; what is not taken stays, and all behind it."""
+        while self._kept["outbox"]:
+            first, *rest = self._kept["outbox"]
+            try:
+                self._sources.tell(first)
+            except AWAY as error:
+                logging.info("alerts: an event waits: %s", error)
+                return
+            self._keep(outbox=rest)
+
+    def _keep(self, **changes: Any) -> None:
+        self._kept = {**self._kept, **changes}
+        process.write_json(self._path, self._kept)
+
+
+def firing(home: Path) -> list[dict[str, Any]]:
+    """The alerts that fire: alert, instance, severity, summary, details, remedy, labels, url, since."""
+    alerts: list[dict[str, Any]] = _read(home / "platform" / "alerts.json")["firing"]
+    return alerts
+
+
+def _alert(rule: Rule, instance: Instance, now: float) -> dict[str, Any]:
+    return {
+        "alert": rule.name,
+        "instance": instance.name,
+        "severity": rule.severity,
+        "summary": instance.summary,
+        "details": instance.details,
+        "remedy": rule.remedy,
+        "labels": dict(instance.labels),
+        "url": instance.url,
+        "since": now,
+    }
+
+
+def _key(alert: Mapping[str, Any]) -> str:
+    return f"{alert['alert']}/{alert['instance']}"
+
+
+def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """What was kept; of an odd file nothing, so that whatever fires is told again rather than never."""
+    found = read_object(path)
+    lists = {name: value if isinstance(value := found.get(name), list) else [] for name in ("firing", "outbox")}
+    return {name: [one for one in value if isinstance(one, dict)] for name, value in lists.items()}

@@ -1,0 +1,48 @@
+"""What several duties ask Prefect's server: flow runs by state, and each run's history; whole, not in pages.
+
+What is done about a flow run is in dead_runs.py and schedules.py.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterCreatedBy,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+
+PAGE = 200
+AT_WORK = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
+"""States in which a run of a deployment holds one of its slots."""
+
+
+def flow_runs(
+    client: SyncPrefectClient, *types: StateType, by_schedule: bool = False, **criteria: Any
+) -> list[FlowRun]:
+    """All flow runs in states of these types; `by_schedule`: only those that a schedule made."""
+    made = FlowRunFilterCreatedBy(type_=["SCHEDULE"]) if by_schedule else None
+    state = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(types)))
+    asked = FlowRunFilter(state=state, created_by=made, **criteria)
+    found: list[FlowRun] = []
+    while True:
+        page = client.read_flow_runs(flow_run_filter=asked, limit=PAGE, offset=len(found))
+        found += page
+        if len(page) < PAGE:
+            return found
+
+
+def history(client: SyncPrefectClient, run: UUID) -> list[State[Any]]:
+    """The states that a flow run went through, oldest first."""
+    return sorted(client.read_flow_run_states(run), key=lambda state: state.timestamp)
+
+
+def at(seconds: float) -> str:
+    """A time, in seconds since the epoch, as people read it in a state's message."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,178 @@
+"""Runs that schedules made: delayed by chance, and those that were missed. Prefect makes and starts them; this tends them.
+
+Which schedule of the settings a run belongs to says the name that Prefect keeps on it (deployments/registration.py). Runs of
+schedules that people made in Prefect's page are left alone, and so is every run that was ever started.
+
+**Missed** is a run that no worker looked at within two minutes of its time. One that a worker did look at in time waits for its
+turn, however long: another run of its deployment is at work, or as many as may be at once. It is never cancelled. A worker's
+first look is known from the run's states: it made the run Pending, or had it wait for a slot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilterStartTime
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.states import Cancelled, Scheduled
+
+from deployments.catalogue import POOL, slug_of
+from deployments.settings import PlatformConfig, ScheduleConfig
+from deployments.watch.backfill import Backfill
+from deployments.watch.flow_runs import AT_WORK, at, flow_runs, history
+
+GRACE_SECONDS = 120.0
+"""A run that a worker looks at so long after its time was not missed."""
+AHEAD_SECONDS = 15.0
+"""A worker may take a run up ten seconds ahead of its time; one that is nearer is not delayed any more."""
+UNTRIED = ("Scheduled", "Late")
+"""Names of the states of a run that no worker looked at."""
+
+
+@dataclass(frozen=True)
+class LateRun:
+    """A scheduled run that should have started long ago."""
+
+    deployment: str
+    name: str
+    expected: float
+    """Its time, in seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A run that has not started yet, with when it was due and when a worker first looked at it (None: none did)."""
+
+    run: FlowRun
+    schedule: str
+    due: float
+    tried: float | None
+
+    def missed_by(self, now: float) -> float:
+        """Seconds between its time and a worker's first look, or now."""
+        return (now if self.tried is None else self.tried) - self.due
+
+
+class Schedules:
+    """State: names of deployments, and of each run when it was due and first looked at. Neither changes any more."""
+
+    def __init__(self, home: Path, config: PlatformConfig) -> None:
+        self.config = config
+        self.schedules = {slug_of(number): schedule for number, schedule in enumerate(config.schedules)}
+        self._backfill = Backfill(home, [s.deployment for s in config.schedules if s.missed == "run_all" and s.active])
+        self._names: dict[UUID, str] = {}
+        self._tries: dict[UUID, tuple[float, float]] = {}
+
+    def tick(self, client: SyncPrefectClient, now: float) -> None:
+        """Delay what is to come, and settle what was missed. Before a worker starts, it is the same with nothing at work."""
+        if not self.schedules:
+            return
+        self._backfill.tick(client, now, GRACE_SECONDS)
+        waiting = self._waiting(client)
+        for one in waiting:
+            self._delay(client, one, now)
+        missed = self._missed(client, waiting, now, GRACE_SECONDS)
+        for slug in {one.schedule for one in missed}:
+            self._settle(client, self.schedules[slug], [one for one in missed if one.schedule == slug])
+
+    def late_runs(self, client: SyncPrefectClient, now: float) -> list[LateRun]:
+        """Runs of schedules that were missed by more than `alerts.schedule_missed_minutes` and have not started yet."""
+        if not self.schedules:
+            return []
+        late = self._missed(client, self._waiting(client), now, self.config.alerts.schedule_missed_minutes * 60)
+        return [LateRun(self.schedules[one.schedule].deployment, one.run.name, one.due) for one in late]
+
+    def _waiting(self, client: SyncPrefectClient) -> list[Waiting]:
+        """Runs of our schedules that were never started."""
+        found = []
+        for run in flow_runs(client, StateType.SCHEDULED, by_schedule=True):
+            slug = self._slug(client, run)
+            if slug is None or run.run_count or run.state is None:
+                continue
+            if run.state.name in UNTRIED:
+                when = run.state.state_details.scheduled_time or run.expected_start_time
+                found.append(Waiting(run, slug, when.timestamp(), None))
+            else:
+                due, tried = self._tries.get(run.id) or self._first_try(client, run)
+                found.append(Waiting(run, slug, due, tried))
+        self._tries = {one.run.id: (one.due, one.tried) for one in found if one.tried is not None}
+        return found
+
+    def _slug(self, client: SyncPrefectClient, run: FlowRun) -> str | None:
+        """Name of the schedule of ours that made the run; None for another one's, or one of former settings."""
+        slug = run.created_by.display_value if run.created_by else None
+        schedule = self.schedules.get(slug or "")
+        if schedule is None or run.deployment_id is None:
+            return None
+        if run.deployment_id not in self._names:
+            deployment = client.read_deployment(run.deployment_id)
+            self._names[run.deployment_id] = f"{client.read_flow(deployment.flow_id).name}/{deployment.name}"
+        return slug if self._names[run.deployment_id] == schedule.deployment else None
+
+    def _first_try(self, client: SyncPrefectClient, run: FlowRun) -> tuple[float, float]:
+        """When it was due, and when a worker first looked at it."""
+        due = run.expected_start_time.timestamp()
+        for state in history(client, run.id):
+            if state.name not in UNTRIED:
+                return due, state.timestamp.timestamp()
+            due = (state.state_details.scheduled_time or run.expected_start_time).timestamp()
+        return due, due
+
+    def _missed(self, client: SyncPrefectClient, waiting: list[Waiting], now: float, grace: float) -> list[Waiting]:
+        """Those that nobody looked at in time. While as many runs are at work as may be, none of the untried counts."""
+        late = [one for one in waiting if one.missed_by(now) > grace]
+        if any(one.tried is None for one in late) and self._full(client):
+            return [one for one in late if one.tried is not None]
+        return late
+
+    def _full(self, client: SyncPrefectClient) -> bool:
+        """Whether the worker takes no further run up, because of `parallel_runs`."""
+        busy = flow_runs(client, *AT_WORK, StateType.PAUSED)
+        return sum(1 for run in busy if run.work_pool_name == POOL) >= self.config.parallel_runs
+
+    def _delay(self, client: SyncPrefectClient, one: Waiting, now: float) -> None:
+        """Move a run by a delay that depends on nothing but the run, once: afterwards its times differ."""
+        delay = chance(one.run.id, self.schedules[one.schedule].jitter_seconds)
+        expected = one.run.expected_start_time.timestamp()
+        if not delay or one.tried is not None or one.due != expected or expected - now < AHEAD_SECONDS:
+            return
+        when = one.run.expected_start_time + timedelta(seconds=delay)
+        message = f"{delay} s after {at(expected)}: delayed by chance, so that schedules do not all start at once"
+        client.set_flow_run_state(one.run.id, Scheduled(scheduled_time=when, message=message))
+
+    def _settle(self, client: SyncPrefectClient, schedule: ScheduleConfig, missed: list[Waiting]) -> None:
+        """Cancel what the schedule's `missed` says, of the runs of one schedule."""
+        if schedule.missed == "run_all":
+            return
+        newest = max(missed, key=lambda one: one.due)
+        keep = schedule.missed == "run_once" and not self._made_up_for(client, newest)
+        for one in missed:
+            if not (keep and one is newest):
+                _cancel(client, one, f"Missed: nothing ran at its time, {at(one.due)} (missed: {schedule.missed})")
+
+    def _made_up_for(self, client: SyncPrefectClient, newest: Waiting) -> bool:
+        """Whether a run of the same schedule was started after the newest time that was missed, or is being started."""
+        since = FlowRunFilterStartTime(after_=datetime.fromtimestamp(newest.due, UTC))
+        ended = (StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
+        begun = flow_runs(client, *AT_WORK, StateType.PAUSED, *ended, by_schedule=True, start_time=since)
+        starting = [run for run in flow_runs(client, StateType.PENDING, by_schedule=True) if not run.run_count]
+        return any(self._slug(client, run) == newest.schedule for run in [*begun, *starting])
+
+
+def chance(run: UUID, most: int) -> int:
+    """Seconds of delay of a run, from 0 to the most: even over runs, and the same however often it is asked."""
+    return int.from_bytes(hashlib.sha256(run.bytes).digest()[:8], "big") % (most + 1)
+
+
+def _cancel(client: SyncPrefectClient, one: Waiting, message: str) -> None:
+    """Cancel a run, unless a worker took it up a moment ago."""
+    now = client.read_flow_run(one.run.id)
+    if now.state_id == one.run.state_id:
+        client.set_flow_run_state(one.run.id, Cancelled(message=message))
+        logging.info("flow run %s of %s: %s", one.run.name, one.schedule, message)

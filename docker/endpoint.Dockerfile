@@ -1,0 +1,44 @@
+# One model behind HTTP: ONNX Runtime and tasks/jobs/serve.py, without torch, Prefect and MLflow.
+#
+#   docker build -f docker/endpoint.Dockerfile -t headway/endpoint:0.1.0 .
+#   docker run --rm --network host --read-only --tmpfs /run/headway:uid=10001,mode=0700 \
+#     --mount type=bind,src=MODEL_FOLDER,dst=/model,readonly --env MODEL_REF=model/tiny headway/endpoint:0.1.0
+#
+# The server asks for no password, so it listens on loopback only, here too: on the host's with --network host, or for a
+# container beside it that shares its network and does the asking.
+FROM python:3.11.15-slim-bookworm@sha256:d29f48a31a8b408ed19272ca1e7b10ebae13b240a27e862d3d4217c528e2e0c3 AS base
+
+FROM base AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY tasks ./tasks
+# Without deployments/ the command `headway` has nothing to call.
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    python -m venv /opt/headway && \
+    /opt/headway/bin/pip install --no-cache-dir --constraint constraints.txt ".[serve]" && \
+    rm /opt/headway/bin/headway
+
+FROM base
+LABEL org.opencontainers.image.title="headway endpoint" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.licenses="Apache-2.0"
+RUN groupadd --gid 10001 headway && \
+    useradd --uid 10001 --gid 10001 --no-create-home --home-dir /run/headway --shell /usr/sbin/nologin headway && \
+    install --directory --owner headway --group headway --mode 0700 /run/headway
+COPY --from=build /opt/headway /opt/headway
+COPY --chmod=0555 docker/endpoint.sh /usr/local/bin/serve
+ENV PATH=/opt/headway/bin:$PATH \
+    HOME=/run/headway \
+    PYTHONUNBUFFERED=1 \
+    HEADWAY_SERVE=/run/headway \
+    MODEL_FOLDER=/model \
+    MODEL_REF=model/mounted \
+    PORT=8080 \
+    THREADS=1
+USER 10001:10001
+WORKDIR /run/headway
+EXPOSE 8080
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen(f'http://127.0.0.1:{os.environ[\"PORT\"]}/readyz', timeout=4)"]
+ENTRYPOINT ["/usr/local/bin/serve"]
+CMD ["python", "-m", "tasks.jobs.serve"]

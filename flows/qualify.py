@@ -1,0 +1,47 @@
+"""A cluster, measured by itself: always anew, judged by its baseline, reported like every run."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.closing import close
+from flows.inputs import checked
+from flows.prefect_run import cancelled, flow_run, named, setting
+from flows.progress import PrefectProgress
+from tasks.artifacts import Qualification
+from tasks.benchmark import benchmark
+from tasks.config import QualifyConfig
+from tasks.lifecycle import lifecycle
+
+STAGES = ("benchmark",)
+
+
+def _name() -> str:
+    return named(setting("cluster", "name"))
+
+
+@flow(name="qualify", flow_run_name=_name, validate_parameters=False)  # type: ignore[untyped-decorator]
+def qualify(config: QualifyConfig) -> Qualification:
+    """Benchmark a cluster, and judge it. A run that starts within the day reuses what was measured here.
+
+    Raises GateFailed when it is slower than its baseline, or one of its ranks than the others.
+
+    Args:
+        config: Which cluster, how it is measured, and by which baseline it is judged.
+    """
+    config = checked(QualifyConfig, config)
+    with lifecycle(
+        "qualify",
+        config,
+        subject=config.cluster.name,
+        stages=STAGES,
+        first=STAGES[0],
+        cancelled=cancelled,
+        flow_run=flow_run(),
+        observers=(PrefectProgress(),),
+        at_end=close,
+    ) as run:
+        qualification = benchmark(config.cluster, config.benchmark)
+        run.results["qualification"] = {"ref": qualification.ref, **qualification.metrics}
+        qualification.require()
+        return qualification

@@ -1,0 +1,108 @@
+"""What people read in Prefect's page of a whole run, in Markdown: the report in short, and what an approver should know.
+
+A stage's own note is tasks/prefect_notes.py; the whole report, with its figures, is tasks/report/.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasks.artifacts import Endpoint, Evaluation, Model
+from tasks.lifecycle import Lifecycle, status_of
+from tasks.prefect_notes import number, table
+from tasks.report.data import duration, short
+
+SHOWN = {
+    "validate": ("documents", "bytes"),
+    "preprocess": ("train_tokens", "vocab_size"),
+    "benchmark": ("matmul_gflops_per_rank", "allreduce_gigabytes_per_second"),
+    "plan": ("parameters", "seconds"),
+    "train": ("loss", "tokens_per_second"),
+    "evaluate": ("bits_per_byte", "perplexity", "gain_over_bigram"),
+    "export": ("max_logit_error", "greedy_equal", "greedy_total"),
+}
+"""Metrics that a person looks for first."""
+
+
+def report(run: Lifecycle, *, html: str, mlflow: str | None) -> str:
+    """The report of a run in short."""
+    parts = [
+        f"# {run.flow} {run.subject}: {status_of(run.error).replace('_', ' ')}",
+        _error(run.error),
+        f"{duration(run.seconds)}. Dataset `{run.results.get('dataset', 'none')}`.",
+        _stages(run),
+        _served(run.results.get("endpoint")),
+        _champion(run),
+        _revalidation(run.results.get("revalidation")),
+        _sample(run.results.get("sample")),
+        "## Where the rest is",
+        f"- The whole report, with its figures: `{html}`. A browser opens it from the disk, not from this page.",
+        f"- [This run in MLflow]({mlflow}), with the report attached to it." if mlflow else "- MLflow has it too.",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def reasons(run: Lifecycle, model: Model, scores: Evaluation) -> str:
+    """What speaks for a new model: its scores beside the champion's, its checks, and what it was made from."""
+    wanted = [name for name in SHOWN["evaluate"] if name in scores.metrics]
+    checks = [
+        ["passed" if check["passed"] else "**failed**", check["name"], number(check["measured"]), check["limit"]]
+        for outcome in run.outcomes.values()
+        for check in outcome.checks
+    ]
+    parts = [
+        f"Model `{model.ref}`, made from `{run.results['dataset']}`, settings `{run.config_digest[:12]}`.",
+        table(["score", "value"], [[name, number(scores.metrics[name])] for name in wanted]),
+        _champion(run) or "There is no champion to compare it with.",
+        table(["", "check", "measured", "limit"], checks) if checks else "",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _error(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    remedy = getattr(error, "remedy", "")
+    return f"**{type(error).__name__}**: {error}" + (f"\n\n{remedy}" if remedy else "")
+
+
+def _stages(run: Lifecycle) -> str:
+    rows = [
+        [
+            outcome.name,
+            outcome.status.replace("_", " "),
+            f"{outcome.seconds:.1f}",
+            _brief(outcome.name, outcome.metrics),
+        ]
+        for outcome in run.outcomes.values()
+    ]
+    return table(["stage", "result", "seconds", ""], rows)
+
+
+def _brief(stage: str, metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {number(metrics[name])}" for name in SHOWN.get(stage, ()) if name in metrics)
+
+
+def _served(endpoint: Endpoint | None) -> str:
+    return f"Served at {endpoint.url} as `{endpoint.model.ref}`." if endpoint else "Nothing new is served."
+
+
+def _champion(run: Lifecycle) -> str:
+    champion = run.results.get("champion")
+    scores = run.outcomes["evaluate"].metrics if "evaluate" in run.outcomes else {}
+    if not champion or "bits_per_byte" not in scores:
+        return ""
+    head = ["bits per byte on the same held-out text", ""]
+    theirs = [f"champion `{short(champion['ref'])}`", number(champion["bits_per_byte"])]
+    return table(head, [["this model", number(scores["bits_per_byte"])], theirs])
+
+
+def _revalidation(told: dict[str, Any] | None) -> str:
+    if not told:
+        return ""
+    now, before = number(told["bits_per_byte"]), number(told["bits_per_byte_at_promotion"])
+    return f"Champion `{told['champion']}`: {now} bits per byte on this data, {before} at its promotion."
+
+
+def _sample(sample: dict[str, str] | None) -> str:
+    return f"What it says:\n\n```\n{sample['prompt']}{sample['completion']}\n```" if sample else ""

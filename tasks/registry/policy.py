@@ -1,0 +1,306 @@
+"""Who may do what: a file that names persons, a hash of each one's token, and their rights. Without it everybody may everything.
+
+`authorise` asks who it is by name and token; `require` asks about whoever acts already. What they did is audit.py. A policy that
+others may write, or that is damaged, allows nothing. See docs/access.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+import os
+import secrets
+import stat
+import tempfile
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tasks.errors import Refused, Unknown
+from tasks.process import locked
+from tasks.registry.audit import AUTOMATIC, account, actor, audit
+from tasks.settings import Name, policy_file
+from tasks.storage import open_store
+from tasks.storage.store import Store
+
+Right = Literal["publish", "run", "promote", "approve", "roll_back", "override"]
+RIGHTS: tuple[Right, ...] = get_args(Right)
+Rights = tuple[Right, ...]
+SCRYPT = {"n": 2**14, "r": 8, "p": 1}
+"""About 50 ms and 16 MB a try (RFC 7914). Tokens are 256 random bits, so the cost is against those who try many names."""
+FREE_TRIES = 3
+LONGEST_WAIT_SECONDS = 60.0
+NOBODY = f"scrypt:{'A' * 22}==:{'A' * 43}="
+"""Compared with when a name is unknown, so that it takes as long as a wrong token."""
+HEAD = (
+    "# Who may do what: docs/access.md. `headway person` changes this file; comments below this line are lost then.\n"
+)
+
+
+class Person(BaseModel):
+    """What the policy knows of somebody."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    may: Rights
+    token: Annotated[str, Field(pattern=r"^scrypt:[\w-]{22}==:[\w-]{43}=$")]
+    """scrypt:SALT:HASH of the token; the token itself is nowhere."""
+
+
+class Policy(BaseModel):
+    """The file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    asked: Rights = Field(RIGHTS, alias="asks")
+    """Rights that are asked for. What is not in here, everybody may."""
+    persons: dict[Name, Person] = {}
+    automatic: dict[str, Rights] = {name: ("run",) for name in AUTOMATIC}
+    """What flow runs may do that nobody with a name started: by a `schedule`, or in the page of `prefect`."""
+
+    @model_validator(mode="after")
+    def _names_apart(self) -> Policy:
+        taken, unknown = set(self.persons) & set(AUTOMATIC), set(self.automatic) - set(AUTOMATIC)
+        if taken or unknown:
+            names = ", ".join(sorted(taken | unknown))
+            raise ValueError(f"{names}: schedule and prefect belong under automatic, and everybody else under persons")
+        return self
+
+    def asks(self, right: Right) -> bool:
+        """Whether a right is asked for at all."""
+        return right in self.asked
+
+    def person(self, name: str, token: str) -> Person:
+        """Who shows this name and token. Raises Refused, with the same words and after the same time for either mistake."""
+        known = self.persons.get(name)
+        fits = _fits(token, known.token if known else NOBODY)
+        if known is None or not fits:
+            raise Refused(
+                f"the name {name[:64]!r} and the token do not belong together",
+                remedy="`headway person list` shows the names; `headway person renew NAME` makes a new token.",
+            )
+        return known
+
+    def may(self, name: str, right: Right) -> bool:
+        """Whether somebody who is known already, or an automatic starter, has a right."""
+        known = self.persons.get(name)
+        return right in (known.may if known else self.automatic.get(name, ()))
+
+
+def load_policy(home: Path) -> Policy:
+    """The policy of a home; one that asks nothing where there is none. Raises Refused when it cannot be trusted."""
+    return load_or_none(home) or Policy(asks=())
+
+
+def authorise(home: Path, right: Right, name: str, token: str, *, what: str, reason: str) -> str:
+    """Who does something, by name and token: the name for `acting`. Where the policy does not ask, the account's.
+
+    Raises Refused, and notes it in the audit log, when the name, the token or the right is wrong. After three wrong tokens for a
+    name the next try has to wait, longer every time.
+    """
+    store = open_store(home)
+    try:
+        policy = load_policy(home)
+        if not policy.asks(right):
+            return account()
+        _identify(store, policy, name, token)
+        if not policy.may(name, right):
+            raise _without_right(name, right)
+    except Refused as error:
+        said = {"what": what, "reason": reason, "claimed": name[:64], "why": error.message}
+        audit(store, "authorise", outcome="refused", right=right, **said)
+        raise
+    return name
+
+
+def require(home: Path, right: Right, *, what: str, reason: str = "") -> None:
+    """Raise Refused, and note it in the audit log, unless whoever acts now (`acting`) has a right, or nobody asks for it."""
+    now = actor()
+    try:
+        policy = load_policy(home)
+        if not policy.asks(right) or (now.identity != "account" and policy.may(now.name, right)):
+            return
+        raise _without_right(now.name, right)
+    except Refused as error:
+        audit(open_store(home), "require", outcome="refused", right=right, what=what, reason=reason, why=error.message)
+        raise
+
+
+def add_person(home: Path, name: str, may: Rights) -> str:
+    """Let somebody in; returns the new token. The first person gets every right, for somebody must be able to add others."""
+
+    def change(policy: Policy | None) -> Policy:
+        if policy and name in policy.persons:
+            raise ValueError(f"{name} is in the policy already; `headway person renew {name}` makes a new token")
+        person = Person(may=may if policy else RIGHTS, token=_hash(token))
+        return _with(policy or Policy(), {**(policy.persons if policy else {}), name: person})
+
+    token = _new_token()
+    _change(home, change)
+    return token
+
+
+def renew_person(home: Path, name: str) -> str:
+    """A new token for somebody; the old one ends. Raises Unknown."""
+
+    def change(policy: Policy | None) -> Policy:
+        known = _known(policy, name)
+        return _with(known, {**known.persons, name: known.persons[name].model_copy(update={"token": _hash(token)})})
+
+    token = _new_token()
+    _change(home, change)
+    return token
+
+
+def remove_person(home: Path, name: str) -> None:
+    """Take somebody out. Raises Unknown, and ValueError when nobody would be left who may change the policy."""
+
+    def change(policy: Policy | None) -> Policy:
+        known = _known(policy, name)
+        left = {other: person for other, person in known.persons.items() if other != name}
+        if not any("override" in person.may for person in left.values()):
+            raise ValueError(f"without {name} nobody could change the policy; to do without a policy, delete its file")
+        return _with(known, left)
+
+    _change(home, change)
+
+
+def load_or_none(home: Path) -> Policy | None:
+    """The policy of a home; None where there is none. Raises Refused."""
+    path, named = policy_file(home)
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        if named:
+            raise Refused(
+                f"HEADWAY_POLICY names {path}, and there is no such file: nothing is allowed",
+                remedy="Correct or unset HEADWAY_POLICY; `headway person add NAME` makes a policy.",
+            ) from None
+        return None
+    except OSError as error:
+        raise Refused(f"the policy {path} cannot be read ({error.strerror}): nothing is allowed") from error
+    with os.fdopen(descriptor, "rb") as file:
+        _require_private(path, os.fstat(file.fileno()))
+        return _parse(path, file.read())
+
+
+def _require_private(path: Path, found: os.stat_result) -> None:
+    """What others may write is not a policy."""
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077 or not stat.S_ISREG(found.st_mode):
+        raise Refused(
+            f"the policy {path} must be a file of {account()}, with access for nobody else: nothing is allowed",
+            remedy=f"See who changed it, then: chown {account()} {path} && chmod 600 {path}",
+        )
+
+
+def _parse(path: Path, data: bytes) -> Policy:
+    try:
+        return Policy.model_validate(yaml.safe_load(data.decode()))
+    except ValidationError as error:
+        said = "; ".join(_words(problem) for problem in error.errors(include_input=False, include_url=False))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        said = f"it is not YAML: {error}"
+    raise Refused(
+        f"the policy {path} is damaged, so nothing is allowed: {said}",
+        remedy="Mend the file, or restore it from a backup; its form is in docs/access.md.",
+    )
+
+
+def _words(problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: there is no such key"
+    return f"{where}: {problem['msg'].removeprefix('Value error, ')}".removeprefix(": ")
+
+
+def _without_right(name: str, right: Right) -> Refused:
+    return Refused(
+        f"{name} may not {right.replace('_', ' ')}",
+        remedy=f"Ask somebody who may, or have the right added: may: [{right}] in the policy.",
+    )
+
+
+def _identify(store: Store, policy: Policy, name: str, token: str) -> None:
+    """Raise Refused unless name and token belong together. Wrong tokens are counted by name, all unknown names as one."""
+    if not name or not token:
+        raise Refused(
+            "the policy asks who you are: a name and its token",
+            remedy="--as NAME (or HEADWAY_PERSON), and the token in HEADWAY_TOKEN or typed when you are asked for it.",
+        )
+    key = f"tries/{name if name in policy.persons else '-unknown'}.json"
+    before = store.read(key)
+    said = json.loads(before.data) if before else {"wrong": 0, "time": 0.0}
+    wrong = int(said["wrong"])
+    wait = _wait(wrong, time.time() - said["time"])
+    if wait > 0:
+        raise Refused(f"too many wrong tokens for {name[:64]!r}: wait {math.ceil(wait)} s", remedy="Then try again.")
+    try:
+        policy.person(name, token)
+    except Refused:
+        _note_tries(store, key, wrong + 1)
+        raise
+    if wrong:
+        _note_tries(store, key, 0)
+
+
+def _wait(wrong: int, since: float) -> float:
+    """Seconds until the next try is looked at. A clock that was set back makes nobody wait longer than the longest."""
+    if wrong < FREE_TRIES:
+        return 0.0
+    pause = min(2.0 ** (wrong - FREE_TRIES + 1), LONGEST_WAIT_SECONDS)
+    return min(pause - since, pause)
+
+
+def _note_tries(store: Store, key: str, wrong: int) -> None:
+    now = store.read(key)
+    data = json.dumps({"wrong": wrong, "time": time.time()}).encode()
+    store.replace(key, data, etag=now.etag if now else None)
+
+
+def _new_token() -> str:
+    return f"hwt_{secrets.token_urlsafe(32)}"
+
+
+def _hash(token: str, salt: bytes = b"") -> str:
+    salt = salt or secrets.token_bytes(16)
+    made = hashlib.scrypt(token.encode(), salt=salt, dklen=32, **SCRYPT)
+    return f"scrypt:{urlsafe_b64encode(salt).decode()}:{urlsafe_b64encode(made).decode()}"
+
+
+def _fits(token: str, kept: str) -> bool:
+    return hmac.compare_digest(_hash(token, urlsafe_b64decode(kept.split(":")[1])), kept)
+
+
+def _known(policy: Policy | None, name: str) -> Policy:
+    if policy is None or name not in policy.persons:
+        there = (
+            f"There are: {', '.join(policy.persons)}." if policy else "There is no policy: everybody may everything."
+        )
+        raise Unknown(f"the policy knows no {name!r}", remedy=there)
+    return policy
+
+
+def _with(policy: Policy, persons: dict[str, Person]) -> Policy:
+    return Policy.model_validate({**policy.model_dump(by_alias=True), "persons": persons})
+
+
+def _change(home: Path, change: Callable[[Policy | None], Policy]) -> None:
+    """Write the policy anew, whole or not at all, for its owner only; two changes at once happen one after the other."""
+    path, _ = policy_file(home)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(home / "locks" / "policy"):
+        changed = change(load_or_none(home) if path.exists() else None)
+        text = HEAD + yaml.safe_dump(changed.model_dump(mode="json", by_alias=True), sort_keys=False)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".policy.")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)

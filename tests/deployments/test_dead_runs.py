@@ -1,0 +1,287 @@
+"""Flow runs whose process was killed, on a real Prefect server with a real worker: found, given their end, taken up again.
+
+The first half has no worker: states are set as a worker and a flow would, so that every case is reached in a moment. The second
+half kills real processes. A turn of the watch is taken every second here, every five in the platform.
+"""
+
+import os
+import socket
+import subprocess
+import threading
+import time
+from uuid import uuid4
+
+import pytest
+from live_prefect import kill, lines, live, python, until
+from prefect.client.schemas.objects import StateType
+from prefect.states import Cancelling, Paused, Pending, Running, Scheduled
+
+from deployments.settings import PlatformConfig
+from deployments.watch.claims import STALE_SECONDS, claim
+from deployments.watch.dead_runs import CONFIRM_SECONDS, RESUMED, DeadRuns
+from deployments.watch.flow_runs import history
+
+HERE = socket.gethostname()
+PID_MAX = 4_194_304
+"""Linux gives no process this number."""
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory):
+    with live(tmp_path_factory.mktemp("dead") / "home") as made:
+        yield made
+
+
+@pytest.fixture
+def client(platform):
+    with platform.client() as made:
+        yield made
+
+
+def died(platform, client, name, folder, *, state=None, host=HERE, ended=""):
+    """A flow run of a deployment at work, whose process is no more."""
+    run = platform.run(client, name, folder, state=Pending())
+    client.set_flow_run_state(run.id, Running())
+    platform.logged(run.id, pid=PID_MAX, host=host, ended=ended)
+    if state is not None:
+        client.set_flow_run_state(run.id, state)
+    return run.id
+
+
+def watched(platform, client, config=None, *, patience=45.0):
+    """A watch that looked twice."""
+    duty = DeadRuns(platform.home, config or PlatformConfig(), patience=patience)
+    duty.tick(client, time.time())
+    time.sleep(CONFIRM_SECONDS + 0.1)
+    duty.tick(client, time.time())
+    return duty
+
+
+def resumes(client, run):
+    return [state for state in history(client, run) if (state.message or "").startswith(RESUMED)]
+
+
+def test_each_death_gets_its_own_end(platform, client, tmp_path):
+    """What the run wrote down itself decides; then whether it was being cancelled; other hosts' and suspended runs are left."""
+    cases = {
+        "crashed": died(platform, client, "crashed", tmp_path),
+        "cancelling": died(platform, client, "cancelling", tmp_path, state=Cancelling()),
+        "completed": died(platform, client, "completed", tmp_path, ended="completed"),
+        "gate": died(platform, client, "gate", tmp_path, ended="gate_closed"),
+        "stopped": died(platform, client, "stopped", tmp_path, ended="cancelled"),
+        "paused": died(platform, client, "paused", tmp_path, state=Paused(timeout_seconds=600)),
+        "elsewhere": died(platform, client, "elsewhere", tmp_path, host="another-host"),
+        "suspended": died(platform, client, "suspended", tmp_path, state=Paused(timeout_seconds=600, reschedule=True)),
+    }
+    watched(platform, client, PlatformConfig(on_crash="mark"))
+    ends = {name: client.read_flow_run(run).state for name, run in cases.items()}
+    assert {name: state.name for name, state in ends.items()} == {
+        "crashed": "Crashed",
+        "cancelling": "Cancelled",
+        "completed": "Completed",
+        "gate": "Failed",
+        "stopped": "Crashed",
+        "paused": "Crashed",
+        "elsewhere": "Running",
+        "suspended": "Paused",
+    }
+    assert f"its process {PID_MAX} on {HERE} is gone" in ends["crashed"].message
+    assert "the gate compare is closed" in ends["gate"].message
+    ours = [name for name in cases if name not in ("elsewhere", "suspended")]
+    assert {name: platform.slots(client, name) for name in ours} == dict.fromkeys(ours, 0)
+    for name in ("elsewhere", "suspended"):
+        client.delete_flow_run(cases[name])
+
+
+def test_a_run_is_taken_up_again_so_often_and_no_more(platform, client, tmp_path):
+    config = PlatformConfig(max_resumes=2)
+    run = died(platform, client, "often", tmp_path)
+    for count in (1, 2):
+        watched(platform, client, config)
+        state = client.read_flow_run(run).state
+        assert (state.type, state.name) == (StateType.SCHEDULED, "AwaitingRetry")
+        assert f"({count} of 2)" in state.message
+        client.set_flow_run_state(run, Pending())
+        client.set_flow_run_state(run, Running())
+        platform.logged(run, pid=PID_MAX, host=HERE)
+    watched(platform, client, config)
+    state = client.read_flow_run(run).state
+    assert state.is_crashed()
+    assert "taken up again 2 times already" in state.message
+    watched(platform, client, config)
+    assert client.read_flow_run(run).state.is_crashed()
+    assert platform.slots(client, "often") == 0
+
+
+def test_an_earlier_attempts_process_says_nothing_about_the_next_one(platform, client, tmp_path):
+    """Taken up again, the run has a dead handle until its new process opened its folder: it is not dead for that."""
+    run = died(platform, client, "next", tmp_path)
+    watched(platform, client)
+    client.set_flow_run_state(run, Pending())
+    client.set_flow_run_state(run, Running())
+    watched(platform, client)
+    assert client.read_flow_run(run).state.is_running()
+    platform.logged(run, pid=os.getpid(), host=HERE)
+    watched(platform, client, patience=0.0)
+    assert client.read_flow_run(run).state.is_running()
+    client.delete_flow_run(run)
+
+
+def test_many_watches_act_once(platform, client, tmp_path):
+    """Eight watches see one death at once."""
+    run = died(platform, client, "watches", tmp_path)
+    duties = [DeadRuns(platform.home, PlatformConfig()) for _ in range(8)]
+    barrier = threading.Barrier(len(duties))
+
+    def watch(duty):
+        with platform.client() as own:
+            for _ in range(4):
+                barrier.wait()
+                duty.tick(own, time.time())
+                time.sleep(CONFIRM_SECONDS / 2 + 0.1)
+
+    threads = [threading.Thread(target=watch, args=(duty,)) for duty in duties]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    names = [state.name for state in history(client, run)]
+    assert names[-2:] == ["Crashed", "AwaitingRetry"]
+    assert len(resumes(client, run)) == 1
+    client.delete_flow_run(run)
+
+
+def test_a_claim_of_a_watch_that_died_goes_stale(platform, client, tmp_path):
+    run, state, now = platform.run(client, "claims", tmp_path).id, uuid4(), time.time()
+    assert claim(client, run, state, now)
+    assert not claim(client, run, state, now + STALE_SECONDS / 2)
+    assert claim(client, run, state, now + STALE_SECONDS + 1)
+    assert not claim(client, run, state, now + STALE_SECONDS + 2)
+    client.delete_flow_run(run)
+
+
+def test_slots_are_as_many_as_runs_at_work(platform, client, tmp_path):
+    """A lease that ran out gives its slot back, and Prefect gives it back once more when the run ends: another run's."""
+    first = died(platform, client, "slots", tmp_path, ended="completed")
+    lease = client.read_flow_run(first).state.state_details.deployment_concurrency_lease_id
+    client.release_concurrency_slots_with_lease(lease)
+    second = platform.run(client, "slots", tmp_path, state=Pending())
+    client.set_flow_run_state(second.id, Running())
+    platform.logged(second.id, pid=os.getpid(), host=HERE)
+    assert platform.slots(client, "slots") == 1
+    duty = watched(platform, client)
+    assert client.read_flow_run(first).state.is_completed()
+    assert platform.slots(client, "slots") == 0, "Prefect counts right by now: deployments/watch/slots.py is not needed"
+    for _ in range(2):
+        duty.tick(client, time.time())
+    assert platform.slots(client, "slots") == 1
+    client.delete_flow_run(second.id)
+    for _ in range(2):
+        duty.tick(client, time.time())
+    assert platform.slots(client, "slots") == 0
+
+
+def test_killed_on_the_command_line(platform, client, tmp_path):
+    """It is marked, with its task runs; nobody starts it again: the words say what to do."""
+    words = python("-m", "probed", str(tmp_path))
+    flow = subprocess.Popen(words, env=platform.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = until(lambda: lines(tmp_path / "starts"))[0][0]
+    until(lambda: client.read_task_runs())
+    flow.kill()
+    flow.wait()
+    watched(platform, client)
+    state = client.read_flow_run(run).state
+    assert state.is_crashed()
+    assert "The same command goes on after the last finished stage." in state.message
+    assert {task.state.name for task in client.read_task_runs()} == {"Crashed"}
+
+
+@pytest.fixture(scope="module")
+def worker(platform):
+    platform.start_worker()
+    return platform
+
+
+def started(folder, count):
+    """Wait until a flow's processes were so many, and return the newest one's pid."""
+    return int(until(lambda: len(lines(folder / "starts")) >= count and lines(folder / "starts")[-1])[1])
+
+
+def test_lost_before_it_had_a_process(worker, client, tmp_path):
+    """The worker was killed between taking the run up and starting its process: it is queued again, and runs once."""
+    run = worker.run(client, "lost", tmp_path, seconds=0.1, state=Pending())
+    assert worker.slots(client, "lost") == 1
+    duty = DeadRuns(worker.home, PlatformConfig(), patience=3.0)
+    began = time.monotonic()
+    until(lambda: duty.tick(client, time.time()) or client.read_flow_run(run.id).state.is_completed(), every=1.0)
+    print(f"lost before a process: completed after {time.monotonic() - began:.1f} s, patience 3 s")
+    assert len(lines(tmp_path / "starts")) == 1
+    assert worker.slots(client, "lost") == 0
+
+
+def test_flow_killed_and_worker_alive(worker, client, tmp_path):
+    """The worker tells of it; the watch has the same flow run taken up again."""
+    run = worker.run(client, "killed", tmp_path)
+    first = started(tmp_path, 1)
+    kill(first)
+    began = time.monotonic()
+    duty = DeadRuns(worker.home, PlatformConfig())
+    until(lambda: duty.tick(client, time.time()) or len(lines(tmp_path / "starts")) == 2, every=1.0)
+    print(f"flow killed: at work again after {time.monotonic() - began:.1f} s")
+    (tmp_path / "go").touch()
+    until(lambda: client.read_flow_run(run.id).state.is_completed())
+    starts = lines(tmp_path / "starts")
+    assert len(starts) == 2
+    assert {line[0] for line in starts} == {str(run.id)}
+    assert len(lines(tmp_path / "ends")) == 1
+
+
+def test_worker_and_flow_killed(worker, client, tmp_path):
+    """Prefect alone leaves the run Running for ever, and its slot occupied: the second run would never start."""
+    run = worker.run(client, "both", tmp_path / "first")
+    second = worker.run(client, "both", tmp_path / "second", seconds=0.1)
+    first = started(tmp_path / "first", 1)
+    worker.kill_worker()
+    kill(first)
+    began = time.monotonic()
+    assert client.read_flow_run(run.id).state.is_running()
+    duty = DeadRuns(worker.home, PlatformConfig())
+    until(lambda: duty.tick(client, time.time()) or resumes(client, run.id), every=1.0)
+    print(f"worker and flow killed: marked and queued again after {time.monotonic() - began:.1f} s")
+    crashed = next(state for state in history(client, run.id) if state.is_crashed())
+    assert f"its process {first} on {HERE} is gone" in crashed.message
+    assert worker.slots(client, "both") == 0
+    (tmp_path / "first" / "go").touch()
+    began = time.monotonic()
+    worker.start_worker()
+    for one in (run, second):
+        until(lambda one=one: duty.tick(client, time.time()) or client.read_flow_run(one.id).state.is_completed())
+    print(f"worker and flow killed: both runs done {time.monotonic() - began:.1f} s after the worker's start")
+    assert [len(lines(tmp_path / name / "starts")) for name in ("first", "second")] == [2, 1]
+    assert worker.slots(client, "both") == 0
+
+
+def test_worker_killed_and_flow_alive(worker, client, tmp_path):
+    """A flow's process outlives its worker: it is left alone, and ends right."""
+    run = worker.run(client, "alone", tmp_path)
+    started(tmp_path, 1)
+    kill(worker.worker_pid())
+    watched(worker, client, patience=0.0)
+    assert client.read_flow_run(run.id).state.is_running()
+    (tmp_path / "go").touch()
+    until(lambda: client.read_flow_run(run.id).state.is_completed())
+    assert len(lines(tmp_path / "starts")) == 1
+
+
+def test_scheduled_runs_wait_for_their_time(worker, client, tmp_path):
+    """Nothing here touches what has not begun."""
+    later = time.time() + 3600
+    run = worker.run(client, "later", tmp_path, state=Scheduled(scheduled_time=_utc(later)))
+    watched(worker, client, patience=0.0)
+    assert client.read_flow_run(run.id).state.name == "Scheduled"
+
+
+def _utc(seconds):
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,178 @@
+"""A real Prefect server and a real worker in a home of their own, and a small flow that counts its starts."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions, FlowRun
+
+from deployments import registration
+from deployments.catalogue import POOL
+from deployments.platform import prefect_server, worker
+from tasks import process
+from tasks.runlog import RunLog
+
+FLOW = """
+import os, time
+from pathlib import Path
+from types import SimpleNamespace
+from prefect import flow, task
+from prefect.runtime import flow_run
+from tasks.runlog import RunLog
+from tasks.settings import home
+
+
+@task(name="nap")
+def nap(seconds, folder):
+    until = time.time() + seconds
+    while time.time() < until and not (folder / "go").exists():
+        time.sleep(0.05)
+
+
+@flow(name="probe")
+def probe(folder: str, seconds: float = 60.0, tell: str = "home"):
+    folder, me = Path(folder), str(flow_run.get_id())
+    with open(folder / "starts", "a") as file:
+        file.write(f"{me} {os.getpid()} {time.time()}\\n")
+    run = SimpleNamespace(flow="probe", subject="it", flow_run={"id": me}, config_digest="")
+    RunLog(home(), me).opened(run)
+    nap(seconds, folder)
+    with open(folder / "ends", "a") as file:
+        file.write(f"{me} {os.getpid()} {time.time()}\\n")
+
+
+if __name__ == "__main__":
+    import sys
+    probe(sys.argv[1])
+"""
+FAST = {"PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "2"}
+"""A queued run asks for its slot every two seconds, not every thirty."""
+
+
+@dataclass
+class Live:
+    """The server, what its clients need to know, and the worker while it runs."""
+
+    home: Path
+    url: str
+    environment: dict[str, str]
+    made: dict[str, UUID] = field(default_factory=dict)
+
+    def client(self) -> SyncPrefectClient:
+        return SyncPrefectClient(api=f"{self.url}/api", auth_string=prefect_server.password(self.home))
+
+    def start_worker(self) -> None:
+        with _environment(self.environment):
+            worker.start(self.home, 4)
+
+    def worker_pid(self) -> int:
+        """The worker's own process, below its small parent."""
+        parent = worker.status(self.home)["pid"]
+        return next(
+            pid for pid in process.descendants(parent) if b"worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+
+    def kill_worker(self) -> None:
+        """kill -9 the worker and its parent; the flow runs' processes stay."""
+        pids = [worker.status(self.home)["pid"], self.worker_pid()]
+        for pid in pids:
+            kill(pid)
+
+    def deployment(self, client: SyncPrefectClient, name: str, *, collision: str = "ENQUEUE") -> UUID:
+        if name not in self.made:
+            self.made[name] = client.create_deployment(
+                flow_id=client.create_flow_from_name("probe"),
+                name=name,
+                entrypoint="probed.probe",
+                work_pool_name=POOL,
+                concurrency_limit=1,
+                concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy(collision)),
+                parameter_openapi_schema={},
+                pull_steps=[],
+            )
+        return self.made[name]
+
+    def run(self, client: SyncPrefectClient, name: str, folder: Path, **told: Any) -> FlowRun:
+        """Start a run of a deployment whose processes count themselves in a folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        seconds = told.pop("seconds", 60.0)
+        parameters = {"folder": str(folder), "seconds": seconds}
+        return client.create_flow_run_from_deployment(self.deployment(client, name), parameters=parameters, **told)
+
+    def slots(self, client: SyncPrefectClient, name: str) -> int:
+        return int(client.read_deployment(self.made[name]).global_concurrency_limit.active_slots)
+
+    def logged(self, run: UUID, *, pid: int, host: str, ended: str = "") -> None:
+        """Write a run's folder as if a process of this pid had opened it now."""
+        log = RunLog(self.home, str(run))
+        log.opened(SimpleNamespace(flow="probe", subject="it", flow_run={"id": str(run)}, config_digest=""))
+        path = log.folder / "handle.json"
+        process.write_json(path, {**process.read_json(path), "pid": pid, "host": host})
+        if ended:
+            log.write("closed", status=ended, seconds=1.0, error={"message": "the gate compare is closed"})
+
+
+@contextmanager
+def live(home: Path) -> Iterator[Live]:
+    """Start the server in a home, with a work pool; all that runs is stopped at the end. The environment is left as it was."""
+    modules = home.parent / "modules"
+    modules.mkdir(parents=True)
+    (modules / "probed.py").write_text(FLOW)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
+    paths = os.pathsep.join(part for part in (str(modules), kept.get("PYTHONPATH", "")) if part)
+    with _environment({**kept, **FAST, "PYTHONPATH": paths, "HEADWAY_HOME": str(home)}):
+        server = prefect_server.prepare(home)
+        prefect_server.wait(server)
+        made = Live(home, server["url"], dict(os.environ))
+    try:
+        with made.client() as client:
+            registration.register(client, [])
+        yield made
+    finally:
+        process.stop(home / "platform" / "worker")
+        process.stop(home / "prefect")
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def lines(path: Path) -> list[list[str]]:
+    """What the processes of a flow counted: flow run, pid and time of each."""
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def until(reached: Callable[[], Any], *, timeout: float = 60.0, every: float = 0.3) -> Any:
+    """Ask until the answer is true, and return it."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        found = reached()
+        if found:
+            return found
+        time.sleep(every)
+    raise AssertionError(f"not reached within {timeout} s")
+
+
+def python(*words: str) -> list[str]:
+    return [sys.executable, *words]
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
