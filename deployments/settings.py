@@ -7,6 +7,7 @@ tasks/config.py.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -65,10 +66,18 @@ class NotificationConfig(Settings):
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
     """Name of the channel."""
-    url: str
+    url: Annotated[str, Field(repr=False)]
     """Where to: an Apprise address (mailto://, msteams://, slack://, json://host/path), or env:NAME to read it from there."""
     on: tuple[Occasion, ...] = ("failed", "gate_closed", "approval_needed", "alert")
     """Occasions."""
+
+    @field_validator("url")
+    @classmethod
+    def _an_address(cls, value: str) -> str:
+        """What was given is not told: an address holds passwords."""
+        if not re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*|[a-z][a-z0-9+.-]*://.+", value):
+            raise ValueError("it is neither an address (mailto://, slack://, jsons://, ...) nor env:NAME")
+        return value
 
 
 class AlertsConfig(Settings):

@@ -6,7 +6,6 @@ Called with the outcomes of all stages known, however the flow ended.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from flows import words

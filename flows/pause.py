@@ -41,12 +41,12 @@ class NeverAnswered(Exception):
 
 
 class Pause:
-    """One question of the running flow. State: the slot of its deployment that the run holds while it is paused."""
+    """One question of the running flow. State: the lease on a slot of its deployment, kept while the run is paused."""
 
     def __init__(self, name: str, home: Path) -> None:
         self.flow_run = UUID(str(runtime.get_id()))
         self.home, self._name = home, name
-        self._slot: UUID | None = None
+        self._lease: UUID | None = None
 
     def turn(self, text: str, expires: float) -> Form | None:
         """Look once: show the form, or take the answer. None while there is none. Raises Cancelled, NeverAnswered."""
@@ -56,19 +56,19 @@ class Pause:
             return None
 
     def leave(self) -> None:
-        """Give Prefect the slot back that was kept from it, so that the end of the run frees it."""
-        slot, self._slot = self._slot, None
-        if slot is None:
+        """Name the lease again that was kept from Prefect, so that the end of the run frees it."""
+        lease, self._lease = self._lease, None
+        if lease is None:
             return
-        details = {"deployment_concurrency_lease_id": slot}
+        details = {"deployment_concurrency_lease_id": lease}
         try:
             state = ask(lambda client: client.read_flow_run(self.flow_run).state)
             if state.is_paused() or state.is_running():
                 ask(lambda c: c.set_flow_run_state(self.flow_run, Running(state_details=details), force=True))
             else:
-                ask(lambda client: client.release_concurrency_slots_with_lease(slot))
+                ask(lambda client: client.release_concurrency_slots_with_lease(lease))
         except Away:
-            pass  # nobody renews the slot once this process has ended; it is free after five minutes
+            pass  # nobody renews the lease once this process has ended; it runs out after five minutes
 
     def _turn(self, text: str, expires: float) -> Form | None:
         state = ask(lambda client: client.read_flow_run(self.flow_run).state)
@@ -80,7 +80,7 @@ class Pause:
             return None
         answer = self._take()
         if answer is None:
-            self._keep_slot(state)
+            self._keep_lease(state)
             self._show(text, expires)
         return answer
 
@@ -129,15 +129,15 @@ class Pause:
             if not away.refused:  # it is there already: this was tried before
                 raise
 
-    def _keep_slot(self, state: Any) -> None:
-        """Prefect frees a deployment's slot when a run pauses, and then stops the run because its slot is gone.
+    def _keep_lease(self, state: Any) -> None:
+        """Prefect ends a deployment's lease when a run pauses, and then crashes the run because it has none (3.8.8).
 
-        The engine renews the slot every few minutes, also while paused, and crashes the run when that fails (3.8.8). So the
-        state that Prefect pauses from does not name the slot; `leave` names it again.
+        The engine goes on renewing the lease every few minutes. So the state that Prefect pauses from does not name it; `leave`
+        names it again. The slot is free meanwhile; a second run of the same flow and subject waits in its lifecycle.
         """
-        slot = state.state_details.deployment_concurrency_lease_id
-        if slot is not None:
-            self._slot = slot
+        lease = state.state_details.deployment_concurrency_lease_id
+        if lease is not None:
+            self._lease = lease
             ask(lambda client: client.set_flow_run_state(self.flow_run, Running(), force=True))
 
 

@@ -26,7 +26,7 @@ def flow_run() -> dict[str, str]:
 def named(subject: str) -> str:
     """A name that tells runs of one flow apart: what it is about, and when it was to start, in local time."""
     planned: datetime = runtime.get_scheduled_start_time()
-    return f"{subject} {planned.astimezone():%Y-%m-%d %H:%M}"
+    return f"{subject} {planned.astimezone():%Y-%m-%d %H:%M}".strip()
 
 
 def setting(*path: str) -> str:

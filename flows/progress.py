@@ -10,6 +10,7 @@ from typing import Any
 
 from tasks.outcomes import Outcome, Unobserved
 from tasks.prefect_notes import Away, Request, ask, hand_in, new_artifact
+from tasks.redaction import redact
 
 FIRST_AFTER_SECONDS = 2.0
 EVERY_SECONDS = 2.0
@@ -54,5 +55,5 @@ class PrefectProgress(Unobserved):
 def _moved(artifact: Any, percent: float, said: str) -> Request:
     from prefect.client.schemas.actions import ArtifactUpdate
 
-    wanted = ArtifactUpdate(data=percent, description=said)
+    wanted = ArtifactUpdate(data=percent, description=redact(said))
     return lambda client: client.update_artifact(artifact, wanted)

@@ -107,7 +107,8 @@ def allow(model: Model, scores: Evaluation, config: RetrainConfig) -> None:
     from flows.words import reasons
 
     question = f"Deploy model/{model.name}@{model.version[:12]} to endpoint/{config.deployment.endpoint}?"
-    approve(question, reasons(run, model, scores), config.approval, kind="deploy", subject=model.ref)
+    given = approve(question, reasons(run, model, scores), config.approval, kind="deploy", subject=model.ref)
+    run.results["approval"] = f"Approved by {given.person}: {given.reason}"
 
 
 def preview(

@@ -31,6 +31,7 @@ def report(run: Lifecycle, *, html: str, mlflow: str | None) -> str:
         _error(run.error),
         f"{duration(run.seconds)}. Dataset `{run.results.get('dataset', 'none')}`.",
         _stages(run),
+        run.results.get("approval", ""),
         _served(run.results.get("endpoint")),
         _champion(run),
         _revalidation(run.results.get("revalidation")),

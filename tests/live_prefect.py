@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions, FlowRun
+from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions, FlowRun, StateDetails
+from prefect.states import Pending, Scheduled
 
 from deployments import registration
 from deployments.catalogue import POOL
@@ -23,6 +25,7 @@ from tasks.runlog import RunLog
 
 FLOW = """
 import os, time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from prefect import flow, task
@@ -108,6 +111,13 @@ class Live:
         parameters = {"folder": str(folder), "seconds": seconds}
         return client.create_flow_run_from_deployment(self.deployment(client, name), parameters=parameters, **told)
 
+    def taken_up(self, client: SyncPrefectClient, name: str, folder: Path, **told: Any) -> UUID:
+        """A run in the state that a worker leaves when it is killed between taking it up and starting its process."""
+        now = datetime.now(UTC)
+        run = self.run(client, name, folder, state=Scheduled(scheduled_time=now + timedelta(hours=1)), **told).id
+        client.set_flow_run_state(run, Pending(state_details=StateDetails(scheduled_time=now)))
+        return run
+
     def slots(self, client: SyncPrefectClient, name: str) -> int:
         return int(client.read_deployment(self.made[name]).global_concurrency_limit.active_slots)
 
@@ -151,7 +161,7 @@ def lines(path: Path) -> list[list[str]]:
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def until(reached: Callable[[], Any], *, timeout: float = 60.0, every: float = 0.3) -> Any:
+def until(reached: Callable[[], Any], *, timeout: float = 150.0, every: float = 0.3) -> Any:
     """Ask until the answer is true, and return it."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:

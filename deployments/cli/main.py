@@ -7,7 +7,20 @@ import sys
 
 import typer
 
-from deployments.cli import artifacts, audit, dataset, deployments, doctor, endpoint, person, platform, retrain
+from deployments.cli import (
+    approve,
+    artifacts,
+    audit,
+    checks,
+    dataset,
+    deployments,
+    doctor,
+    endpoint,
+    notify,
+    person,
+    platform,
+    retrain,
+)
 from deployments.cli import run as run_
 from deployments.cli.output import Terminated, say_error
 from tasks.redaction import clean_logs, redacted
@@ -35,12 +48,16 @@ def _look_at_home() -> None:
 
 
 app.command("retrain")(retrain.retrain)
+app.command("revalidate")(checks.revalidate)
+app.command("qualify")(checks.qualify)
+app.command("approve")(approve.approve)
 app.add_typer(dataset.app, name="dataset")
 app.command("lineage")(artifacts.lineage)
 app.command("artifacts")(artifacts.artifacts)
 app.command("verify")(artifacts.verify)
 app.add_typer(endpoint.app, name="endpoint")
 app.command("complete")(endpoint.complete)
+app.add_typer(notify.app, name="notify")
 app.command("doctor")(doctor.doctor)
 app.command("up")(platform.up)
 app.command("run")(run_.run)

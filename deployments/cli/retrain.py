@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
-from deployments.cli.output import CommandError, say
+from deployments.cli.output import say
 from deployments.cli.person import As, asked
 
 
@@ -45,30 +44,36 @@ def retrain(
     name = dataset or settings.dataset
     require_no_secrets({**settings.model_dump(mode="json"), "dataset": name})
     if dry_run:
-        from deployments.cli.retraining import preview_fields
-
-        fields = preview_fields(name, settings, from_stage, to_stage)
+        fields = _preview(name, settings, from_stage, to_stage)
         lines = [f"{s['name']:<11}{s['status']:<9}{s['why']}" for s in fields["stages"]]
         say(fields, "\n".join(lines), as_json=as_json)
         return
     what = f"retrain {settings.training.model} on dataset {name}"
     with asked("run", as_, what=what):
+        from deployments.cli.running import run_and_tell
+
         audit(open_store(home()), "start run", right="run", what=what)
-        _run(name, settings, from_stage, to_stage, as_json)
+        arguments = {"dataset": name, "from_stage": from_stage, "to_stage": to_stage}
+        run_and_tell("retrain", settings, arguments, preflight=lambda: _preflight(name, settings), as_json=as_json)
 
 
-def _run(name: str, settings: Any, from_stage: str | None, to_stage: str | None, as_json: bool) -> None:
-    from deployments.cli.progress import console, summary
-    from deployments.cli.retraining import Retraining
+def _preview(name: str, settings: Any, from_stage: Any, to_stage: Any) -> dict[str, Any]:
+    from flows.retrain import preview
+    from tasks.settings import config_digest
 
-    out = console()
-    run = Retraining(name, settings, from_stage, to_stage, out, ask=sys.stdin.isatty() and sys.stderr.isatty())
-    error = run.start()
-    fields = run.fields(error)
-    outcomes = run.outcomes
-    if outcomes:
-        out.print()
-        out.print(summary(outcomes))
-    if error is not None:
-        raise CommandError(error, fields, run.stopped_at) from error
-    say(fields, run.words(), as_json=as_json)
+    dataset, stages = preview(name, settings, from_stage, to_stage)
+    return {"status": "completed", "dataset": dataset, "config_digest": config_digest(settings), "stages": stages}
+
+
+def _preflight(name: str, settings: Any) -> None:
+    """What can be known to be wrong before anything is spent: the dataset, the port, the baseline."""
+    from tasks.artifacts import parse_ref
+    from tasks.benchmark import load_baseline
+    from tasks.endpoints.known import require_port
+    from tasks.settings import home
+    from tasks.storage import open_store
+    from tasks.storage.store import find
+
+    find(open_store(home()), *parse_ref(name, kind="dataset"))
+    load_baseline(settings.benchmark.baseline)
+    require_port(home(), settings.deployment.endpoint, settings.deployment.port)

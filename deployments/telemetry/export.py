@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from deployments.settings import PlatformConfig, TelemetryConfig
@@ -48,8 +48,8 @@ class Telemetry:
         self._ledger.note("since", self._since)
 
     def tick(self, now: float) -> None:
-        """Look at everything, when it is time to. A folder that is missing or odd is no error; a full disk is logged."""
-        if now - self._last < self._config.interval_seconds:
+        """Look at everything, when it is time to or the clock was set back. What is missing or odd is no error."""
+        if 0 <= now - self._last < self._config.interval_seconds:
             return
         self._last = now
         began = time.perf_counter()
@@ -124,7 +124,7 @@ class Telemetry:
 
     def _measure(self, points: list[Point], now: float) -> None:
         """Send all figures, now and then."""
-        if now - self._measured < self._config.metrics_seconds:
+        if 0 <= now - self._measured < self._config.metrics_seconds:
             return
         self._measured = now
         for sink, reader in self._sinks:
@@ -143,13 +143,17 @@ class Telemetry:
 
 
 def sinks(config: TelemetryConfig, folder: Path, ledger: Ledger) -> Iterator[Sink]:
-    """Every sink that the settings name."""
-    if config.file:
-        yield FileSink(folder, ledger)
-    if config.otlp_endpoint:
-        yield otlp_sink(config.otlp_endpoint)
-    if config.azure_connection_string:
+    """Every sink that the settings name. One that cannot be made is logged: the watch has more to do than to export."""
+    wanted: list[tuple[object, Callable[[], Sink]]] = [
+        (config.file, lambda: FileSink(folder, ledger)),
+        (config.otlp_endpoint, lambda: otlp_sink(config.otlp_endpoint)),
+        (config.azure_connection_string, lambda: azure_sink(config.azure_secret(), folder / "azure")),
+    ]
+    for setting, make in wanted:
         try:
-            yield azure_sink(config.azure_secret(), folder / "azure")
-        except (Missing, ValueError) as error:  # the rest goes on: an alert that is not watched is worse
-            logging.error("telemetry: nothing is sent to Azure Monitor: %s", error)
+            if setting:
+                yield make()
+        except (Missing, ValueError) as error:
+            logging.error("telemetry: %s", error)
+        except ImportError as error:
+            logging.error("telemetry: %s. Install it: pip install -c constraints.txt -e '.[monitor]'", error)

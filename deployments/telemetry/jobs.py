@@ -111,12 +111,13 @@ def _changes(folder: Path) -> dict[str, int]:
 
 def _look(name: str, folder: Path) -> JobView:
     handle, ended = read_object(folder / "handle.json"), read_object(folder / "exit.json")
+    attempts = ended.get("attempts") or read_object(folder / "attempts.json").get("attempts")
     return JobView(
         identity=name,
         folder=folder,
         stage=str(read_object(folder / "config.json").get("name", "")),
         prepared=_time(folder / "config.json"),
-        attempt=int(ended.get("attempts") or handle.get("attempt") or 0),
+        attempt=int(attempts or handle.get("attempt") or 0),
         alive=process.alive(handle),
         code=ended.get("code"),
         reason=str(ended.get("reason", "")),

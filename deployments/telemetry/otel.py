@@ -60,6 +60,7 @@ def resource() -> Resource:
     )
 
 
+@cache
 def scope() -> InstrumentationScope:
     return InstrumentationScope("headway", version("headway"))
 

@@ -32,7 +32,8 @@ class Reader:
     _again: float = 0.0
 
     def ready(self, now: float) -> bool:
-        return now >= self._again
+        """Whether its rest is over; a clock that was set back does not prolong it."""
+        return not 0 < self._again - now <= LONGEST_WAIT
 
     def read(self, sizes: Mapping[str, int]) -> tuple[list[Span], list[Log], dict[str, int]]:
         """What came since the place in the ledger, and the place after it. Never more than some events at once."""

@@ -26,6 +26,7 @@ Duty = Callable[[float], Any]
 def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
     """What there is to do, by name, in its order. Each takes the time, in seconds since the epoch."""
     from deployments.telemetry.export import Telemetry
+    from deployments.watch.alert_sources import platform_sources
     from deployments.watch.alerts import Alerts
     from deployments.watch.dead_runs import DeadRuns
     from deployments.watch.schedules import Schedules
@@ -34,7 +35,7 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
     from deployments.watch.spools import Spools
 
     dead, schedules, spools = DeadRuns(home, config), Schedules(home, config), Spools(home, SPOOLS_EVERY_SECONDS)
-    alerts, telemetry = Alerts(home, config), Telemetry(home, config)
+    alerts, telemetry = Alerts(home, config, platform_sources(home, config)), Telemetry(home, config)
 
     def asked(work: Callable[[Any, float], Any]) -> Duty:
         def duty(now: float) -> None:

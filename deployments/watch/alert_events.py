@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import NAMESPACE_URL, uuid5
 
+LONGEST = 4000
+"""Characters of details: they may hold the end of a log, and end up in messages."""
 FIRED, CLEARED = "headway.alert.fired", "headway.alert.cleared"
 
 
@@ -31,7 +33,7 @@ def event_of(alert: Mapping[str, Any], state: Literal["fired", "cleared"], now: 
             **labels,
         },
         "related": [],
-        "payload": {**alert, "state": state, "time": now},
+        "payload": {**alert, "details": alert["details"][:LONGEST], "state": state, "time": now},
     }
 
 
@@ -45,4 +47,4 @@ def send(event: dict[str, Any]) -> None:
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        client._client.post("/events", json=[event]).raise_for_status()
+        client.request("POST", "/events", json=[event]).raise_for_status()

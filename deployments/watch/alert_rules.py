@@ -125,7 +125,12 @@ def _missed(seen: Seen, limits: AlertsConfig) -> Found:
         if seen.now - float(run["expected"]) > patience:
             late[str(run["deployment"])] = run
     return [
-        Instance(name, f"a scheduled run of {name} did not start", f"{run['name']}: {_clock(run['expected'])}", {"deployment": name})
+        Instance(
+            name,
+            f"a scheduled run of {name} did not start",
+            f"{run['name']}: {_clock(run['expected'])}",
+            {"deployment": name},
+        )
         for name, run in late.items()
     ]
 
@@ -159,7 +164,9 @@ def _down(seen: Seen, limits: AlertsConfig) -> Found:
     if seen.down is None:
         return None
     return [
-        Instance(str(part["name"]), f"{part['name']} does not run", str(part.get("details", "")), {"part": str(part["name"])})
+        Instance(
+            str(part["name"]), f"{part['name']} does not run", str(part.get("details", "")), {"part": str(part["name"])}
+        )
         for part in seen.down
     ]
 
@@ -196,7 +203,7 @@ RULES = (
     Rule(
         "job_without_progress",
         "A running stage did nothing new for `job_without_progress_minutes`.",
-        "Read the log of its job under jobs/. Cancel the run on its page if it hangs; a new one goes on from the last checkpoint.",
+        "Read the log of its job under jobs/. If it hangs, cancel the run; a new one goes on from the last checkpoint.",
         "warning",
         _standing,
         lambda limits: f"time() - {of.MOVED.prometheus} > {limits.job_without_progress_minutes * 60:.0f}",

@@ -1,4 +1,4 @@
-"""Alerts: what fires is found at every look, remembered in platform/alerts.json, and told once when it begins and once when it ends.
+"""Alerts: what fires is found at every look, kept in platform/alerts.json, told once when it begins and once when it ends.
 
 The rules are alert_rules.py. Telling is an event (alert_events.py) that goes into an outbox in the same file, in the same write,
 and out of it when it was taken. So a killed watch tells nothing twice, and nothing gets lost while Prefect is away.
@@ -6,7 +6,6 @@ and out of it when it was taken. So a killed watch tells nothing twice, and noth
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +21,13 @@ from deployments.watch.alert_events import event_of, send
 from deployments.watch.alert_rules import RULES, Champion, Instance, Rule, Seen
 from tasks import process
 from tasks.redaction import redact_value
+from tasks.registry.revalidations import champions, last_revalidated
 from tasks.storage import open_store
 
 SLOW_SECONDS = 30.0
 """Time between two questions to Prefect, the store and the other parts."""
-AWAY = (OSError, RuntimeError, ValueError, httpx.HTTPError)
-"""What asking and telling may raise while somebody does not answer."""
+AWAY = (OSError, RuntimeError, ValueError, LookupError, httpx.HTTPError)
+"""What asking and telling may raise while somebody does not answer, or answers something odd."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,13 @@ class Sources:
 
     late: Callable[[float], Sequence[Mapping[str, Any]]]
     """Scheduled runs that have not started in time: deployment, name, expected."""
-    revalidated: Callable[[str], float | None]
-    """When a model's champion was last revalidated, seconds since the epoch; None when it never was."""
     down: Callable[[], Sequence[Mapping[str, Any]]]
     """Parts that do not run: name, details."""
     tell: Callable[[dict[str, Any]], None] = send
 
 
 class Alerts:
-    """What fires now. State on disk: `firing` and `outbox` of platform/alerts.json. In memory: the answers of the slow sources."""
+    """What fires now. State: `firing` and `outbox` of platform/alerts.json, and in memory the answers of the slow sources."""
 
     def __init__(self, home: Path, config: PlatformConfig, sources: Sources) -> None:
         self.home, self._limits, self._sources = home, config.alerts, sources
@@ -88,15 +86,10 @@ class Alerts:
         return found
 
     def _champions(self) -> list[Champion]:
-        """Every champion, with the later of the times when it became it and when it was revalidated."""
-        store, found = open_store(self.home), []
-        for key in store.list("refs"):
-            model, _, name = key.removeprefix("refs/").removesuffix(".json").rpartition("/")
-            document = store.read(key) if name == "champion" else None
-            if document:
-                crowned = float(json.loads(document.data).get("time", 0.0))
-                found.append(Champion(model, max(crowned, self._sources.revalidated(model) or 0.0)))
-        return found
+        """Every champion, and when it last passed a revalidation or became champion."""
+        store = open_store(self.home)
+        found = [(model, last_revalidated(store, model)) for model in champions(store)]
+        return [Champion(model, since) for model, since in found if since is not None]
 
     def _settle(self, seen: Seen, now: float) -> None:
         """Put what is found in the place of what was known; each beginning and each end is an event."""

@@ -62,9 +62,8 @@ class DeadRuns:
 
     def tick(self, client: SyncPrefectClient, now: float) -> None:
         """Look once. A death is acted on at the second look that sees it, two seconds or more after the first."""
-        at_work = flow_runs(client, *AT_WORK)
         suspects: dict[UUID, float] = {}
-        for run in [*at_work, *flow_runs(client, StateType.PAUSED)]:
+        for run in flow_runs(client, *AT_WORK, StateType.PAUSED):
             seen = self._dead(client, run, now)
             if seen is None or run.state_id is None:
                 continue
@@ -75,7 +74,7 @@ class DeadRuns:
         if self.config.on_crash == "resume":
             for run in self._crashed(client, now):
                 self._safely(self._resume, client, run, now)
-        self._slots.tick(client, at_work)
+        self._slots.tick(client)
 
     def _dead(self, client: SyncPrefectClient, run: FlowRun, now: float) -> Sighting | None:
         """What tells that nobody works on the run; None when somebody does, may soon, or when it is not ours to judge."""

@@ -173,6 +173,6 @@ def chance(run: UUID, most: int) -> int:
 def _cancel(client: SyncPrefectClient, one: Waiting, message: str) -> None:
     """Cancel a run, unless a worker took it up a moment ago."""
     now = client.read_flow_run(one.run.id)
-    if now.state_id == one.run.state_id:
+    if now.state is not None and now.state.is_scheduled() and not now.run_count:
         client.set_flow_run_state(one.run.id, Cancelled(message=message))
         logging.info("flow run %s of %s: %s", one.run.name, one.schedule, message)

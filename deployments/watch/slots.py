@@ -14,9 +14,9 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
-from prefect.client.schemas.objects import FlowRun
 
 from deployments.catalogue import POOL
+from deployments.watch.flow_runs import AT_WORK, flow_runs
 
 Seen = dict[UUID, tuple[int, frozenset[UUID]]]
 """Of each deployment whose count is wrong: the count, and the states of the runs at work."""
@@ -28,10 +28,10 @@ class Slots:
     def __init__(self) -> None:
         self._seen: Seen = {}
 
-    def tick(self, client: SyncPrefectClient, at_work: list[FlowRun]) -> None:
-        """Put the counts right. `at_work` was read just before: runs that are Pending, Running or Cancelling."""
+    def tick(self, client: SyncPrefectClient) -> None:
+        """Put the counts right."""
         states = defaultdict(set)
-        for run in at_work:
+        for run in flow_runs(client, *AT_WORK):
             states[run.deployment_id].add(run.state_id)
         seen: Seen = {}
         pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))

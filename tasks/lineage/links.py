@@ -11,6 +11,9 @@ from urllib.parse import urlsplit, urlunsplit
 from tasks import process
 from tasks.lineage.database import SCHEME
 
+TRAINING = "workflowType=machine_learning"
+"""Has MLflow's page show what belongs to training; otherwise it starts with what belongs to applications of language models."""
+
 
 def run_page(home: Path, spool: Path, run: str) -> str | None:
     """Address of a run's page; None while MLflow does not know it, or no server shows it.
@@ -20,7 +23,7 @@ def run_page(home: Path, spool: Path, run: str) -> str | None:
     told = process.read_json(spool / "published.json") or {}
     known = told.get("runs", {}).get(run)
     base = _server(home, told.get("tracking_uri", ""))
-    return f"{base}/#/experiments/{known['experiment']}/runs/{known['id']}" if known and base else None
+    return f"{base}/#/experiments/{known['experiment']}/runs/{known['id']}?{TRAINING}" if known and base else None
 
 
 def _server(home: Path, tracking_uri: str) -> str | None:

@@ -18,6 +18,8 @@ from tasks.redaction import redact, redact_value
 
 EXPERIMENT = "headway"
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "GIT_PYTHON_REFRESH": "quiet"}
+LOGINS = ("MLFLOW_*", "AZURE_*", "AWS_*", "GOOGLE_*", "DATABRICKS_*")
+"""What a publisher may need to be let in: by the tracking server, and by the storage behind it."""
 STRUCTURE = ("run", "parent", "path", "writer")
 """What holds the events together, and is ours alone: everything else that leaves for MLflow is redacted first."""
 PROMPT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
@@ -98,6 +100,7 @@ def start_publisher(folder: Path) -> None:
     spec = process.ProcessSpec(
         argv=[sys.executable, "-m", "tasks.lineage.publish", str(folder)],
         env={**QUIET, **PROMPT},
+        secrets=LOGINS,
         log="publish.log",
         restarts=1,
     )

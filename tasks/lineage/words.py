@@ -5,9 +5,12 @@ How it gets there is spool.py and publish.py.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from tasks.lineage.links import TRAINING
 
 RUN_PAGE = "headway:run"
 """Stands for the address of the described run's page, which is known only when it is published."""
@@ -18,6 +21,15 @@ MODEL_FLOWS_NOTE = """All that happened to the model **{subject}**. A run is a f
 - Search for `tags."headway.status" = 'gate_closed'`, `tags."headway.dataset" LIKE 'dataset/NAME@%'`,
   `tags."headway.commit" = '...'`, `tags."headway.prefect_flow_run" = '...'`.
 """
+MODEL_NOTE = """Versions that were served. Alias `champion`: in service; `previous`: in service before that.
+
+A version's files are in Headway's store, under the reference in its tag `headway.ref`: `headway verify REF` checks them,
+`headway lineage REF` tells what they were made from.
+"""
+BACK = (
+    "To serve an earlier version again, run its dataset with its configuration and commit: recorded stages are reused, so only "
+    "the deployment is done anew. `headway lineage` names all three."
+)
 CLUSTER_NOTE = """Measurements of the cluster **{subject}** by themselves: health, collectives, compute."""
 HEADLINES: dict[str, tuple[str, ...]] = {
     "validate": ("documents",),
@@ -62,11 +74,19 @@ def headlines(outcomes: Iterable[Any], seconds: float) -> list[tuple[str, float,
     return [*found, ("seconds", seconds, 0)]
 
 
+def outcome(status: str, stage: str, error: BaseException | None) -> str:
+    """How a run ended, why, and what to do."""
+    where = f" in {stage}" if stage else ""
+    why = f": {error}" if error and str(error) else ""
+    remedy = getattr(error, "remedy", "")
+    return f"**{status.replace('_', ' ')}**{where}{why}" + (f"\n\n{remedy}" if remedy else "")
+
+
 def run_note(flow_run: Mapping[str, str] | None, *, said: str = "", report: str = "", facts: Mapping[str, str]) -> str:
     """Description of a flow's run: how it ended, the ways to Prefect and to the report, what went in and came out."""
     links = [f"[Flow run in Prefect]({flow_run['url']})"] if flow_run else []
-    links += [f"[Report]({RUN_PAGE}/artifacts/{report})"] if report else []
-    lines = [said, " · ".join(links), "\n".join(f"- {name}: `{value}`" for name, value in facts.items() if value)]
+    links += [f"[Report]({RUN_PAGE}/artifacts/{report}?{TRAINING})"] if report else []
+    lines = [said, " · ".join(links), _listed(facts)]
     return "\n\n".join(line for line in lines if line)
 
 
@@ -77,18 +97,16 @@ def version_tags(facts: Mapping[str, str]) -> dict[str, str]:
 
 def version_note(facts: Mapping[str, str], before: str) -> str:
     """Description of a version of a model: what it is, and how to go back to the one before."""
-    told = "\n".join(f"- {name}: `{value}`" for name, value in facts.items() if value)
-    back = (
-        "To serve an earlier version again, run its dataset with its configuration and commit: recorded stages are reused, "
-        "so only the deployment is done anew. `headway lineage` names all three."
-    )
-    return (
-        f"{told}\n\nBefore it: `{before}`, alias `previous`. {back}" if before else f"{told}\n\nThe first of its name."
-    )
+    told = _listed(facts)
+    if not before:
+        return f"{told}\n\nThe first of its name."
+    return f"{told}\n\nBefore it: `{_short(before)}`, alias `previous`. {BACK}"
 
 
-MODEL_NOTE = """Versions that were served. Alias `champion`: in service; `previous`: in service before that.
+def _listed(facts: Mapping[str, str]) -> str:
+    return "\n".join(f"- {name}: `{_short(value)}`" for name, value in facts.items() if value)
 
-A version's files are in Headway's store, under the reference in its tag `headway.ref`: `headway verify REF` checks them,
-`headway lineage REF` tells what they were made from.
-"""
+
+def _short(value: str) -> str:
+    """Twelve digits of a version are enough for every command, and for people."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b", r"\1", value)

@@ -176,7 +176,9 @@ def load_or_none(home: Path) -> Policy | None:
     """The policy of a home; None where there is none. Raises Refused."""
     path, named = policy_file(home)
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        with open(path, "rb") as file:
+            _require_private(path, os.fstat(file.fileno()))
+            return _parse(path, file.read())
     except FileNotFoundError:
         if named:
             raise Refused(
@@ -186,14 +188,11 @@ def load_or_none(home: Path) -> Policy | None:
         return None
     except OSError as error:
         raise Refused(f"the policy {path} cannot be read ({error.strerror}): nothing is allowed") from error
-    with os.fdopen(descriptor, "rb") as file:
-        _require_private(path, os.fstat(file.fileno()))
-        return _parse(path, file.read())
 
 
 def _require_private(path: Path, found: os.stat_result) -> None:
     """What others may write is not a policy."""
-    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077 or not stat.S_ISREG(found.st_mode):
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise Refused(
             f"the policy {path} must be a file of {account()}, with access for nobody else: nothing is allowed",
             remedy=f"See who changed it, then: chown {account()} {path} && chmod 600 {path}",
@@ -206,7 +205,8 @@ def _parse(path: Path, data: bytes) -> Policy:
     except ValidationError as error:
         said = "; ".join(_words(problem) for problem in error.errors(include_input=False, include_url=False))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        said = f"it is not YAML: {error}"
+        mark = getattr(error, "problem_mark", None)  # the error's own words show the line itself
+        said = f"it is not YAML{f', at line {mark.line + 1}' if mark else ''}"
     raise Refused(
         f"the policy {path} is damaged, so nothing is allowed: {said}",
         remedy="Mend the file, or restore it from a backup; its form is in docs/access.md.",

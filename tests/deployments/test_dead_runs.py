@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
@@ -38,14 +39,19 @@ def client(platform):
         yield made
 
 
+def at_work(platform, client, name, folder):
+    run = platform.taken_up(client, name, folder)
+    client.set_flow_run_state(run, Running())
+    return run
+
+
 def died(platform, client, name, folder, *, state=None, host=HERE, ended=""):
     """A flow run of a deployment at work, whose process is no more."""
-    run = platform.run(client, name, folder, state=Pending())
-    client.set_flow_run_state(run.id, Running())
-    platform.logged(run.id, pid=PID_MAX, host=host, ended=ended)
+    run = at_work(platform, client, name, folder)
+    platform.logged(run, pid=PID_MAX, host=host, ended=ended)
     if state is not None:
-        client.set_flow_run_state(run.id, state)
-    return run.id
+        client.set_flow_run_state(run, state)
+    return run
 
 
 def watched(platform, client, config=None, *, patience=45.0):
@@ -128,9 +134,9 @@ def test_an_earlier_attempts_process_says_nothing_about_the_next_one(platform, c
 
 
 def test_many_watches_act_once(platform, client, tmp_path):
-    """Eight watches see one death at once."""
+    """Three watches see one death at once."""
     run = died(platform, client, "watches", tmp_path)
-    duties = [DeadRuns(platform.home, PlatformConfig()) for _ in range(8)]
+    duties = [DeadRuns(platform.home, PlatformConfig()) for _ in range(3)]
     barrier = threading.Barrier(len(duties))
 
     def watch(duty):
@@ -165,9 +171,8 @@ def test_slots_are_as_many_as_runs_at_work(platform, client, tmp_path):
     first = died(platform, client, "slots", tmp_path, ended="completed")
     lease = client.read_flow_run(first).state.state_details.deployment_concurrency_lease_id
     client.release_concurrency_slots_with_lease(lease)
-    second = platform.run(client, "slots", tmp_path, state=Pending())
-    client.set_flow_run_state(second.id, Running())
-    platform.logged(second.id, pid=os.getpid(), host=HERE)
+    second = at_work(platform, client, "slots", tmp_path)
+    platform.logged(second, pid=os.getpid(), host=HERE)
     assert platform.slots(client, "slots") == 1
     duty = watched(platform, client)
     assert client.read_flow_run(first).state.is_completed()
@@ -175,7 +180,7 @@ def test_slots_are_as_many_as_runs_at_work(platform, client, tmp_path):
     for _ in range(2):
         duty.tick(client, time.time())
     assert platform.slots(client, "slots") == 1
-    client.delete_flow_run(second.id)
+    client.delete_flow_run(second)
     for _ in range(2):
         duty.tick(client, time.time())
     assert platform.slots(client, "slots") == 0
@@ -209,11 +214,11 @@ def started(folder, count):
 
 def test_lost_before_it_had_a_process(worker, client, tmp_path):
     """The worker was killed between taking the run up and starting its process: it is queued again, and runs once."""
-    run = worker.run(client, "lost", tmp_path, seconds=0.1, state=Pending())
+    run = worker.taken_up(client, "lost", tmp_path, seconds=0.1)
     assert worker.slots(client, "lost") == 1
     duty = DeadRuns(worker.home, PlatformConfig(), patience=3.0)
     began = time.monotonic()
-    until(lambda: duty.tick(client, time.time()) or client.read_flow_run(run.id).state.is_completed(), every=1.0)
+    until(lambda: duty.tick(client, time.time()) or client.read_flow_run(run).state.is_completed(), every=1.0)
     print(f"lost before a process: completed after {time.monotonic() - began:.1f} s, patience 3 s")
     assert len(lines(tmp_path / "starts")) == 1
     assert worker.slots(client, "lost") == 0
@@ -275,13 +280,7 @@ def test_worker_killed_and_flow_alive(worker, client, tmp_path):
 
 def test_scheduled_runs_wait_for_their_time(worker, client, tmp_path):
     """Nothing here touches what has not begun."""
-    later = time.time() + 3600
-    run = worker.run(client, "later", tmp_path, state=Scheduled(scheduled_time=_utc(later)))
+    later = datetime.now(UTC) + timedelta(hours=1)
+    run = worker.run(client, "later", tmp_path, state=Scheduled(scheduled_time=later))
     watched(worker, client, patience=0.0)
     assert client.read_flow_run(run.id).state.name == "Scheduled"
-
-
-def _utc(seconds):
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(seconds, UTC)

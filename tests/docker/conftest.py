@@ -3,14 +3,13 @@
 import os
 import pwd
 import shutil
-import socket
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from containers import IMAGES, Stand, closure, copied, extras, launch, make_env, rendered, virtual_environment
-
-POSTGRES = {"POSTGRES_USER": "postgres"}
+from containers import IMAGES, closure, copied, extras, make_env, rendered, virtual_environment
+from stand import Stand, as_user, free_ports, launch
 
 
 def postgres_programs():
@@ -18,17 +17,6 @@ def postgres_programs():
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     on_path = shutil.which("initdb")
     return found[-1].parent if found else Path(on_path).parent if on_path else None
-
-
-def free_ports(*names):
-    """A free port for each name; they are held until all are chosen, so that no two are the same."""
-    held = {name: socket.socket() for name in names}
-    for one in held.values():
-        one.bind(("127.0.0.1", 0))
-    ports = {name: one.getsockname()[1] for name, one in held.items()}
-    for one in held.values():
-        one.close()
-    return ports
 
 
 def bins(folder, dockerfile, chosen):
@@ -55,7 +43,9 @@ def stand(tmp_path_factory, installed):
         if above.stat().st_uid == os.getuid() and above != Path("/"):
             above.chmod(above.stat().st_mode | 0o011)
     make_env(folder / "env")
-    ports = free_ports("postgres:5432", "prefect:4200", "mlflow:5000", "azurite:10000", "azurite:10001", "azurite:10002")
+    ports = free_ports(
+        "postgres:5432", "prefect:4200", "mlflow:5000", "azurite:10000", "azurite:10001", "azurite:10002"
+    )
     published = {
         "PREFECT_PORT": str(ports["prefect:4200"]),
         "MLFLOW_PORT": str(ports["mlflow:5000"]),
@@ -76,39 +66,59 @@ def database(stand):
     programs = postgres_programs()
     if programs is None:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql, or the like")
+    told, user = stand.services["postgres"]["environment"], postgres_user()
     folder = stand.folder / "postgres"
     folder.mkdir()
-    user = ""
-    if os.getuid() == 0:  # PostgreSQL refuses to run as root
-        user = next(name for name in ("postgres", "nobody") if name in [one.pw_name for one in pwd.getpwall()])
+    if user:
         shutil.chown(folder, user)
-    service = stand.services["postgres"]
-    password = stand.folder / "superuser"
-    password.write_text(service["environment"]["POSTGRES_PASSWORD"])
-    password.chmod(0o644)
-    made = ["initdb", "--pgdata", "data", "--username", "postgres", "--pwfile", str(password)]
-    as_user = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--"] if user else []
-    subprocess.run(
-        [*as_user, str(programs / made[0]), *made[1:], "--auth-host=scram-sha-256", "--no-sync"],
-        cwd=folder, check=True, capture_output=True,
-    )  # fmt: skip
-    port = stand.ports["postgres:5432"]
-    ready = [{"5432": str(port)}.get(word, word) for word in service["healthcheck"]["test"][1:]]
+    make_cluster(programs, folder, user, told["POSTGRES_PASSWORD"])
+    port = str(stand.ports["postgres:5432"])
+    ready = [port if word == "5432" else word for word in stand.services["postgres"]["healthcheck"]["test"][1:]]
+    server = [
+        "postgres",
+        "-D",
+        "data",
+        "-p",
+        port,
+        "-k",
+        str(folder),
+        "-c",
+        "listen_addresses=127.0.0.1",
+        "-c",
+        "fsync=off",
+    ]
     running = launch(
-        "postgres-server",
-        ["postgres", "-D", "data", "-p", str(port), "-k", str(folder), "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off"],
-        env={}, path=[programs], folder=folder, check=[*ready, "--quiet"], user=user,
-    )  # fmt: skip
+        "postgres-server", server, env={}, path=[programs], folder=folder, check=[*ready, "--quiet"], user=user
+    )
     try:
         running.wait(30)
-        script = next(one["source"] for one in service["volumes"] if one["target"].startswith("/docker-entrypoint-initdb.d/"))
-        where = {"PGHOST": "127.0.0.1", "PGPORT": str(port), "PGPASSWORD": service["environment"]["POSTGRES_PASSWORD"]}
-        env = {**service["environment"], **where, "PATH": f"{programs}:/usr/bin:/bin"}
-        subprocess.run([script], env=env, check=True, capture_output=True, timeout=60)
-        yield {**where, "PATH": f"{programs}:/usr/bin:/bin"}
+        env = {"PGHOST": "127.0.0.1", "PGPORT": port, "PATH": f"{programs}:/usr/bin:/bin"}
+        mounted = stand.services["postgres"]["volumes"]
+        script = next(one["source"] for one in mounted if one["target"].startswith("/docker-entrypoint-initdb.d/"))
+        superuser = {**told, **env, "PGPASSWORD": told["POSTGRES_PASSWORD"]}
+        subprocess.run([script], env=superuser, check=True, capture_output=True, timeout=60)
+        yield env
     finally:
-        running.process.send_signal(2)  # fast shutdown: does not wait for connections
+        running.process.send_signal(signal.SIGINT)  # PostgreSQL's fast shutdown: it does not wait for connections
         running.stop()
+
+
+def postgres_user():
+    """Whom PostgreSQL runs as: it refuses to be root."""
+    known = [one.pw_name for one in pwd.getpwall()]
+    return next(name for name in ("postgres", "nobody") if name in known) if os.getuid() == 0 else ""
+
+
+def make_cluster(programs, folder, user, password):
+    """A data folder, with the password of the superuser."""
+    secret = folder / "superuser"
+    secret.touch(0o600)
+    secret.write_text(password)
+    options = ["--pgdata=data", "--username=postgres", f"--pwfile={secret}", "--auth-host=scram-sha-256", "--no-sync"]
+    if user:
+        shutil.chown(secret, user)
+    argv = [*as_user(user), str(programs / "initdb"), *options]
+    subprocess.run(argv, cwd=folder, check=True, capture_output=True, timeout=60)
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,14 @@ import json
 import os
 import shutil
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
-from containers import ROOT, compose, launch
+from containers import ROOT, compose
+from stand import launch
 
 LOG_A_RUN = """
 import mlflow, pathlib, sys
@@ -102,7 +104,9 @@ def test_each_user_of_the_databases_sees_only_its_own(stand, database):
     told = {name: stand.services[name]["environment"]["PGPASSWORD"] for name in ("prefect", "mlflow")}
     for user, other in (("prefect", "mlflow"), ("mlflow", "prefect")):
         argv = ["psql", "--no-psqlrc", "-At", "-U", user, "-d", other, "-c", "SELECT 1"]
-        said = subprocess.run(argv, env={**database, "PGPASSWORD": told[user]}, capture_output=True, text=True, timeout=30)
+        said = subprocess.run(
+            argv, env={**database, "PGPASSWORD": told[user]}, capture_output=True, text=True, timeout=30
+        )
         assert said.returncode != 0 and "permission denied" in said.stderr
         assert "password authentication failed" in sql(database, user, told[other], "SELECT 1")
 
@@ -152,7 +156,9 @@ def test_azurite_takes_blobs_from_who_has_the_key_and_from_nobody_else(stand, az
     url = f"http://127.0.0.1:{stand.ports['azurite:10000']}/{account}"
     assert ask(f"{url}?comp=list")[0] == 403
     assert blob_request("PUT", f"{url}/images?restype=container", account, key)[0] == 201
-    assert blob_request("PUT", f"{url}/images?restype=container", account, base64.b64encode(b"wrong").decode())[0] == 403
+    assert (
+        blob_request("PUT", f"{url}/images?restype=container", account, base64.b64encode(b"wrong").decode())[0] == 403
+    )
     assert blob_request("PUT", f"{url}/images/a.txt", account, key, b"hello")[0] == 201
     assert blob_request("GET", f"{url}/images/a.txt", account, key) == (200, b"hello")
 
@@ -177,18 +183,31 @@ def blob_request(method, url, account, key, body=b""):
         return error.code, error.read()
 
 
-def test_headway_up_registers_the_deployments_and_keeps_the_worker(stand, servers):
+def workers(stand):
+    """Status of each worker of our pool, as Prefect's server knows it."""
+    url = f"http://127.0.0.1:{stand.ports['prefect:4200']}/api/work_pools/headway/workers/filter"
+    status, said = ask(url, login=login_of(stand, "prefect"), data=b"{}", Content_Type="application/json")
+    return [one["status"] for one in json.loads(said)] if status == 200 else []
+
+
+def test_headway_up_registers_the_deployments_keeps_the_worker_and_stops_with_its_container(stand, servers):
     running = stand.start("headway")
     try:
-        running.wait(120)
-        url, login = f"http://127.0.0.1:{stand.ports['prefect:4200']}/api", login_of(stand, "prefect")
-        said = ask(f"{url}/deployments/filter", login=login, data=b"{}", Content_Type="application/json")[1]
+        deadline = time.monotonic() + 200
+        while workers(stand) != ["ONLINE"] and running.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.5)
+        assert workers(stand) == ["ONLINE"], running.log.read_text()
+        running.wait(30)
+        url = f"http://127.0.0.1:{stand.ports['prefect:4200']}/api/deployments/filter"
+        said = ask(url, login=login_of(stand, "prefect"), data=b"{}", Content_Type="application/json")[1]
         assert {"tiny", "local"} <= {one["name"] for one in json.loads(said)}
-        said = ask(f"{url}/work_pools/headway/workers/filter", login=login, data=b"{}", Content_Type="application/json")[1]
-        assert [one["status"] for one in json.loads(said)] == ["ONLINE"]
+        running.stop(60)
+        assert not running.healthy(), "the worker or the watch outlived its container's program"
+        home = stand.folder / "headway" / "var/lib/headway"
+        assert (home / "platform").is_dir() and not (home / "prefect" / "prefect.db").exists()
     finally:
         stop_platform(stand)
-        running.stop(30)
+        running.stop()
 
 
 def stop_platform(stand):

@@ -1,0 +1,107 @@
+"""`headway approve`: what waits for a person, and the answer, from a terminal. The form in Prefect's page does the same."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from deployments.cli.output import say
+from deployments.cli.person import As
+
+
+def approve(
+    flow_run: Annotated[
+        str, typer.Argument(help="Id of the flow run, or its first digits; without it, the only one.")
+    ] = "",
+    yes: Annotated[bool, typer.Option("--approve", help="Approve.")] = False,
+    no: Annotated[bool, typer.Option("--reject", help="Reject: the run ends, and what serves stays.")] = False,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the audit log.")] = "",
+    as_: As = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """List what waits for an approval; with --approve or --reject, answer. The token is asked for, or in HEADWAY_TOKEN."""
+    from tasks.settings import home
+
+    token = os.environ.pop("HEADWAY_TOKEN", "")
+    waiting = _waiting(home())
+    if not yes and not no:
+        lines = [f"{one['flow_run'][:8]}  {one['question']}\n          {one['url']}" for one in waiting]
+        say({"waiting": waiting}, "\n".join(lines) or "Nothing waits for an approval.", as_json=as_json)
+        return
+    if (yes and no) or not reason.strip():
+        raise ValueError("say --approve or --reject, and --reason TEXT, which goes into the audit log")
+    chosen = _choose(waiting, flow_run)
+    decision = "approve" if yes else "reject"
+    person = _person(chosen, decision, reason, as_, token)
+    _answer(chosen["flow_run"], {"decision": decision, "reason": reason, **person})
+    fields = {"flow_run": chosen["flow_run"], "decision": decision, "person": person["person"]}
+    say(fields, f"{decision}: told to {chosen['flow_run']}", as_json=as_json)
+
+
+def _waiting(home: Any) -> list[dict[str, Any]]:
+    """Runs of this home whose last word is that they wait for an approval, and that live."""
+    from tasks.runlog import logged_runs
+
+    found = []
+    for run in logged_runs(home):
+        event = run.events[-1] if run.events else {}
+        if event.get("event") == "waiting" and event.get("for") == "approval" and (run.alive or not run.here):
+            where = run.handle.get("flow_run") or {}
+            told = {key: run.handle.get(key) for key in ("flow", "subject")}
+            found.append({"flow_run": run.identity, "url": where.get("url"), **told, **_question(event)})
+    return found
+
+
+def _question(event: dict[str, Any]) -> dict[str, Any]:
+    return {"question": event["question"], "since": event["since"]}
+
+
+def _choose(waiting: list[dict[str, Any]], flow_run: str) -> dict[str, Any]:
+    fitting = [one for one in waiting if one["flow_run"].startswith(flow_run)]
+    if len(fitting) == 1:
+        return fitting[0]
+    names = ", ".join(one["flow_run"][:8] for one in waiting)
+    if not waiting:
+        raise ValueError("nothing waits for an approval; `headway status` shows what runs")
+    raise ValueError(f"{flow_run or 'no flow run'} does not mean one that waits; name one of {names}")
+
+
+def _person(chosen: dict[str, Any], decision: str, reason: str, name: str, token: str) -> dict[str, str]:
+    """Who answers. Refused here already when the policy refuses; the run asks the policy once more. Raises Refused."""
+    from tasks.registry.audit import account
+    from tasks.registry.policy import authorise, load_policy
+    from tasks.settings import home
+
+    if not load_policy(home()).asks("approve"):
+        return {"person": name or account(), "token": ""}
+    if name and not token and sys.stdin.isatty():
+        token = getpass.getpass(f"Token of {name}: ")
+    authorise(home(), "approve", name, token, what=f"{decision}: {chosen['question']}", reason=reason)
+    return {"person": name, "token": token}
+
+
+def _answer(flow_run: str, answer: dict[str, str]) -> None:
+    """Resume the paused run. Raises Missing when it does not wait any more, or its server is away."""
+    from uuid import UUID
+
+    from deployments.platform import prefect_server
+    from tasks.errors import Missing
+    from tasks.settings import home
+
+    if not prefect_server.reachable(home()):
+        raise Missing(
+            "the Prefect server does not answer", remedy="Is it up? `headway status` tells, `headway up` starts it."
+        )
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.responses import SetStateStatus
+
+    with get_client(sync_client=True) as client:
+        result = client.resume_flow_run(UUID(flow_run), run_input=answer)
+    if result.status != SetStateStatus.ACCEPT:
+        raise Missing(
+            f"the run took no answer: {result.details.reason}", remedy="`headway approve` lists what waits now."
+        )

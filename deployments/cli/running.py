@@ -1,0 +1,152 @@
+"""A flow run from the command line: start the server, run the flow in this process, tell what came of it. For all flows.
+
+Imports Prefect, so a command imports this when it is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from deployments.cli.output import CommandError, say
+from deployments.cli.progress import Progress, console, summary
+from deployments.platform import prefect_server
+from tasks.artifacts import Endpoint
+from tasks.lifecycle import Lifecycle, status_of, watched
+from tasks.lineage.links import run_page
+from tasks.outcomes import Outcome
+from tasks.settings import Settings, config_digest, home
+
+PUBLISH_SECONDS = 30.0
+TOLD = {
+    "retrain": ("dataset", "endpoint", "sample"),
+    "revalidate": ("dataset", "revalidation"),
+    "qualify": ("qualification",),
+}
+"""What each flow leaves beside what all leave."""
+
+
+class Running:
+    """A run of a flow. `flow` is flows.FLOW.FLOW, `arguments` what it is called with besides its configuration."""
+
+    def __init__(self, flow: str, config: Settings, arguments: dict[str, Any], out: Console, *, ask: bool) -> None:
+        self.flow, self.config, self.arguments, self.console, self.ask = flow, config, arguments, out, ask
+        self.progress = Progress(out)
+
+    def start(self, preflight: Callable[[], None]) -> BaseException | None:
+        """Run to the end; what ended it early is returned, so that the fields can be told all the same."""
+        try:
+            preflight()
+            _make_home()
+            server = prefect_server.prepare(home())
+            flow = getattr(importlib.import_module(f"flows.{self.flow}"), self.flow)
+            prefect_server.wait(server)
+            with watched(self.progress, self._stop_the_job):
+                flow(**self.arguments, config=self.config)
+        except BaseException as error:  # noqa: BLE001 - the one place that tells of an interrupted run
+            return error
+        return None
+
+    @property
+    def run(self) -> Lifecycle | None:
+        """The lifecycle, once it is open."""
+        return self.progress.run
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return list(self.run.outcomes.values()) if self.run else []
+
+    def fields(self, error: BaseException | None) -> dict[str, Any]:
+        """The command's own fields of the JSON object."""
+        results = self.run.results if self.run else {}
+        given = {"dataset": self.arguments.get("dataset")}
+        return {
+            "status": status_of(error),
+            "seconds": round(self.run.seconds, 3) if self.run else 0.0,
+            "config_digest": config_digest(self.config),
+            "flow_run": self.run.flow_run if self.run else None,
+            "mlflow_run": self._mlflow_run(),
+            "report": results.get("report"),
+            **{key: _plain(results.get(key, given.get(key))) for key in TOLD[self.flow]},
+            "stages": [_stage(outcome) for outcome in self.outcomes],
+        }
+
+    def words(self) -> str:
+        """What a person reads at the end."""
+        results = self.run.results if self.run else {}
+        page = (self.run.flow_run or {}).get("url") if self.run else None
+        lines = [f"Report: {results.get('report')}", f"Flow run: {page}"]
+        endpoint: Endpoint | None = results.get("endpoint")
+        if endpoint:
+            sample = results["sample"]
+            lines += [
+                f"Endpoint {endpoint.ref}: {endpoint.url}",
+                f"  headway complete {endpoint.name} {sample['prompt']!r}",
+                "",
+                sample["prompt"] + sample["completion"],
+            ]
+        return "\n".join(lines)
+
+    def _mlflow_run(self) -> dict[str, Any] | None:
+        """MLflow's id of the run; its page, when a server shows it."""
+        run = self.run
+        if not run or not run.spool or not run.run:
+            return None
+        known = run.spool.published(timeout=PUBLISH_SECONDS).get(run.run)
+        if not known:
+            self.console.print("MLflow is behind; what it misses is kept, `headway lineage --sync` tells it.")
+            return None
+        return {"id": known["id"], "url": run_page(run.home, run.spool.folder, run.run)}
+
+    def _stop_the_job(self) -> bool:
+        """After Ctrl-C on a terminal: whether the running job stops as well. After SIGTERM, or without a terminal, it does."""
+        self.progress.quiet()
+        if not self.ask or type(sys.exception()) is not KeyboardInterrupt:
+            return True
+        question = "\nStop the running job too? If it goes on, the same command adopts it later. [y/N] "
+        self.console.print(question, end="", markup=False)
+        try:
+            return input().strip().lower() in ("y", "yes")
+        except EOFError:
+            return False
+
+
+def run_and_tell(
+    flow: str, config: Settings, arguments: dict[str, Any], *, preflight: Callable[[], None], as_json: bool
+) -> None:
+    """Run a flow in this process, and print what came of it. Raises CommandError when it did not complete.
+
+    `preflight` raises what can be known to be wrong before anything is spent.
+    """
+    out = console()
+    running = Running(flow, config, arguments, out, ask=sys.stdin.isatty() and sys.stderr.isatty())
+    error = running.start(preflight)
+    fields = running.fields(error)
+    if running.outcomes:
+        out.print()
+        out.print(summary(running.outcomes))
+    if error is not None:
+        raise CommandError(error, fields, running.run.stopped_at if running.run else "") from error
+    say(fields, running.words(), as_json=as_json)
+
+
+def _make_home() -> None:
+    """The state is nobody's source code."""
+    home().mkdir(parents=True, exist_ok=True)
+    Path(home() / ".gitignore").write_text("*\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Endpoint):
+        return {"ref": value.ref, "url": value.url, "model": value.model.ref}
+    return value
+
+
+def _stage(outcome: Outcome) -> dict[str, Any]:
+    told = ("name", "status", "seconds", "key", "inputs", "outputs", "metrics", "job")
+    return {key: value for key, value in outcome.plain().items() if key in told}

@@ -1,0 +1,86 @@
+// Walks through Prefect's page as a person does, and keeps the pictures of docs/ui.md: start with a changed learning rate,
+// watch, cancel, retry, approve. Needs Chromium, and playwright-core beside this file or in NODE_PATH.
+//   headway up --detach && node docs/make_screenshots.mjs .headway docs/images
+import fs from "fs";
+import { createRequire } from "module";
+
+const require = createRequire(process.env.NODE_PATH ? process.env.NODE_PATH + "/" : import.meta.url);
+const { chromium } = require("playwright-core");
+const [home, out] = process.argv.slice(2);
+const server = JSON.parse(fs.readFileSync(`${home}/prefect/server.json`));
+const login = fs.readFileSync(`${home}/prefect/credentials`, "utf8").trim();
+const headers = { Authorization: "Basic " + Buffer.from(login).toString("base64"), "Content-Type": "application/json" };
+
+async function api(path, body) {
+  const answer = await fetch(`${server.url}/api${path}`, { headers, method: body ? "POST" : "GET", body: body && JSON.stringify(body) });
+  if (!answer.ok) throw new Error(`${path}: ${answer.status} ${await answer.text()}`);
+  return answer.json();
+}
+
+async function until(look, seconds) {
+  for (const end = Date.now() + seconds * 1000; Date.now() < end; await new Promise((go) => setTimeout(go, 500))) {
+    const found = await look();
+    if (found) return found;
+  }
+  throw new Error(`not within ${seconds} s: ${look}`);
+}
+
+const state = async (run) => (await api(`/flow_runs/${run}`)).state;
+const inState = (run, ...names) => until(async () => names.includes((await state(run)).name), 400);
+const training = (run) => until(async () => {
+  const tasks = await api("/task_runs/filter", { flow_runs: { id: { any_: [run] } } });
+  return tasks.some((task) => task.name.startsWith("train") && task.state_type === "RUNNING");
+}, 300);
+
+const browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: ["--no-sandbox"] });
+const page = await (await browser.newContext({ viewport: { width: 1280, height: 900 } })).newPage();
+const shot = async (name) => { await page.waitForTimeout(1500); await page.screenshot({ path: `${out}/prefect-${name}.png` }); };
+const open = async (path) => { await page.goto(server.url + path); await page.waitForTimeout(2500); };
+
+// The login: the page asks once.
+await open("/dashboard");
+await shot("login");
+await page.locator("input[type=password]").first().fill(login);
+await page.keyboard.press("Enter");
+await page.waitForTimeout(2500);
+await open("/deployments");
+await shot("deployments");
+
+async function start(fill, picture) {
+  const deployment = await api("/deployments/name/retrain/tiny");
+  await open(`/deployments/deployment/${deployment.id}/run`);
+  for (const [label, value] of fill) {
+    const field = page.getByText(new RegExp(`^${label}`)).first();
+    await field.scrollIntoViewIfNeeded();
+    const input = page.locator(".p-label, .schema-form-property, div").filter({ has: page.getByText(new RegExp(`^${label}`)) }).last().locator("input, textarea, button[role=switch], [role=combobox]").first();
+    await input.fill(String(value));
+  }
+  if (picture) await shot(picture);
+  await page.getByRole("button", { name: "Submit" }).first().click();
+  await page.waitForTimeout(3000);
+  const [run] = await api("/flow_runs/filter", { sort: "EXPECTED_START_TIME_DESC", limit: 1 });
+  return run.id;
+}
+
+// Start with a changed learning rate, watch, cancel, retry from the stage that was stopped.
+const run = await start([["Steps", 900], ["Learning Rate", 0.003]], "form");
+await training(run);
+await page.waitForTimeout(9000);
+await open(`/runs/flow-run/${run}?tab=Artifacts`);
+await shot("running");
+await page.getByRole("button", { name: "Cancel" }).first().click();
+await page.waitForTimeout(800);
+await shot("cancel");
+await page.getByRole("button", { name: "Cancel" }).last().click();
+await inState(run, "Cancelled");
+await open(`/runs/flow-run/${run}`);
+await page.getByRole("button", { name: "Retry" }).first().click();
+await page.waitForTimeout(800);
+await page.getByRole("button", { name: "Retry" }).last().click();
+await inState(run, "Completed");
+await open(`/runs/flow-run/${run}`);
+await shot("retried");
+await open(`/runs/flow-run/${run}?tab=Artifacts`);
+await shot("artifacts");
+console.log("run", run);
+await browser.close();

@@ -1,0 +1,245 @@
+"""Schedules on a real Prefect server: delayed by chance, missed, late, and with a real worker: fired, one run at a time.
+
+Runs of times that are over are made by Prefect itself, by the call that its own scheduler makes for times to come.
+"""
+
+import time
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from uuid import uuid4
+from zoneinfo import ZoneInfo
+
+import pytest
+from live_prefect import lines, live, until
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.filters import FlowRunFilterDeploymentId
+from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+from prefect.server.schemas.schedules import CronSchedule as ServerCron
+from prefect.states import Pending, Running, Scheduled
+
+from deployments.catalogue import slug_of
+from deployments.settings import PlatformConfig, ScheduleConfig
+from deployments.watch.flow_runs import flow_runs, history
+from deployments.watch.schedules import AHEAD_SECONDS, GRACE_SECONDS, Schedules, chance
+from tasks import process
+
+HOURLY = "0 * * * *"
+OURS = slug_of(0)
+EVERY_STATE = tuple(StateType)
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory):
+    with live(tmp_path_factory.mktemp("schedules") / "home") as made:
+        yield made
+
+
+@pytest.fixture
+def client(platform):
+    with platform.client() as made:
+        yield made
+
+
+def scheduled(platform, client, name, *, rule=None, slug=OURS, parameters=None, **told):
+    """A deployment with one schedule, and the settings that belong to it."""
+    rule = rule or CronSchedule(cron=HOURLY, timezone="UTC")
+    made = DeploymentScheduleCreate(schedule=rule, slug=slug, parameters=parameters or {})
+    client.create_deployment_schedules(platform.deployment(client, name), [made])
+    return PlatformConfig(schedules=(ScheduleConfig(deployment=f"probe/{name}", cron=HOURLY, **told),))
+
+
+def passed(platform, client, name, hours=5):
+    """Let hours have passed in which nothing ran; returns the ids of their runs, oldest first."""
+    until_now = datetime.now(UTC)
+    told = {"start_time": (until_now - timedelta(hours=hours)).isoformat(), "end_time": until_now.isoformat()}
+    path = f"/deployments/{platform.made[name]}/schedule"
+    client.request("POST", path, json={**told, "min_runs": 100, "max_runs": 100}).raise_for_status()
+    return [run.id for run in runs(platform, client, name) if run.expected_start_time <= until_now]
+
+
+def runs(platform, client, name):
+    """All runs of a deployment, in the order of their times."""
+    of = FlowRunFilterDeploymentId(any_=[platform.made[name]])
+    return sorted(flow_runs(client, *EVERY_STATE, deployment_id=of), key=lambda run: run.expected_start_time)
+
+
+def names(client, ids):
+    return [client.read_flow_run(run).state.name for run in ids]
+
+
+def tended(platform, client, config, now=None):
+    """One turn of a watch of its own."""
+    Schedules(platform.home, config).tick(client, now or time.time())
+
+
+@pytest.mark.parametrize(("missed", "kept"), [("skip", 0), ("run_once", 1), ("run_all", 5)])
+def test_what_was_missed(platform, client, missed, kept):
+    """None, the newest, or all remain; the next ones, whose time is to come, always do; another look changes nothing."""
+    config = scheduled(platform, client, missed, missed=missed)
+    over = passed(platform, client, missed)
+    coming = until(lambda: [run.id for run in runs(platform, client, missed) if run.id not in over])
+    tended(platform, client, config)
+    first = names(client, over)
+    assert [name == "Cancelled" for name in first] == [True] * (len(over) - kept) + [False] * kept
+    assert set(names(client, coming)) == {"Scheduled"}
+    tended(platform, client, config)
+    assert names(client, over).count("Cancelled") == len(over) - kept
+    if missed != "run_all":
+        assert f"(missed: {missed})" in client.read_flow_run(over[0]).state.message
+
+
+def test_a_missed_run_that_a_worker_was_quicker_to_start_is_the_one(platform, client):
+    config = scheduled(platform, client, "quicker", missed="run_once")
+    over = passed(platform, client, "quicker")
+    client.set_flow_run_state(over[0], Pending())
+    client.set_flow_run_state(over[0], Running())
+    tended(platform, client, config)
+    assert names(client, over) == ["Running"] + ["Cancelled"] * 4
+    client.delete_flow_run(over[0])
+
+
+def test_runs_that_wait_for_their_turn_were_not_missed(platform, client):
+    """One was looked at in time, and waits behind another; one was looked at hours too late, for nothing ran."""
+    config = scheduled(platform, client, "turn", missed="skip")
+    over = passed(platform, client, "turn", hours=3)
+    busy = platform.taken_up(client, "turn", platform.home)
+    client.set_flow_run_state(busy, Running())
+    client.set_flow_run_state(over[0], Scheduled(scheduled_time=datetime.now(UTC)))
+    for run in over[:2]:
+        client.set_flow_run_state(run, Pending())
+    assert names(client, over[:2]) == ["AwaitingConcurrencySlot"] * 2
+    tended(platform, client, config, time.time() + 3 * 3600)
+    assert names(client, over) == ["AwaitingConcurrencySlot", "Cancelled", "Cancelled"]
+    client.delete_flow_run(busy)
+
+
+def test_while_as_many_are_at_work_as_may_be_none_was_missed(platform, client):
+    config = scheduled(platform, client, "full", missed="skip").model_copy(update={"parallel_runs": 1})
+    over = passed(platform, client, "full", hours=2)
+    busy = platform.taken_up(client, "full", platform.home)
+    tended(platform, client, config)
+    assert "Cancelled" not in names(client, over)
+    assert Schedules(platform.home, config).late_runs(client, time.time()) == []
+    client.delete_flow_run(busy)
+    tended(platform, client, config)
+    assert names(client, over) == ["Cancelled"] * 2
+
+
+def test_schedules_of_people_are_left_alone(platform, client):
+    scheduled(platform, client, "theirs", slug="by-hand", missed="skip")
+    over = passed(platform, client, "theirs", hours=2)
+    config = PlatformConfig(schedules=(ScheduleConfig(deployment="probe/theirs", cron=HOURLY, missed="skip"),))
+    tended(platform, client, config)
+    assert "Cancelled" not in names(client, over)
+
+
+def test_jitter_is_given_once(platform, client):
+    """Every coming run is delayed by its own chance; another watch, or another look, delays it no further."""
+    config = scheduled(platform, client, "jitter", jitter_seconds=600)
+    until(lambda: len(runs(platform, client, "jitter")) >= 3)
+    for _ in range(2):
+        tended(platform, client, config)
+    for run in runs(platform, client, "jitter"):
+        delay = (run.next_scheduled_start_time - run.expected_start_time).total_seconds()
+        assert delay == chance(run.id, 600) or (run.expected_start_time.timestamp() - time.time()) < AHEAD_SECONDS
+        assert len(history(client, run.id)) == (2 if delay else 1)
+    late = max(run.next_scheduled_start_time for run in runs(platform, client, "jitter")).timestamp()
+    told = Schedules(platform.home, config).late_runs(client, late + config.alerts.schedule_missed_minutes * 60 - 1)
+    assert len(told) == len(runs(platform, client, "jitter")) - 1, "lateness counts from the delayed time"
+
+
+def test_chance_is_even():
+    delays = [chance(uuid4(), 9) for _ in range(2000)]
+    assert {min(delays), max(delays)} == {0, 9}
+    assert all(120 < delays.count(value) < 280 for value in range(10))
+
+
+def test_late_runs(platform, client):
+    """What is told to alerts: missed by more than the limit, and still to start."""
+    config = scheduled(platform, client, "late", missed="run_once")
+    over = passed(platform, client, "late", hours=2)
+    newest = client.read_flow_run(over[-1])
+    duty, due = Schedules(platform.home, config), newest.expected_start_time.timestamp()
+    duty.tick(client, time.time() + GRACE_SECONDS)
+    assert duty.late_runs(client, due + 599) == []
+    (told,) = duty.late_runs(client, due + 601)
+    assert (told.deployment, told.name, told.expected) == ("probe/late", newest.name, due)
+
+
+def test_the_clock_jumped(platform, client):
+    """Forwards, the hours that were skipped are missed like others. Back again, nothing happens."""
+    config = scheduled(platform, client, "clock", missed="run_once")
+    coming = until(lambda: [run.id for run in runs(platform, client, "clock")])
+    tended(platform, client, config, time.time() - 86400)
+    assert set(names(client, coming)) == {"Scheduled"}
+    tended(platform, client, config, time.time() + 86400 * 5)
+    assert names(client, coming) == ["Cancelled"] * (len(coming) - 1) + ["Scheduled"]
+    tended(platform, client, config)
+    assert names(client, coming)[-1] == "Scheduled"
+
+
+def test_all_times_of_a_long_silence(platform, client):
+    """Prefect made three runs ahead; the others of the silence are made afterwards, once, and only where all are wanted."""
+    config = scheduled(platform, client, "silence", missed="run_all")
+    until(lambda: len(runs(platform, client, "silence")) >= 3)
+    process.write_json(platform.home / "platform" / "watch" / "looked.json", {"time": time.time() - 12 * 3600})
+    now = datetime.now(UTC)
+    for _ in range(2):
+        tended(platform, client, config)
+        over = [run for run in runs(platform, client, "silence") if run.expected_start_time <= now]
+        assert len(over) == 12
+        assert {run.created_by.display_value for run in over} == {OURS}
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+@pytest.mark.parametrize(
+    ("day", "fires"),
+    [
+        pytest.param(datetime(2027, 3, 28, tzinfo=BERLIN), "2027-03-28T01:30:00+01:00", id="there is no 02:30"),
+        pytest.param(datetime(2026, 10, 25, tzinfo=BERLIN), "2026-10-25T02:30:00+02:00", id="02:30 comes twice"),
+    ],
+)
+def test_days_when_clocks_change(day, fires):
+    """As docs/schedules.md says: once on each of the days, whenever Prefect's scheduler looks ahead."""
+    rule = ServerCron(cron="30 2 * * *", timezone="Europe/Berlin")
+    looks = [day.astimezone(UTC) + timedelta(minutes=15 * step) for step in range(-40, 60)]
+    found = {next(iter(rule._get_dates_generator(n=1, start=look))).astimezone(BERLIN) for look in looks}
+    assert [when.isoformat() for when in sorted(found) if when.date() == day.date()] == [fires]
+
+
+@pytest.fixture(scope="module")
+def worker(platform):
+    """With a worker, and without what the tests above left waiting."""
+    with platform.client() as client:
+        for deployment in platform.made.values():
+            client.delete_deployment(deployment)
+    platform.made.clear()
+    platform.start_worker()
+    return platform
+
+
+def test_a_schedule_fires_and_two_never_overlap(worker, client, tmp_path):
+    """It fires every 2 s and its runs want 3 s: each waits for the end of the one before it."""
+    rule = IntervalSchedule(interval=timedelta(seconds=2), anchor_date=datetime.now(UTC))
+    scheduled(worker, client, "overlap", rule=rule, parameters={"folder": str(tmp_path), "seconds": 3.0})
+    (known,) = client.read_deployment(worker.made["overlap"]).schedules
+    until(lambda: len(lines(tmp_path / "starts")) >= 2)
+    client.delete_deployment_schedule(worker.made["overlap"], known.id)
+    starts = lines(tmp_path / "starts")
+    until(lambda: len(lines(tmp_path / "ends")) >= len(starts))
+    spans = sorted(zip((float(s[2]) for s in starts), (float(e[2]) for e in lines(tmp_path / "ends")), strict=False))
+    assert all(first[1] <= second[0] for first, second in pairwise(spans))
+
+
+def test_a_run_that_may_not_wait_is_refused(worker, client, tmp_path):
+    worker.deployment(client, "refused", collision="CANCEL_NEW")
+    first = worker.run(client, "refused", tmp_path / "first")
+    until(lambda: lines(tmp_path / "first" / "starts"))
+    second = worker.run(client, "refused", tmp_path / "second")
+    state = until(lambda: (now := client.read_flow_run(second.id).state).is_final() and now)
+    assert (state.name, state.message) == ("Cancelled", "Deployment concurrency limit reached.")
+    (tmp_path / "first" / "go").touch()
+    until(lambda: client.read_flow_run(first.id).state.is_completed())

@@ -1,0 +1,97 @@
+"""What the image of an endpoint starts, started with a real model: its entry point, its command, its environment."""
+
+import json
+import shutil
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from containers import DOCKER, environment, json_form
+from stand import free_ports, launch
+
+ENDPOINT = DOCKER / "endpoint.Dockerfile"
+
+
+def start(folder, installed, model, **changed):
+    """The container of an image, less the container. The entry point lies where the image has it copied to."""
+    folder.mkdir()
+    port = free_ports("endpoint")["endpoint"]
+    env = {**environment(ENDPOINT), "MODEL_FOLDER": str(model), "PORT": str(port), **changed}
+    env |= {"HEADWAY_SERVE": str(folder), "HOME": str(folder)}
+    entry = {"/usr/local/bin/serve": str(DOCKER / "endpoint.sh")}
+    argv = [*(entry[word] for word in json_form(ENDPOINT, "ENTRYPOINT")), *json_form(ENDPOINT, "CMD")]
+    check = json_form(ENDPOINT, "HEALTHCHECK")
+    return port, launch("endpoint", argv, env=env, path=[installed["endpoint"]], folder=folder, check=check)
+
+
+@pytest.fixture
+def model(home, done):
+    """The files of the model that the tiny lifecycle exported."""
+    ref = next(ref for ref in done.stage("export")["outputs"] if ref.startswith("model/"))
+    return home.folder_of(ref) / "files"
+
+
+def test_the_image_serves_a_model_with_the_packages_that_it_has(installed, model, tmp_path):
+    port, running = start(tmp_path / "run", installed, model, MODEL_REF="model/tiny")
+    try:
+        running.wait(60)
+        golden = json.loads((model / "golden.json").read_text())["prompts"][0]
+        body = json.dumps({"prompt": golden["prompt"], "max_tokens": len(golden["tokens"])}).encode()
+        told = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", data=body, headers=told)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            said = json.load(answer)
+        assert (said["model"], said["choices"][0]["text"]) == ("model/tiny", golden["completion"])
+    finally:
+        code = running.stop()
+    assert code == 0, "SIGTERM ends the server, not the shell before it"
+    assert (tmp_path / "run" / "serve.json").stat().st_mode & 0o077 == 0
+
+
+def test_a_model_that_is_not_one_is_unhealthy(installed, model, tmp_path):
+    shutil.copytree(model, tmp_path / "model")
+    golden = json.loads((model / "golden.json").read_text())
+    golden["prompts"][0]["tokens"][0] += 1
+    (tmp_path / "model").chmod(0o755)
+    (tmp_path / "model" / "golden.json").chmod(0o644)
+    (tmp_path / "model" / "golden.json").write_text(json.dumps(golden))
+    port, running = start(tmp_path / "run", installed, tmp_path / "model")
+    try:
+        reason = wait_for_reason(port, running)
+    finally:
+        running.stop()
+    assert "golden prompt" in reason and not running.healthy()
+
+
+def wait_for_reason(port, running):
+    """Why the server will never be ready, once it says so."""
+    for _ in range(200):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5)
+        except urllib.error.HTTPError as error:
+            reason = json.load(error)["reason"]
+            if reason:
+                return reason
+        except OSError:
+            pass
+        assert running.process.poll() is None, running.log.read_text()
+        time.sleep(0.1)
+    raise AssertionError("the server says nothing")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"MODEL_REF": 'model/x", "port": 1'}, "give KIND/NAME"),
+        ({"PORT": "8080; true"}, "whole numbers"),
+        ({"THREADS": ""}, "whole numbers"),
+        ({"MODEL_FOLDER": "/nowhere"}, "holds no exported model"),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_the_server_starts(installed, tmp_path, changed, said):
+    (tmp_path / "golden.json").touch()
+    _, running = start(tmp_path / "run", installed, tmp_path, **changed)
+    assert running.process.wait(20) == 2
+    assert said in running.log.read_text()
+    assert not (tmp_path / "run" / "serve.json").exists()

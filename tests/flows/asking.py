@@ -1,0 +1,50 @@
+"""A flow that asks a person, as a program: tests/flows/test_approval.py starts it, answers, kills it and resumes it.
+
+Its arguments are one JSON object: subject, expire_minutes, remind_minutes, and `resume`, the id of a flow run that is taken up
+again as the platform does it. It prints what came of it as one JSON object.
+"""
+
+import json
+import sys
+
+from deployments.platform import prefect_server
+from tasks.config import ApprovalConfig
+from tasks.settings import home
+
+ARGUMENTS = json.loads(sys.argv[1])
+prefect_server.wait(prefect_server.prepare(home()))
+
+from prefect import flow  # noqa: E402
+from prefect.client.orchestration import get_client  # noqa: E402
+from prefect.flow_engine import run_flow  # noqa: E402
+from prefect.states import Pending  # noqa: E402
+
+from flows.approval import approve  # noqa: E402
+from flows.prefect_run import cancelled, flow_run  # noqa: E402
+from tasks.lifecycle import lifecycle  # noqa: E402
+
+
+@flow(name="asking", persist_result=False)
+def asking(subject: str, config: ApprovalConfig) -> dict:
+    with lifecycle(
+        "asking", config, subject=subject.split("/")[1][:20], stages=(), cancelled=cancelled, flow_run=flow_run()
+    ):
+        return approve("Go on?", "Because of **this**.", config, kind="test", subject=subject).model_dump()
+
+
+def run() -> dict:
+    config = ApprovalConfig(**{key: ARGUMENTS[key] for key in ("expire_minutes", "remind_minutes")})
+    parameters = {"subject": ARGUMENTS["subject"], "config": config.model_dump()}
+    if not ARGUMENTS.get("resume"):
+        return asking(**parameters)
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(ARGUMENTS["resume"], Pending(), force=not ARGUMENTS.get("queued"))
+        known = client.read_flow_run(ARGUMENTS["resume"])
+    return run_flow(asking, flow_run=known, parameters=parameters)
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps({"approval": run()}))
+    except Exception as error:  # noqa: BLE001 - a program's main
+        print(json.dumps({"error": type(error).__name__, "message": str(error), "stage": getattr(error, "stage", "")}))

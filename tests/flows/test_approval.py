@@ -1,0 +1,291 @@
+"""A run that waits for a person: the form, who may answer it, reminders, the end of waiting, and what is kept of the token."""
+
+import json
+import os
+import secrets
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from pathlib import Path
+
+import pytest
+
+ASKING = Path(__file__).parent / "asking.py"
+ANSWER = {"decision": "approve", "reason": "it is good", "person": "anna", "token": ""}
+
+
+@pytest.fixture(scope="module")
+def server(home):
+    """The Prefect server of the home, and nothing more: no run that another test might count."""
+    code = "from deployments.platform import prefect_server as s; from tasks.settings import home; s.wait(s.prepare(home()))"
+    subprocess.run([sys.executable, "-c", code], env=home.environment(), check=True, timeout=120)
+    return json.loads((home.path / "prefect" / "server.json").read_text())
+
+
+@pytest.fixture
+def start(home, server):
+    """Starts a flow that asks; every flow asks about a subject of its own, unless one is given."""
+    started = []
+
+    def begin(policy=None, **arguments):
+        wanted = {"subject": f"model/{secrets.token_hex(4)}@{secrets.token_hex(32)}", "expire_minutes": 5.0}
+        started.append(Asking(home, server, {**wanted, "remind_minutes": 5.0, **arguments}, policy))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        one.process.kill()
+        one.process.communicate()
+
+
+class Asking:
+    """A running flow that asks, and the page that it shows its form in."""
+
+    def __init__(self, home, server, arguments, policy):
+        self.home, self.server, self.arguments = home, server, arguments
+        environment = home.environment() | ({"HEADWAY_POLICY": str(policy)} if policy else {})
+        command = [sys.executable, str(ASKING), json.dumps(arguments)]
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.seen = {run["id"] for run in self.runs()}
+
+    def runs(self):
+        return self.call("flow_runs/filter", {"flows": {"name": {"any_": ["asking"]}}, "limit": 200})
+
+    def waits(self, *, again_after=None):
+        """The flow run, once it is paused with a form (another one than before)."""
+        resumed = self.arguments.get("resume")
+
+        def paused():
+            for run in self.runs():
+                mine = run["id"] == resumed or (not resumed and run["id"] not in self.seen)
+                key = run["state"]["state_details"]["pause_key"]
+                if mine and run["state_type"] == "PAUSED" and (again_after is None or key != again_after):
+                    return run
+            assert self.process.poll() is None, self.process.communicate()
+            return None
+
+        return until(paused)
+
+    def form(self, run):
+        """What the page reads of a paused run: the text above the form, and the schema of its fields."""
+        keys = run["state"]["state_details"]["run_input_keyset"]
+        return [self.call(f"flow_runs/{run['id']}/input/{keys[key]}") for key in ("description", "schema")]
+
+    def answer(self, run, **answer):
+        """Submit the form as the page does."""
+        return self.call(f"flow_runs/{run['id']}/resume", {"run_input": {**ANSWER, **answer}})["status"]
+
+    def said(self):
+        out, err = self.process.communicate(timeout=90)
+        assert out, err
+        return json.loads(out.splitlines()[-1])
+
+    def call(self, path, body=None):
+        login = b64encode((self.home.path / "prefect" / "credentials").read_bytes()).decode()
+        headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.server['url']}/api/{path}", data, headers)
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.loads(answer.read() or "null")
+
+    def state(self, run):
+        return self.call(f"flow_runs/{run['id']}")["state"]
+
+    def events(self, run):
+        """Events that tell others of the question, oldest first."""
+        wanted = {
+            "filter": {
+                "resource": {"id": [f"headway.approval.{run['id']}"]},
+                "event": {"name": ["headway.approval.needed"]},
+            }
+        }
+        return self.call("events/filter", wanted)["events"]
+
+
+def until(condition, timeout=90.0):
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.2)
+    raise AssertionError("it did not happen in time")
+
+
+def audited(home, subject):
+    return [entry for entry in home.ok("audit").said["entries"] if subject in entry["what"]]
+
+
+def policy_of(home, tmp_path, *persons):
+    """A role policy with these persons and their rights; returns its path and their tokens."""
+    path, tokens = tmp_path / "policy.yaml", {}
+    code = (
+        "import json, sys; from pathlib import Path; from tasks.registry.policy import add_person\n"
+        "print(json.dumps({n: add_person(Path(sys.argv[1]), n, tuple(m)) for n, m in json.loads(sys.argv[2])}))"
+    )
+    environment = home.environment() | {"HEADWAY_POLICY": str(path)}
+    path.write_text("persons: {}\n")
+    path.chmod(0o600)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(home.path), json.dumps(persons)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    tokens = json.loads(ran.stdout)
+    return path, tokens
+
+
+def test_the_form_asks_and_an_approval_lets_the_run_go_on_once_for_all(home, start):
+    asking = start()
+    run = asking.waits()
+    text, schema = asking.form(run)
+    assert text.startswith("# Go on?") and "Because of **this**." in text
+    assert set(schema["required"]) == {"decision", "reason", "person"}
+    assert schema["properties"]["token"]["format"] == "password"
+    assert all(field["title"] and field["description"] for field in schema["properties"].values())
+    assert asking.answer(run, reason="") == "REJECT" and asking.answer(run, decision="maybe") == "REJECT"
+    waiting = home.ok("approve").said["waiting"]
+    assert [one["question"] for one in waiting if one["flow_run"] == run["id"]] == ["Go on?"]
+    assert asking.answer(run) == "ACCEPT"
+    approval = asking.said()["approval"]
+    assert (approval["person"], approval["reason"]) == ("anna", "it is good")
+    subject = asking.arguments["subject"]
+    again = start(subject=subject).said()
+    assert again["approval"] == approval
+    [entry] = audited(home, subject)
+    assert (entry["action"], entry["claimed"], entry["reason"]) == ("approve", "anna", "it is good")
+    assert asking.state(run)["type"] == "COMPLETED"
+
+
+def test_others_are_told_at_first_and_again_until_it_is_too_late(start):
+    asking = start(expire_minutes=0.2, remind_minutes=0.05)
+    run = asking.waits()
+    told = asking.said()
+    assert told["error"] == "GateFailed" and told["stage"] == "approve" and "nobody answered" in told["message"]
+    events = until(lambda: len(found := asking.events(run)) >= 2 and found)
+    assert {event["payload"]["question"] for event in events} == {"Go on?"}
+    assert all(event["payload"]["url"].endswith(run["id"]) for event in events)
+    assert len({event["payload"]["minutes_left"] for event in events}) > 1
+    state = asking.state(run)
+    assert state["type"] == "FAILED" and "nobody answered" in state["message"]
+    log = (asking.home.path / "runs" / run["id"] / "events.jsonl").read_text().splitlines()
+    waiting = [event for event in map(json.loads, log) if event["event"] == "waiting"]
+    assert len(waiting) >= 2 and {event["for"] for event in waiting} == {"approval"}
+    assert json.loads(log[-1])["status"] == "gate_closed"
+
+
+def test_a_rejection_closes_the_gate_with_the_reason_and_is_shown_the_next_time(home, start):
+    asking = start()
+    assert asking.answer(asking.waits(), decision="reject", reason="too slow") == "ACCEPT"
+    told = asking.said()
+    assert told["error"] == "GateFailed" and "anna" in told["message"] and "too slow" in told["message"]
+    again = start(subject=asking.arguments["subject"])
+    run = again.waits()
+    text, _ = again.form(run)
+    assert "Rejected before" in text and "too slow" in text
+    again.answer(run)
+    assert again.said()["approval"]["person"] == "anna"
+    assert [entry["action"] for entry in audited(home, asking.arguments["subject"])] == ["approve", "reject"]
+
+
+def test_who_has_not_the_right_is_refused_audited_and_asked_again_and_no_token_is_kept(home, start, tmp_path):
+    persons = (("root", []), ("anna", ["approve"]), ("bert", ["run"]))
+    policy, tokens = policy_of(home, tmp_path, *persons)
+    asking = start(policy=policy)
+    run = asking.waits()
+    wrong = "hwt_" + secrets.token_urlsafe(32)
+    tries = [("anna", wrong, "do not belong together"), ("bert", tokens["bert"], "bert")]
+    for person, token, why in tries:
+        assert asking.answer(run, person=person, token=token) == "ACCEPT"
+        run = asking.waits(again_after=run["state"]["state_details"]["pause_key"])
+        text, _ = asking.form(run)
+        assert "Not accepted" in text and why in text
+    assert asking.answer(run, person="anna", token=tokens["anna"]) == "ACCEPT"
+    assert asking.said()["approval"]["person"] == "anna"
+    entries = audited(home, asking.arguments["subject"])
+    assert [entry["outcome"] for entry in entries] == ["done", "refused", "refused"]
+    assert entries[0]["who"] == "anna" and entries[1]["claimed"] == "bert"
+    for secret in (wrong, tokens["anna"], tokens["bert"]):
+        assert holding(home.path, secret) == []
+
+
+def holding(folder, secret):
+    """Files, and tables of Prefect's database, that hold a text. A freed page of the database counts, and its log."""
+    found = [path for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    with sqlite3.connect(f"file:{folder / 'prefect' / 'prefect.db'}?mode=ro", uri=True) as database:
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in tables:
+            if any(secret in str(row) for row in database.execute(f'SELECT * FROM "{table}"')):
+                found.append(table)
+    return found
+
+
+def test_cancelling_a_run_that_waits_ends_it(start):
+    asking = start()
+    run = asking.waits()
+    wanted = {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": True}
+    asking.call(f"flow_runs/{run['id']}/set_state", wanted)
+    told = asking.said()
+    assert told["error"] == "Cancelled" and "waited for an approval" in told["message"]
+
+
+def test_a_run_that_died_while_it_waited_asks_again_and_takes_an_answer_that_came_meanwhile(start):
+    first = start()
+    run = first.waits()
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.process.wait()
+    second = start(subject=first.arguments["subject"], resume=run["id"])
+    again = second.waits(again_after=run["state"]["state_details"]["pause_key"])
+    os.kill(second.process.pid, signal.SIGKILL)
+    second.process.wait()
+    assert second.answer(again, person="carl") == "ACCEPT"
+    third = start(subject=first.arguments["subject"], resume=run["id"])
+    assert third.said()["approval"]["person"] == "carl"
+    assert third.state(run)["type"] == "COMPLETED"
+
+
+def test_a_run_of_a_deployment_keeps_its_lease_while_it_waits(start):
+    """Prefect ends the lease when a run pauses, and some minutes later crashes the run because it cannot renew it."""
+    warm = start(expire_minutes=0.02)
+    flow = warm.said() and warm.runs()[0]["flow_id"]
+    made = warm.call("deployments/", {"name": "one", "flow_id": flow, "concurrency_limit": 1})
+    queued = warm.call(f"deployments/{made['id']}/create_flow_run", {"state": {"type": "SCHEDULED"}})
+    asking = start(resume=queued["id"], queued=True)
+    run = asking.waits()
+    states = warm.call(f"flow_run_states/?flow_run_id={run['id']}")
+    [lease] = {found for state in states if (found := state["state_details"]["deployment_concurrency_lease_id"])}
+    assert asking.call(f"v2/concurrency_limits/leases/{lease}/renew", {"lease_duration": 300}) is None
+    assert asking.answer(run) == "ACCEPT"
+    assert asking.said()["approval"]["person"] == "anna"
+    assert asking.state(run)["type"] == "COMPLETED"
+    with pytest.raises(urllib.error.HTTPError, match="410"):
+        asking.call(f"v2/concurrency_limits/leases/{lease}/renew", {"lease_duration": 300})
+
+
+def test_a_new_model_waits_before_it_takes_the_endpoint(home, done):
+    before = home.ok("endpoint", "list").said["endpoints"][0]["model"]
+    changed = ("--set", "approval.before_deploy=true", "--set", "export.golden_tokens=6")
+    plan = home.retrain("--dry-run", *changed).said["stages"][-1]
+    assert plan["name"] == "deploy" and "approval required" in plan["why"]
+    command = home.start("retrain", "-c", "tiny", *changed, "--json")
+    [waiting] = until(lambda: [w for w in home.ok("approve").said["waiting"] if w["flow"] == "retrain"], timeout=180)
+    assert "endpoint/tiny" in waiting["question"]
+    assert home.run("approve", "--approve").code == 2  # without a reason
+    assert home.ok("endpoint", "list").said["endpoints"][0]["model"] == before
+    assert home.ok("approve", waiting["flow_run"][:8], "--reject", "--reason", "not today").said["decision"] == "reject"
+    out, err = command.communicate(timeout=60)
+    said = json.loads(out)
+    assert command.returncode == 3 and said["status"] == "gate_closed", err
+    assert said["error"]["stage"] == "approve" and "not today" in said["error"]["message"]
+    assert "headway approve" in err and waiting["url"] in err
+    assert home.ok("endpoint", "list").said["endpoints"][0]["model"] == before
+    assert home.ok("approve").said["waiting"] == []
