@@ -95,16 +95,16 @@ def _forget(client: SyncPrefectClient, kept: Collection[UUID]) -> None:
 
 def _automations(channel: NotificationConfig, documents: dict[str, UUID]) -> Iterator[AutomationCore]:
     for notice in notices_for(channel):
-        block = documents[channel.name]
-        yield AutomationCore(
+        made = AutomationCore(
             name=f"{OURS}{channel.name}-{notice.name}",
             description=f"Tells the channel {channel.name!r}. Made from Headway's settings: change it there.",
-            enabled=True,
-            trigger=EventTrigger(
-                expect=set(notice.events), match=notice.labels, match_related=notice.related, threshold=1
-            ),
-            actions=[SendNotification(block_document_id=block, subject=notice.subject, body=notice.body)],
+            trigger=EventTrigger(expect=set(notice.events), match=notice.labels, match_related=notice.related),
+            actions=[
+                SendNotification(block_document_id=documents[channel.name], subject=notice.subject, body=notice.body)
+            ],
         )
+        # An update leaves out what was never set, and Prefect refuses it without the defaults; it refuses it with an owner, too.
+        yield AutomationCore.model_validate(made.model_dump(exclude={"owner_resource"}))
 
 
 def _same(there: Any, wanted: AutomationCore) -> bool:

@@ -50,9 +50,9 @@ async function start(fill, picture) {
   const deployment = await api("/deployments/name/retrain/tiny");
   await open(`/deployments/deployment/${deployment.id}/run`);
   for (const [label, value] of fill) {
-    const field = page.getByText(new RegExp(`^${label}`)).first();
-    await field.scrollIntoViewIfNeeded();
-    const input = page.locator(".p-label, .schema-form-property, div").filter({ has: page.getByText(new RegExp(`^${label}`)) }).last().locator("input, textarea, button[role=switch], [role=combobox]").first();
+    const head = page.locator(".schema-form-property__label", { hasText: new RegExp(`^${label}`) });
+    const input = page.locator(".schema-form-property").filter({ has: head }).last().locator("input, textarea").first();
+    await input.scrollIntoViewIfNeeded();
     await input.fill(String(value));
   }
   if (picture) await shot(picture);

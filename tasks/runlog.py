@@ -22,6 +22,7 @@ from tasks.redaction import redact_value
 from tasks.registry.audit import actor
 
 PROGRESS_EVERY_SECONDS = 1.0
+START = '{"event": '
 
 
 class RunLog:
@@ -110,8 +111,8 @@ def logged_runs(home: Path) -> Iterator[LoggedRun]:
 
 
 def read_run(folder: Path) -> LoggedRun:
-    """One run's folder. A line that a dying process left half written is left out."""
+    """One run's folder. What a dying process left half written, alone or before a retry's first event, is left out."""
     path = folder / "events.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    whole = [line for line in lines if line.endswith("\n") and line.startswith("{")]
+    whole = [line[line.rfind(START) :] for line in lines if line.endswith("\n") and START in line]
     return LoggedRun(folder, process.read_json(folder / "handle.json") or {}, [json.loads(line) for line in whole])

@@ -293,7 +293,7 @@ def test_a_channel_that_moves_keeps_one_block(client, sinks, monkeypatch):
     apply(client, config_of({"hook": sinks["hook"]}))
     apply(client, PlatformConfig(notifications=(NotificationConfig(name="hook", url="env:ONCALL", on=("failed",)),)))
     assert ours(client) == (["headway-hook-failed"], ["headway-hook"])
-    (document,) = client.read_block_documents_by_type("ms-teams-webhook")
+    (document,) = client.read_block_documents_by_type("ms-teams-webhook", include_secrets=False)
     assert "KODuebWb" not in document.model_dump_json()
     apply(client, PlatformConfig())
 

@@ -34,13 +34,12 @@ def installed(tmp_path_factory):
     return {**found, "platform": bins(folder / "platform", named["orchestrator"], ["local"])}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stand(tmp_path_factory, installed):
     """The services of compose.yaml, with credentials, ports and folders of this machine. Nothing runs yet."""
-    # PostgreSQL's user must be able to pass through the folders above its own.
     folder = tmp_path_factory.mktemp("services")
-    for above in (folder, *folder.parents):
-        if above.stat().st_uid == os.getuid() and above != Path("/"):
+    if postgres_user():  # another user than ours, who must be able to pass through our folders to its own
+        for above in (folder, tmp_path_factory.getbasetemp(), tmp_path_factory.getbasetemp().parent):
             above.chmod(above.stat().st_mode | 0o011)
     make_env(folder / "env")
     ports = free_ports(
@@ -60,7 +59,7 @@ def stand(tmp_path_factory, installed):
     return Stand(folder, services, ports, environments)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def database(stand):
     """PostgreSQL with the databases that docker/databases.sh makes, as its image would start it for the first time."""
     programs = postgres_programs()
@@ -121,7 +120,7 @@ def make_cluster(programs, folder, user, password):
     subprocess.run(argv, cwd=folder, check=True, capture_output=True, timeout=60)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def servers(stand, database):
     """Prefect's server and MLflow's, healthy."""
     running = [stand.start(name) for name in ("prefect", "mlflow")]

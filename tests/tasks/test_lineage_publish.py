@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -13,8 +14,10 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from tasks.lineage.spool import Spool, sync, unpublished
-from tasks.process import read_json, stop, write_json
+from tasks.lineage.links import TRAINING, run_page
+from tasks.lineage.spool import Spool, refused, sync, unpublished
+from tasks.lineage.words import RUN_PAGE
+from tasks.process import boot_id, process_started, read_json, stop, write_json
 
 ROOT = Path(__file__).parents[2]
 DATASET = {
@@ -71,7 +74,8 @@ def tracking(tmp_path_factory):
 
 def tell(spool, report, model="coder"):
     """A flow of two stages, with everything that stages tell."""
-    flow = spool.start_run("retrain", tags={"headway.flow": "retrain"}, params={"config_digest": "c" * 64})
+    told = {"headway.flow": "retrain", "mlflow.note.content": f"[Report]({RUN_PAGE}/artifacts/report.html)"}
+    flow = spool.start_run("retrain", tags=told, params={"config_digest": "c" * 64})
     train = spool.start_run("train", parent=flow, tags={"headway.reused": "false"}, params={"config.steps": 800})
     spool.log_inputs(train, [DATASET, {**DATASET, "name": "other", "digest": "e" * 64}])
     spool.log_metrics(train, [("loss", 6.0 - step / 1000, step) for step in range(1100)])
@@ -79,7 +83,9 @@ def tell(spool, report, model="coder"):
     spool.log_file(train, report)
     spool.log_file(train, report.parent / "not-there")
     spool.register(train, name=model, uri="file:///one", alias="champion", tags={"headway.ref": "one"})
-    spool.register(train, name=model, uri="file:///two", alias="champion", tags={"headway.ref": "two"})
+    spool.register(
+        train, name=model, uri="file:///two", alias="champion", tags={"headway.ref": "two"}, note="two", about="a model"
+    )
     spool.end_run(train, "FINISHED", tags={"headway.output.0": "checkpoint/coder@1"})
     spool.end_run(flow, "FAILED", tags={})
     spool.close()
@@ -124,7 +130,10 @@ def assert_whole(client, ours, model, sources=("file:///one", "file:///two")):
     assert sorted(version.source for version in versions) == list(sources)
     champion = client.get_model_version_by_alias(model, "champion")
     assert (champion.source, champion.run_id) == (sources[1], train.info.run_id)
-    assert champion.tags == {"headway.ref": "two", "headway.uri": "file:///two"}
+    assert champion.tags == {"headway.ref": "two", "headway.uri": "file:///two"} and champion.description == "two"
+    assert client.get_model_version_by_alias(model, "previous").source == sources[0]
+    page = f"#/experiments/{flow.info.experiment_id}/runs/{flow.info.run_id}"
+    assert flow.data.tags["mlflow.note.content"] == f"[Report]({page}/artifacts/report.html)"
 
 
 def test_everything_that_was_told_is_in_mlflow(published):
@@ -133,6 +142,97 @@ def test_everything_that_was_told_is_in_mlflow(published):
     assert (spool.folder / "done").exists()
     assert unpublished(home) == []
     assert read_json(spool.folder / "published.json")["open"] == []
+
+
+def test_the_unused_experiment_is_out_of_the_way_and_not_in_the_working_directory(published, tracking):
+    _, client, *_ = published
+    default = client.get_experiment("0")
+    assert default.lifecycle_stage == "deleted"
+    assert default.artifact_location.startswith(Path(tracking.removeprefix("sqlite:///")).parent.as_uri())
+
+
+def test_an_event_that_mlflow_refuses_is_laid_aside_and_the_rest_is_told(published, tracking, tmp_path):
+    """A parameter cannot change, and a run that was never started has no metrics: both come back however often they are told."""
+    _, client, *_ = published
+    spool = Spool(tmp_path, tracking)
+    flow = spool.start_run("retrain", tags={}, params={"steps": 1})
+    spool.log_metrics("0" * 32, [("loss", 1.0, 1)])
+    spool.log_metrics(flow, [("not a name: \n", 1.0, 1)])
+    spool.log_metrics(flow, [("loss", 2.0, 1)])
+    spool.end_run(flow, "FINISHED", tags={})
+    spool.close()
+    known = spool.published(timeout=60)
+    assert (spool.folder / "done").exists()
+    run = client.get_run(known[flow]["id"])
+    assert (run.info.status, run.data.metrics) == ("FINISHED", {"loss": 2.0})
+    aside = [json.loads(line) for line in (spool.folder / "refused.jsonl").read_text().splitlines()]
+    assert [one["event"]["metrics"] for one in aside] == [[["loss", 1.0, 1]], [["not a name: \n", 1.0, 1]]]
+    assert aside[0]["why"] == "the start of its run was refused" and "not a name" in aside[1]["why"]
+    assert refused(tmp_path) == {spool.folder / "refused.jsonl": 2}
+
+
+def test_a_locked_database_is_waited_for(published, tracking, tmp_path):
+    """MLflow waits for 20 s by itself, and gives up; the publisher does not."""
+    _, client, *_ = published
+    spool = Spool(tmp_path, tracking)
+    flow = spool.start_run("retrain", tags={}, params={})
+    spool.published(timeout=0)
+    deadline = time.monotonic() + 60
+    while flow not in (read_json(spool.folder / "published.json") or {}).get("runs", {}):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    with sqlite3.connect(tracking.removeprefix("sqlite:///"), timeout=60, isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        spool.log_metrics(flow, [("loss", 2.0, 1)])
+        spool.end_run(flow, "FINISHED", tags={})
+        spool.close()
+        while "database is locked" not in (spool.folder / "publish.log").read_text():
+            assert time.monotonic() < deadline + 60
+            time.sleep(0.2)
+        other.execute("ROLLBACK")
+    known = spool.published(timeout=60)
+    run = client.get_run(known[flow]["id"])
+    assert (run.info.status, run.data.metrics) == ("FINISHED", {"loss": 2.0})
+    assert refused(tmp_path) == {}
+
+
+def test_an_alias_is_not_moved_back_by_a_spool_that_is_told_late(published, tracking, tmp_path):
+    _, client, *_ = published
+
+    def crown(uri, time):
+        folder = tmp_path / "lineage" / uri
+        folder.mkdir(parents=True)
+        events = (published[2].folder / "events.jsonl").read_text().splitlines()[:2]
+        told = {"event": "register", "time": time, "name": "late", "alias": "champion", "tags": {"headway.ref": uri}}
+        told |= {"uri": f"file:///{uri}", "run": json.loads(events[1])["run"]}
+        lines = [*events, json.dumps(told), json.dumps({"event": "close", "time": time})]
+        (folder / "events.jsonl").write_text("".join(line + "\n" for line in lines))
+        assert sync(tmp_path) == []
+
+    crown("first", 1000)
+    crown("newest", 3000)
+    crown("late", 2000)
+    assert client.get_model_version_by_alias("late", "champion").source == "file:///newest"
+    assert client.get_model_version_by_alias("late", "previous").source == "file:///first"
+    assert len(client.search_model_versions("name='late'")) == 3
+
+
+def test_the_page_of_a_run_is_that_of_the_server_that_shows_it(tmp_path):
+    spool = tmp_path / "spool"
+    told = {"runs": {"a": {"id": "1f", "experiment": "7"}}}
+    ours = {**told, "tracking_uri": f"sqlite:///{tmp_path / 'mlflow' / 'mlflow.db'}"}
+    write_json(spool / "published.json", ours)
+    assert run_page(tmp_path, spool, "a") is None
+    write_json(tmp_path / "platform" / "mlflow" / "server.json", {"url": "http://127.0.0.1:7"})
+    assert run_page(tmp_path, spool, "a") is None
+    me = {"pid": os.getpid(), "started": process_started(os.getpid()), "boot_id": boot_id()}
+    write_json(tmp_path / "platform" / "mlflow" / "handle.json", me)
+    assert run_page(tmp_path, spool, "a") == f"http://127.0.0.1:7/#/experiments/7/runs/1f?{TRAINING}"
+    assert run_page(tmp_path, spool, "b") is None
+    write_json(spool / "published.json", {**told, "tracking_uri": "https://me:secret@mlflow.example.org/"})
+    assert run_page(tmp_path, spool, "a") == f"https://mlflow.example.org/#/experiments/7/runs/1f?{TRAINING}"
+    write_json(spool / "published.json", {**told, "tracking_uri": "azureml://somewhere"})
+    assert run_page(tmp_path, spool, "a") is None
 
 
 def test_ids_are_mlflows(published):

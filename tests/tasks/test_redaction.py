@@ -12,15 +12,21 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from support import HEADWAY, Home, publish_tiny
+from support import HEADWAY, STAGES, Home, publish_tiny
 from typing_extensions import override
 
-from tasks import redaction
+from tasks import process, redaction
 from tasks.errors import GateFailed, JobFailed
 from tasks.lineage.spool import Spool
+from tasks.outcomes import Outcome
+from tasks.prefect_notes import new_artifact
 from tasks.redaction import MARK, clean_logs, redact, redact_value, redacted, require_no_secrets, without_secrets
+from tasks.report.gather import write_report
+from tasks.runlog import RunLog
+from tasks.storage import open_store
 
 ACCOUNT_KEY = "Zm9vYmFyYmF6cXV4" * 5 + "=="
 SIGNATURE = "Sg1%2Bb64Canary0123456789abcdefghijklmnopqr%3D"
@@ -257,6 +263,68 @@ def test_an_address_of_mlflow_with_a_password_is_refused_before_it_is_written(tm
     assert list(tmp_path.iterdir()) == []
 
 
+def test_lineage_events_are_clean_and_still_hold_together(tmp_path, monkeypatch):
+    monkeypatch.setenv("A_TOKEN", "canary-1f2e3d4c")
+    spool = Spool(tmp_path, f"sqlite:///{tmp_path}/mlflow.db", note="canary-1f2e3d4c")
+    try:
+        run = spool.start_run("train", tags={"a": "canary-1f2e3d4c"}, params={"b": "x canary-1f2e3d4c"})
+        spool.log_file(run, tmp_path / "report.html")
+        spool.end_run(run, "FAILED", tags={"mlflow.note.content": "canary-1f2e3d4c"})
+        spool.close()
+    finally:
+        process.stop(spool.folder)
+    text = (spool.folder / "events.jsonl").read_text()
+    events = [json.loads(line) for line in text.splitlines()]
+    assert "canary" not in text and text.count(MARK) == 4
+    assert [event.get("run") for event in events] == [None, run, run, run, None]
+    assert events[2]["path"] == str(tmp_path / "report.html")
+
+
+def test_the_log_of_a_run_is_clean(tmp_path, monkeypatch):
+    monkeypatch.setenv("A_TOKEN", "canary-1f2e3d4c")
+    log = RunLog(tmp_path, "one")
+    log.progress("train", 1, 2, "canary-1f2e3d4c", None)
+    log.waiting("approval", "canary-1f2e3d4c?", 1.0)
+    log.ended(Outcome("train", why="canary-1f2e3d4c"))
+    error = ValueError("canary-1f2e3d4c")
+    log.closed(SimpleNamespace(error=error, stopped_at="train", results={}, status="failed", seconds=1.0))
+    text = (log.folder / "events.jsonl").read_text()
+    assert "canary" not in text and text.count(MARK) == 4
+
+
+class Prefect:
+    """The edge of Prefect's client that takes a note."""
+
+    def create_artifact(self, wanted):
+        return wanted
+
+
+def test_notes_in_prefects_page_are_clean(monkeypatch):
+    monkeypatch.setenv("A_TOKEN", "canary-1f2e3d4c")
+    for kind, data in (("markdown", "# canary-1f2e3d4c"), ("table", json.dumps([{"measured": "canary-1f2e3d4c"}]))):
+        made = new_artifact(kind, "train", data, "canary-1f2e3d4c")(Prefect())
+        assert (made.data, made.description) == (data.replace("canary-1f2e3d4c", MARK), MARK)
+
+
+def test_the_report_is_clean(tmp_path, monkeypatch):
+    monkeypatch.setenv("A_TOKEN", "canary&1f2e3d4c")
+    check = {"name": "canary&1f2e3d4c", "measured": "canary&1f2e3d4c", "limit": "1", "passed": False, "remedy": ""}
+    stages = [Outcome(name, status="failed", checks=[check]).plain() for name in STAGES]
+    run = {
+        **{"title": "retrain", "status": "failed", "started": "2026-01-31T00:00:00+00:00", "seconds": 1.0},
+        **{"dataset": "dataset/tiny@1", "config_digest": "1", "config": {"a": "canary&1f2e3d4c"}, "commit": None},
+        **{"dirty": None, "flow_run": None, "endpoint": None, "sample": None, "champion": None},
+        "error": {
+            "type": "x",
+            "stage": "train",
+            "message": f"canary&1f2e3d4c sig={SIGNATURE}",
+            "remedy": "",
+        },
+    }
+    page = write_report(tmp_path, "one", store=open_store(tmp_path), stages=stages, run=run).read_text()
+    assert "canary" not in page and f"sig={SIGNATURE}" not in page and page.count(MARK) >= 4
+
+
 def test_a_long_clean_text_is_looked_through_fast():
     """Measured 80 MB/s for events and 2 to 4 MB/s for source code; a tenth of that would show in a run's time."""
     events = "\n".join(json.dumps({"event": "metrics", "loss": [3.1 + i, i]}) for i in range(40_000))
@@ -393,6 +461,15 @@ def test_no_canary_is_in_any_file_below_home(lived):
     checkpoint(lived.home)
     assert len(files(lived.home)) > 100
     assert leaks(lived.home) == []
+
+
+def test_the_login_of_prefect_is_where_it_is_kept_and_nowhere_else(lived):
+    """process.json says how the server is started again; both files are for their owner only."""
+    word = (lived.home.path / "prefect" / "credentials").read_bytes().partition(b":")[2]
+    holders = [path for path in files(lived.home) if word in path.read_bytes()]
+    assert {str(path.relative_to(lived.home.path / "prefect")) for path in holders} == {"credentials", "process.json"}
+    assert {path.stat().st_mode & 0o077 for path in holders} == {0}
+    assert word.decode() not in lived.said
 
 
 def test_no_canary_is_said(lived):
