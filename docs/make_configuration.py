@@ -41,6 +41,10 @@ $ headway retrain -c tiny --dry-run --set training.learning_rat=1e-3   # exit co
 A change runs those stages again that have the setting in their key, and all that depend on what they make. Which stage has
 which section in its key is in [stages.md](stages.md); `--dry-run` tells it for a change that you have in mind.
 
+`headway revalidate` and `headway qualify` read the same files, and take the sections that they need: `validation`,
+`preprocessing`, `cluster`, `evaluation` and `comparison`, or `cluster` and `benchmark`. `revalidate` looks at the champion of
+`training.model`; the forms of its deployments call that setting `model`.
+
 ## Rules between settings
 
 - `training.global_batch_size` is a multiple of `training.micro_batch_size` times the number of ranks

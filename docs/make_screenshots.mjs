@@ -27,10 +27,13 @@ async function until(look, seconds) {
 
 const state = async (run) => (await api(`/flow_runs/${run}`)).state;
 const inState = (run, ...names) => until(async () => names.includes((await state(run)).name), 400);
+const artifacts = (run, key) => api("/artifacts/filter", { artifacts: { key: { any_: [key] }, flow_run_id: { any_: [run] } }, sort: "CREATED_DESC" });
 const training = (run) => until(async () => {
   const tasks = await api("/task_runs/filter", { flow_runs: { id: { any_: [run] } } });
   return tasks.some((task) => task.name.startsWith("train") && task.state_type === "RUNNING");
 }, 300);
+
+const seed = Math.floor(Date.now() / 1000) % 100000; // otherwise everything would be reused
 
 const browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: ["--no-sandbox"] });
 const page = await (await browser.newContext({ viewport: { width: 1280, height: 900 } })).newPage();
@@ -46,15 +49,19 @@ await page.waitForTimeout(2500);
 await open("/deployments");
 await shot("deployments");
 
-async function start(fill, picture) {
+// The first field of a label: the innermost property around it.
+const field = (label) => page.locator(".schema-form-property__label", { hasText: new RegExp(`^${label} \\(`) }).first()
+  .locator("xpath=ancestor::div[contains(concat(' ', @class, ' '), ' schema-form-property ')][1]");
+
+async function start(fill, picture, toggled) {
   const deployment = await api("/deployments/name/retrain/tiny");
   await open(`/deployments/deployment/${deployment.id}/run`);
   for (const [label, value] of fill) {
-    const head = page.locator(".schema-form-property__label", { hasText: new RegExp(`^${label}`) });
-    const input = page.locator(".schema-form-property").filter({ has: head }).last().locator("input, textarea").first();
+    const input = field(label).locator("input, textarea").first();
     await input.scrollIntoViewIfNeeded();
     await input.fill(String(value));
   }
+  if (toggled) await field(toggled).locator("[role=switch], .p-toggle, input").first().click();
   if (picture) await shot(picture);
   await page.getByRole("button", { name: "Submit" }).first().click();
   await page.waitForTimeout(3000);
@@ -63,24 +70,41 @@ async function start(fill, picture) {
 }
 
 // Start with a changed learning rate, watch, cancel, retry from the stage that was stopped.
-const run = await start([["Steps", 900], ["Learning Rate", 0.003]], "form");
+const run = await start([["Seed", seed], ["Steps", 500], ["Learning Rate", 0.003]], "form");
 await training(run);
-await page.waitForTimeout(9000);
-await open(`/runs/flow-run/${run}?tab=Artifacts`);
+await until(async () => (await artifacts(run, "progress-train")).length, 120);
+await open(`/runs/flow-run/${run}`);
 await shot("running");
+await page.getByText("Artifacts", { exact: true }).first().click();
+await page.setViewportSize({ width: 1280, height: 1500 });
+await shot("progress");
+await page.setViewportSize({ width: 1280, height: 900 });
 await page.getByRole("button", { name: "Cancel" }).first().click();
 await page.waitForTimeout(800);
 await shot("cancel");
-await page.getByRole("button", { name: "Cancel" }).last().click();
+await page.getByRole("button", { name: "Confirm" }).last().click();
 await inState(run, "Cancelled");
 await open(`/runs/flow-run/${run}`);
 await page.getByRole("button", { name: "Retry" }).first().click();
 await page.waitForTimeout(800);
-await page.getByRole("button", { name: "Retry" }).last().click();
+await shot("retry");
+await page.locator(".p-modal button").last().click();
 await inState(run, "Completed");
 await open(`/runs/flow-run/${run}`);
 await shot("retried");
-await open(`/runs/flow-run/${run}?tab=Artifacts`);
+await page.getByText("Artifacts", { exact: true }).first().click();
+await page.setViewportSize({ width: 1280, height: 1900 });
 await shot("artifacts");
+const [report] = await artifacts(run, "report");
+await open(`/artifacts/artifact/${report.id}`);
+await shot("report");
+
+// A run that asks before it deploys.
+const asking = await start([["Seed", seed + 1]], null, "Before Deploy");
+await inState(asking, "Paused");
+await open(`/runs/flow-run/${asking}`);
+await page.getByRole("button", { name: "Resume" }).first().click();
+await page.waitForTimeout(1500);
+await shot("approve");
 console.log("run", run);
 await browser.close();

@@ -14,12 +14,19 @@ from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions, FlowRun, StateDetails
+from prefect.client.schemas.objects import (
+    ConcurrencyLimitStrategy,
+    ConcurrencyOptions,
+    FlowRun,
+    StateDetails,
+    StateType,
+)
 from prefect.states import Pending, Scheduled
 
 from deployments import registration
 from deployments.catalogue import POOL
 from deployments.platform import prefect_server, worker
+from deployments.watch.flow_runs import flow_runs
 from tasks import process
 from tasks.runlog import RunLog
 
@@ -76,6 +83,15 @@ class Live:
     def start_worker(self) -> None:
         with _environment(self.environment):
             worker.start(self.home, 4)
+
+    def clear(self) -> None:
+        """Forget all runs and deployments, so that a worker finds nothing that an earlier test left."""
+        with self.client() as client:
+            for run in flow_runs(client, *StateType):
+                client.delete_flow_run(run.id)
+            for deployment in self.made.values():
+                client.delete_deployment(deployment)
+        self.made.clear()
 
     def worker_pid(self) -> int:
         """The worker's own process, below its small parent."""

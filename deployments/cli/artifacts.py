@@ -111,9 +111,13 @@ def _tree(found: dict[str, Any], ref: str, indent: str) -> list[str]:
 
 def _sync(as_json: bool) -> None:
     """Publish every spool that MLflow does not know whole, and wait for it."""
-    from tasks.lineage.spool import sync
+    from tasks.lineage.spool import refused, sync
     from tasks.settings import home
 
-    behind = sync(home())
-    words = "MLflow knows everything." if not behind else f"{len(behind)} run(s) could not be told; is the server up?"
-    say({"synced": not behind, "behind": [str(folder) for folder in behind]}, words, as_json=as_json)
+    behind, aside = sync(home()), refused(home())
+    words = ["MLflow knows everything." if not behind else f"{len(behind)} run(s) could not be told; is the server up?"]
+    words += [
+        f"MLflow refused {count} event(s) for good; {path} holds them and says why." for path, count in aside.items()
+    ]
+    fields = {"synced": not behind, "behind": [str(folder) for folder in behind]}
+    say({**fields, "refused": {str(path): count for path, count in aside.items()}}, "\n".join(words), as_json=as_json)

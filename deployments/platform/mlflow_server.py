@@ -110,6 +110,7 @@ def serve(home: Path, port: int) -> None:
 
     initialize_backend_stores(_database(home), _database(home), SERVED)
     app = auth.create_app()
+    (home / "mlflow" / "auth.db").chmod(0o600)
     user, _, word = password(home).partition(":")
     if not auth.store.authenticate_user(user, word):  # the credentials were made anew since the first start
         auth.store.update_user(user, password=word)

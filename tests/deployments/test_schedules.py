@@ -213,10 +213,7 @@ def test_days_when_clocks_change(day, fires):
 @pytest.fixture(scope="module")
 def worker(platform):
     """With a worker, and without what the tests above left waiting."""
-    with platform.client() as client:
-        for deployment in platform.made.values():
-            client.delete_deployment(deployment)
-    platform.made.clear()
+    platform.clear()
     platform.start_worker()
     return platform
 
