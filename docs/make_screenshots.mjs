@@ -88,7 +88,7 @@ await open(`/runs/flow-run/${run}`);
 await page.getByRole("button", { name: "Retry" }).first().click();
 await page.waitForTimeout(800);
 await shot("retry");
-await page.locator(".p-modal button").last().click();
+await page.locator(".p-modal").getByRole("button", { name: "Retry" }).click();
 await inState(run, "Completed");
 await open(`/runs/flow-run/${run}`);
 await shot("retried");

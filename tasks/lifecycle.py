@@ -183,10 +183,9 @@ def _check_stages(flow: str, stages: Sequence[str], first: str | None, last: str
 @contextmanager
 def _opened(run: Lifecycle, observers: Sequence[Observer]) -> Iterator[None]:
     """Tell MLflow and all observers of the run, and hold its place against a second run of the same flow and subject."""
-    name = words.run_name(run.flow, run.began)
     settings = flat("", run.config.model_dump(mode="json"))
     params = {"config_digest": run.config_digest, **{key.removeprefix("."): value for key, value in settings.items()}}
-    run.run = run.need_spool().start_run(name, tags=_tags(run), params=params)
+    run.run = run.need_spool().start_run(words.run_name(run.flow, run.began), tags=_tags(run), params=params)
     log = RunLog(run.home, (run.flow_run or {}).get("id") or run.run)
     run.observer = Observers([run.observer, log, *observers])
     run.observer.opened(run)
@@ -227,7 +226,7 @@ def _tags(run: Lifecycle) -> dict[str, str]:
         "headway.prefect_flow_run": (run.flow_run or {}).get("id"),
         "mlflow.user": getpass.getuser(),
         "mlflow.source.name": f"headway {run.flow}",
-        "mlflow.note.content": words.run_note(run.flow_run, said="**running**", facts=_facts(run)),
+        "mlflow.note.content": words.run_note(run.flow_run, "running", facts=_facts(run)),
         "mlflow.source.git.commit": commit,
         "headway.dirty": None if dirty is None else str(dirty).lower(),
     }
@@ -253,14 +252,14 @@ def _end(run: Lifecycle, spool: Spool) -> None:
 
 
 def _end_tags(run: Lifecycle) -> dict[str, str]:
-    how = words.outcome(run.status, run.stopped_at, run.error)
-    report = Path(run.results.get("report") or "").name
-    return {
+    why, report = words.why(run.error, run.stopped_at), Path(run.results.get("report") or "").name
+    found = {
         **{f"headway.{o.name}": o.status for o in run.outcomes.values()},
         "headway.status": run.status,
         "headway.dataset": run.results.get("dataset", ""),
-        "mlflow.note.content": words.run_note(run.flow_run, said=how, report=report, facts=_facts(run)),
+        "mlflow.note.content": words.run_note(run.flow_run, run.status, why=why, report=report, facts=_facts(run)),
     }
+    return {key: value for key, value in found.items() if value}
 
 
 def _blame(run: Lifecycle, error: BaseException) -> None:

@@ -74,20 +74,22 @@ def headlines(outcomes: Iterable[Any], seconds: float) -> list[tuple[str, float,
     return [*found, ("seconds", seconds, 0)]
 
 
-def outcome(status: str, stage: str, error: BaseException | None) -> str:
-    """How a run ended, why, and what to do."""
-    where = f" in {stage}" if stage else ""
-    why = f": {error}" if error and str(error) else ""
-    remedy = getattr(error, "remedy", "")
-    return f"**{status.replace('_', ' ')}**{where}{why}" + (f"\n\n{remedy}" if remedy else "")
-
-
-def run_note(flow_run: Mapping[str, str] | None, *, said: str = "", report: str = "", facts: Mapping[str, str]) -> str:
-    """Description of a flow's run: how it ended, the ways to Prefect and to the report, what went in and came out."""
+def run_note(
+    flow_run: Mapping[str, str] | None, status: str, *, why: str = "", report: str = "", facts: Mapping[str, str]
+) -> str:
+    """Description of a flow's run. What people click is in the first line: MLflow's page folds and covers the rest."""
     links = [f"[Flow run in Prefect]({flow_run['url']})"] if flow_run else []
     links += [f"[Report]({RUN_PAGE}/artifacts/{report}?{TRAINING})"] if report else []
-    lines = [said, " · ".join(links), _listed(facts)]
-    return "\n\n".join(line for line in lines if line)
+    first = " · ".join([f"**{status.replace('_', ' ')}**", *links])
+    return "\n\n".join(part for part in (first, why, _listed(facts)) if part)
+
+
+def why(error: BaseException | None, stage: str) -> str:
+    """Why a run ended as it did, and what to do."""
+    if error is None:
+        return ""
+    where = f"in {stage}: " if stage else ""
+    return f"{where}{error}\n\n{getattr(error, 'remedy', '')}".strip()
 
 
 def version_tags(facts: Mapping[str, str]) -> dict[str, str]:
