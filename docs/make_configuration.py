@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md out of the classes of tasks/config.py: `python docs/make_configuration.py`.
+"""Writes docs/configuration.md out of tasks/config.py and deployments/settings.py: `python docs/make_configuration.py`.
 
 The tables are made from what pydantic knows of each field, so they cannot disagree with the code; a test compares the file.
 What surrounds the tables is the text below. Which files and options set these values: deployments/cli/configuration.py.
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from deployments.settings import PlatformConfig
 from tasks.config import RetrainConfig
 
 PAGE = Path(__file__).parent / "configuration.md"
@@ -21,7 +22,8 @@ NOTHING = "empty"
 HEAD = """\
 # Configuration
 
-<!-- Written by `python docs/make_configuration.py` out of tasks/config.py. Change the help text there, and run it again. -->
+<!-- Written by `python docs/make_configuration.py` out of tasks/config.py and deployments/settings.py.
+     Change the help text there, and run it again. -->
 
 One run has one configuration: a tree of settings, one section a stage. It comes from a YAML file and from `--set`.
 
@@ -59,7 +61,9 @@ which section in its key is in [stages.md](stages.md); `--dry-run` tells it for 
 | --- | --- |
 | `HEADWAY_HOME` | Folder for all state. Without it: `.headway` in the working directory. |
 | `MLFLOW_TRACKING_URI` | MLflow server or database that runs are published to. Without it: a SQLite file under the home. |
-| `MLFLOW_EXPERIMENT_NAME` | MLflow experiment of the runs. Without it: `headway`. |
+| `MLFLOW_EXPERIMENT_NAME` | MLflow experiment of the runs. Without it: the model's name, or the cluster's. |
+| `HEADWAY_PERSON`, `HEADWAY_TOKEN` | Who you are, where the [policy](access.md) asks. |
+| `HEADWAY_POLICY` | The policy file. Without it: `policy.yaml` under the home. |
 | `PREFECT_API_URL` | A Prefect server that is there already. Without it: one on this machine, under the home. |
 
 ## Settings
@@ -68,28 +72,45 @@ A name is lower case letters, digits, `.`, `_` and `-`. A share is a fraction: 0
 """
 
 
+PLATFORM = """\
+## The platform
+
+`headway up --config FILE` takes a file of these settings and keeps a copy as `.headway/platform.yaml`. Every part may be left
+out. [platform.md](platform.md) shows an example. A name with `[]` is a list of such sections.
+"""
+
+
 def main() -> None:
-    PAGE.write_text(render(RetrainConfig.model_json_schema()), encoding="utf-8")
+    PAGE.write_text(render(), encoding="utf-8")
 
 
-def render(schema: dict[str, Any]) -> str:
-    """The whole page, from the JSON schema of the configuration."""
-    tables = [_section(path, found) for path, found in sections(schema, schema, path="")]
-    return "\n".join([HEAD, *tables])
+def render() -> str:
+    """The whole page."""
+    run, platform = RetrainConfig.model_json_schema(), PlatformConfig.model_json_schema()
+    tables = [_section(path, found, "### The run itself") for path, found in sections(run, run, path="")]
+    others = [_section(path, found, "### The platform itself") for path, found in sections(platform, platform, path="")]
+    return "\n".join([HEAD, *tables, PLATFORM, *others])
 
 
 def sections(schema: dict[str, Any], section: dict[str, Any], *, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every section with its path, in the order of the classes; one that lies in another comes after it."""
     yield path, section
     for name, value in section["properties"].items():
-        if "$ref" in value:
-            below = schema["$defs"][value["$ref"].rpartition("/")[2]]
-            yield from sections(schema, below, path=f"{path}.{name}" if path else name)
+        ref, many = _ref(value)
+        if ref:
+            below = schema["$defs"][ref.rpartition("/")[2]]
+            yield from sections(schema, below, path=f"{path}.{name}{many}" if path else f"{name}{many}")
 
 
-def _section(path: str, section: dict[str, Any]) -> str:
-    settings = {name: value for name, value in section["properties"].items() if "$ref" not in value}
-    head = f"### `{path}`" if path else "### The run itself"
+def _ref(value: dict[str, Any]) -> tuple[str, str]:
+    """The class of a section, and `[]` when there may be many of it."""
+    items = value.get("items", {})
+    return (items["$ref"], "[]") if "$ref" in items else (value.get("$ref", ""), "")
+
+
+def _section(path: str, section: dict[str, Any], top: str) -> str:
+    settings = {name: value for name, value in section["properties"].items() if not _ref(value)[0]}
+    head = f"### `{path}`" if path else top
     table = ["| setting | type | default | limits | what it is |", "| --- | --- | --- | --- | --- |"]
     rows = [_row(f"{path}.{name}" if path else name, value) for name, value in settings.items()]
     return "\n".join([head, "", _one_line(section["description"]), "", *(table + rows if rows else []), ""])
@@ -108,12 +129,14 @@ def _type(kind: dict[str, Any], *, optional: bool) -> str:
 
 
 def _default(value: dict[str, Any]) -> str:
+    if "default" not in value:
+        return "must be given"
     default = value["default"]
     return NOTHING if default is None else f"`{default if isinstance(default, str) else json.dumps(default)}`"
 
 
 def _limits(kind: dict[str, Any]) -> str:
-    allowed = [kind["const"]] if "const" in kind else kind.get("enum", [])
+    allowed = [kind["const"]] if "const" in kind else kind.get("enum", kind.get("items", {}).get("enum", []))
     if allowed:
         return "only " + ", ".join(f"`{one}`" for one in allowed)
     limits = [f"{sign} {_number(kind[key])}" for key, sign in LIMITS.items() if key in kind]

@@ -70,7 +70,7 @@ async function start(fill, picture, toggled) {
 }
 
 // Start with a changed learning rate, watch, cancel, retry from the stage that was stopped.
-const run = await start([["Seed", seed], ["Steps", 500], ["Learning Rate", 0.003]], "form");
+const run = await start([["Seed", seed], ["Max Loss To Champion", 5], ["Steps", 400], ["Learning Rate", 0.003]], "form");
 await training(run);
 await until(async () => (await artifacts(run, "progress-train")).length, 120);
 await open(`/runs/flow-run/${run}`);
@@ -100,7 +100,7 @@ await open(`/artifacts/artifact/${report.id}`);
 await shot("report");
 
 // A run that asks before it deploys.
-const asking = await start([["Seed", seed + 1]], null, "Before Deploy");
+const asking = await start([["Seed", seed + 1], ["Max Loss To Champion", 5]], null, "Before Deploy");
 await inState(asking, "Paused");
 await open(`/runs/flow-run/${asking}`);
 await page.getByRole("button", { name: "Resume" }).first().click();

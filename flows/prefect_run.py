@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from prefect.runtime import deployment
 from prefect.runtime import flow_run as runtime
 from prefect.settings import PREFECT_UI_URL
 
+from tasks import process
 from tasks.prefect_notes import Away, ask
+from tasks.registry.audit import Actor, acting, actor
+from tasks.registry.policy import Right, require
+from tasks.settings import home
 
 ASK_EVERY_SECONDS = 3.0
 _last_asked = 0.0
@@ -35,6 +42,25 @@ def setting(*path: str) -> str:
     for key in path:
         value = value.get(key) if isinstance(value, dict) else getattr(value, key, None)
     return str(value or "")
+
+
+@contextmanager
+def started_by(right: Right, what: str) -> Iterator[None]:
+    """Act as whoever stands behind this flow run, if the policy lets them start it. Raises Refused.
+
+    That is the person of the command line; else who started it before it was resumed; else `schedule`, or `prefect` for its page.
+    """
+    known = actor()
+    if known.identity == "account" and deployment.get_id():
+        kept = (process.read_json(home() / "runs" / str(runtime.get_id()) / "handle.json") or {}).get("actor")
+        known = Actor.model_validate(kept) if kept else Actor(name=_automatic(), identity="automatic")
+    with nullcontext() if known.identity == "account" else acting(known.name):
+        require(home(), right, what=what)
+        yield
+
+
+def _automatic() -> str:
+    return "schedule" if "auto-scheduled" in runtime.get_tags() else "prefect"
 
 
 def cancelled() -> bool:

@@ -6,13 +6,14 @@ who starts this flow is deployments/ (`headway retrain`).
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, get_args
 
 from prefect import flow
 
 from flows.closing import close
 from flows.inputs import checked, resolve
-from flows.prefect_run import cancelled, flow_run, named, setting
+from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
 from tasks.artifacts import Cluster, Endpoint, Evaluation, Model, Pending, Tokens, unqualified
 from tasks.benchmark import benchmark
@@ -23,6 +24,8 @@ from tasks.export import export
 from tasks.lifecycle import current, lifecycle
 from tasks.plan import plan
 from tasks.preprocess import preprocess
+from tasks.registry.audit import acting
+from tasks.registry.policy import load_policy, require
 from tasks.registry.refs import read_ref
 from tasks.train import train
 from tasks.validate import validate
@@ -50,17 +53,20 @@ def retrain(
         to_stage: Stages after this one do not run. Empty runs all.
     """
     config = checked(RetrainConfig, config)
-    with lifecycle(
-        "retrain",
-        config,
-        subject=config.training.model,
-        stages=STAGES,
-        first=from_stage,
-        last=to_stage,
-        cancelled=cancelled,
-        flow_run=flow_run(),
-        observers=(PrefectProgress(),),
-        at_end=close,
+    with (
+        started_by("run", f"retrain {config.training.model} on dataset {dataset}"),
+        lifecycle(
+            "retrain",
+            config,
+            subject=config.training.model,
+            stages=STAGES,
+            first=from_stage,
+            last=to_stage,
+            cancelled=cancelled,
+            flow_run=flow_run(),
+            observers=(PrefectProgress(),),
+            at_end=close,
+        ),
     ):
         endpoint = chain(dataset, config)
         if not isinstance(endpoint, Endpoint):
@@ -80,8 +86,8 @@ def chain(name: str, config: RetrainConfig) -> Endpoint:
     champion = champion_scores(scores, tokens, config, on=cluster)
     proven = compare(scores, champion, config.evaluation, config.comparison)
     model = export(proven, config.export, under=scores, on=cluster)
-    allow(model, scores, config)
-    return deploy(model, config.deployment)
+    with allowed(model, scores, config):
+        return deploy(model, config.deployment)
 
 
 def champion_scores(candidate: Evaluation, tokens: Tokens, config: RetrainConfig, *, on: Cluster) -> Evaluation | None:
@@ -94,21 +100,29 @@ def champion_scores(candidate: Evaluation, tokens: Tokens, config: RetrainConfig
     return evaluate(champion, tokens, config.evaluation, on=on)
 
 
-def allow(model: Model, scores: Evaluation, config: RetrainConfig) -> None:
-    """Have a person agree before another model takes the endpoint, where the configuration asks for it. Raises GateFailed."""
+def allowed(model: Model, scores: Evaluation, config: RetrainConfig) -> AbstractContextManager[None]:
+    """Let another model take the endpoint when a person approves, or without that when who runs this may promote.
+
+    What is done inside is done in the name of who approved. Raises GateFailed, Refused.
+    """
     run = current()
     unchanged = isinstance(model, Model) and read_ref(run.store, f"{model.name}/champion") == model.ref
-    if not config.approval.before_deploy or unchanged or run.beyond("deploy"):
-        return
+    if unchanged or run.beyond("deploy"):
+        return nullcontext()
+    if not config.approval.before_deploy:
+        if run.spool:
+            require(run.home, "promote", what=f"{model.ref} to endpoint/{config.deployment.endpoint}")
+        return nullcontext()
     if run.spool is None:
         run.results["approval"] = "approval required"
-        return
+        return nullcontext()
     from flows.approval import approve
     from flows.words import reasons
 
     question = f"Deploy model/{model.name}@{model.version[:12]} to endpoint/{config.deployment.endpoint}?"
     given = approve(question, reasons(run, model, scores), config.approval, kind="deploy", subject=model.ref)
     run.results["approval"] = f"Approved by {given.person}: {given.reason}"
+    return acting(given.person) if load_policy(run.home).asks("approve") else nullcontext()
 
 
 def preview(

@@ -5,7 +5,6 @@ No Prefect here: flows open a lifecycle, tasks/stage.py runs stages in it, and p
 
 from __future__ import annotations
 
-import getpass
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,8 @@ from tasks.lineage import words
 from tasks.lineage.spool import Spool
 from tasks.outcomes import Observer, Observers, Outcome, Unobserved
 from tasks.process import locked
+from tasks.redaction import clean_logs, redacted, require_no_secrets
+from tasks.registry.audit import actor
 from tasks.registry.changes import flat
 from tasks.registry.journal import StoreJournal
 from tasks.runlog import RunLog
@@ -143,6 +144,8 @@ def lifecycle(
     `run.error` and all outcomes are known: it writes the report.
     """
     _check_stages(flow, stages, first, last)
+    clean_logs()
+    require_no_secrets(config.model_dump(mode="json"))
     base = home()
     run = Lifecycle(
         flow=flow,
@@ -164,8 +167,11 @@ def lifecycle(
         with _opened(run, observers) if run.spool else nullcontext():
             yield run
     except BaseException as error:
-        _blame(run, error)
-        raise
+        clean = redacted(error)
+        _blame(run, clean)
+        if clean is error:
+            raise
+        raise clean from None
     finally:
         run.seconds = time.time() - run.began
         _close(run, at_end)
@@ -224,7 +230,7 @@ def _tags(run: Lifecycle) -> dict[str, str]:
         "headway.commit": commit,
         "headway.config_digest": run.config_digest,
         "headway.prefect_flow_run": (run.flow_run or {}).get("id"),
-        "mlflow.user": getpass.getuser(),
+        "mlflow.user": actor().name,
         "mlflow.source.name": f"headway {run.flow}",
         "mlflow.note.content": words.run_note(run.flow_run, "running", facts=_facts(run)),
         "mlflow.source.git.commit": commit,

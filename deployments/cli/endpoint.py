@@ -53,6 +53,19 @@ def stop(
     say({"ref": f"endpoint/{name}", "stopped": True}, f"endpoint/{name} is stopped", as_json=as_json)
 
 
+def stop_all(as_: str, reason: str) -> None:
+    """Stop every endpoint of the home, for `headway down --endpoints`."""
+    from tasks.endpoints.known import endpoint_of, known_endpoints
+    from tasks.registry.audit import audit
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    with asked("roll_back", as_, what="stop all endpoints", reason=reason):
+        for name in known_endpoints(home()):
+            endpoint_of(home(), name).stop()
+            audit(open_store(home()), "stop endpoint", right="roll_back", what=f"endpoint/{name}", reason=reason)
+
+
 def complete(
     endpoint: Annotated[str, typer.Argument(help="Name of the endpoint.")],
     text: Annotated[str, typer.Argument(help="The text to complete.")],

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from deployments.cli.endpoint import stop_all
 from deployments.cli.output import say
+from deployments.cli.person import As, Reason
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 LOOK_EVERY_SECONDS = 2.0
@@ -45,6 +47,8 @@ def up(
 def down(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask when flow runs are at work.")] = False,
     endpoints: Annotated[bool, typer.Option("--endpoints", help="Stop all endpoints as well.")] = False,
+    reason: Reason = "",
+    as_: As = "",
     as_json: Json = False,
 ) -> None:
     """Stop the platform: no process of it is left. Endpoints go on serving, unless --endpoints is given.
@@ -52,12 +56,11 @@ def down(
     Flow runs that are at work stop too; the next `headway up` resumes those that it started.
     """
     from deployments.platform import down as platform
-    from tasks.endpoints.known import endpoint_of, known_endpoints
     from tasks.settings import home
 
     _agreed(platform.runs_at_work(home()), yes=yes)
-    for name in known_endpoints(home()) if endpoints else []:
-        endpoint_of(home(), name).stop()
+    if endpoints:
+        stop_all(as_, reason)
     stopped = platform.down(home())
     words = f"Stopped: {', '.join(stopped)}." if stopped else "Nothing of the platform ran."
     say({"stopped": stopped}, words, as_json=as_json)

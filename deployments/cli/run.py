@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from deployments.cli.output import say
+from deployments.cli.person import As, asked
 
 
 def run(
@@ -18,23 +19,31 @@ def run(
     key: Annotated[
         str, typer.Option(help="Idempotency key: the same key starts one flow run, however often it is sent.")
     ] = "",
+    as_: As = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Start a flow run of a deployment on the platform, and return. `headway status` shows how it goes."""
     from deployments.catalogue import catalogue, parameters
     from deployments.platform import prefect_server, up
     from tasks.errors import Missing, Unknown
+    from tasks.redaction import require_no_secrets
+    from tasks.registry.audit import audit
     from tasks.settings import home
+    from tasks.storage import open_store
 
     known = {one.full_name: one for one in catalogue(up.settings(home()))}
     if deployment not in known:
         raise Unknown(f"there is no deployment {deployment!r}", remedy=f"There are {', '.join(known)}.")
     chosen = known[deployment]
     told = parameters(chosen.flow, chosen.name, dataset, tuple(set_ or ()))
+    require_no_secrets(told)
     if not prefect_server.reachable(home()):
         raise Missing("the platform is not up", remedy="Start it: `headway up --detach`.")
     from deployments.registration import submit
 
-    flow_run, new = submit(deployment, told, key)
+    what = f"{deployment} on the platform"
+    with asked("run", as_, what=what):
+        flow_run, new = submit(deployment, told, key)
+        audit(open_store(home()), "start run", right="run", what=f"{what}: {flow_run['id']}")
     words = f"{'Started' if new else 'Already started under this key'}: {flow_run['url']}"
     say({"deployment": deployment, "flow_run": flow_run, "new": new}, words, as_json=as_json)

@@ -17,6 +17,7 @@ from typing import Any
 
 from deployments.platform import prefect_server, up
 from deployments.settings import PlatformConfig
+from tasks.redaction import clean_logs
 
 EVERY_SECONDS = 5.0
 SPOOLS_EVERY_SECONDS = 15.0
@@ -25,13 +26,13 @@ Duty = Callable[[float], Any]
 
 def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
     """What there is to do, by name, in its order. Each takes the time, in seconds since the epoch."""
+    from prefect.client.orchestration import get_client
+
     from deployments.telemetry.export import Telemetry
     from deployments.watch.alert_sources import platform_sources
     from deployments.watch.alerts import Alerts
     from deployments.watch.dead_runs import DeadRuns
     from deployments.watch.schedules import Schedules
-    from prefect.client.orchestration import get_client
-
     from deployments.watch.spools import Spools
 
     dead, schedules, spools = DeadRuns(home, config), Schedules(home, config), Spools(home, SPOOLS_EVERY_SECONDS)
@@ -58,6 +59,7 @@ def main(home: Path) -> None:
     """Watch until somebody stops it."""
     os.environ["HEADWAY_HOME"] = str(home)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    clean_logs()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     prefect_server.prepare(home)
     todo = duties(home, up.settings(home))

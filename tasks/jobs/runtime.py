@@ -21,6 +21,7 @@ from typing import Any
 
 from tasks.errors import HeadwayError
 from tasks.process import die_with_parent, process_started, write_json
+from tasks.redaction import redact
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,11 @@ def _redirect(log: Path) -> None:
 
 def _report(rank: Rank, error: Exception) -> None:
     """Write what went wrong, classed: the launcher does not restart a user's error or a broken artifact."""
-    traceback.print_exc()
+    print(redact(traceback.format_exc()), file=sys.stderr)
     (rank.folder / "errors").mkdir(exist_ok=True)
     report = {
         "type": type(error).__name__,
-        "message": str(error),
+        "message": redact(str(error)),
         "remedy": error.remedy if isinstance(error, HeadwayError) else "",
         "class": failure_class(error),
         "attempt": rank.attempt,

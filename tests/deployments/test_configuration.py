@@ -3,11 +3,14 @@
 import errno
 import json
 import math
+from pathlib import Path
 
 import pytest
 
+from deployments.catalogue import as_prefect_yaml
 from deployments.cli.configuration import SHIPPED, load
 from deployments.cli.output import CommandError, exit_code, say, say_error
+from deployments.settings import PlatformConfig
 from tasks.config import RetrainConfig
 from tasks.errors import Cancelled, GateFailed, HeadwayError, IntegrityError, JobFailed, Missing, Unknown
 
@@ -244,3 +247,8 @@ def test_success_is_one_object_or_words(capsys):
     assert capsys.readouterr().out == "published\n"
     say({"ref": "model/coder@1"}, "", as_json=False)
     assert capsys.readouterr().out == ""
+
+
+def test_the_file_for_prefect_deploy_is_that_of_the_catalogue():
+    kept = (Path(__file__).parents[2] / "prefect.yaml").read_text()
+    assert kept == as_prefect_yaml(PlatformConfig()), "run: headway deployments --prefect-yaml > prefect.yaml"

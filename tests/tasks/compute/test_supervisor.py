@@ -386,6 +386,7 @@ def test_what_would_be_started_is_a_value():
             "TOKENIZERS_PARALLELISM": "false",
             "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
         },
+        secrets=(),
         log="launcher.log",
         restarts=1,
         progress="LATEST",
