@@ -99,11 +99,11 @@ SAID_ALREADY: dict[str, str] = {"run_failed": "failed", "flow_run_died": "failed
 
 def notices_for(channel: NotificationConfig) -> Iterator[Notice]:
     """What a channel is told of, each thing once."""
-    for occasion in dict.fromkeys(channel.on):
+    for occasion in dict.fromkeys(channel.occasions):
         for notice in NOTICES[occasion]:
             yield _without_repeats(notice, channel) if notice is ALERT else notice
 
 
 def _without_repeats(notice: Notice, channel: NotificationConfig) -> Notice:
-    wanted = [rule.name for rule in RULES if SAID_ALREADY.get(rule.name) not in channel.on]
+    wanted = [rule.name for rule in RULES if SAID_ALREADY.get(rule.name) not in channel.occasions]
     return notice if len(wanted) == len(RULES) else replace(notice, labels={"headway.alert": wanted})

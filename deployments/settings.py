@@ -68,8 +68,8 @@ class NotificationConfig(Settings):
     """Name of the channel."""
     url: Annotated[str, Field(repr=False)]
     """Where to: an Apprise address (mailto://, msteams://, slack://, json://host/path), or env:NAME to read it from there."""
-    on: tuple[Occasion, ...] = ("failed", "gate_closed", "approval_needed", "alert")
-    """Occasions."""
+    occasions: tuple[Occasion, ...] = ("failed", "gate_closed", "approval_needed", "alert")
+    """What of. (Not `on`: YAML reads that word as true.)"""
 
     @field_validator("url")
     @classmethod

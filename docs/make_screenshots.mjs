@@ -61,7 +61,7 @@ async function start(fill, picture, toggled) {
     await input.scrollIntoViewIfNeeded();
     await input.fill(String(value));
   }
-  if (toggled) await field(toggled).locator("[role=switch], .p-toggle, input").first().click();
+  if (toggled) await field(toggled).locator("[role=switch]").first().click();
   if (picture) await shot(picture);
   await page.getByRole("button", { name: "Submit" }).first().click();
   await page.waitForTimeout(3000);

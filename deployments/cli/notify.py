@@ -55,7 +55,7 @@ def test(
 def _try(channel: Any) -> dict[str, Any]:
     from deployments.channels import send
 
-    body = f"This is a test of the channel {channel.name}. It is told of: {', '.join(channel.on)}."
+    body = f"This is a test of the channel {channel.name}. It is told of: {', '.join(channel.occasions)}."
     try:
         why = send(channel, "Headway: a test", body)
     except ValueError as error:

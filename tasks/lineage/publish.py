@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,10 @@ TEXT_LENGTH = 5000
 NOTE = "mlflow.note.content"
 REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST")
 """What comes back however often the same event is told. A wrong password or a missing server is none of these."""
+POINTS_AT_ONCE = 1000
+"""What MLflow takes in one call."""
+Told = tuple[dict[str, Any], int]
+"""An event, and its length in the spool in bytes."""
 
 
 class RefusedError(Exception):
@@ -80,11 +85,27 @@ class Publisher:
         with open(self.folder / "events.jsonl", "rb") as file:
             file.seek(self.offset)
             lines = [line for line in file if line.endswith(b"\n")]
-        for line in lines:
-            self._tell(json.loads(line))
-            self.offset += len(line)
-            self._save()
+        for group in _grouped([(json.loads(line), len(line)) for line in lines]):
+            self._tell_group(group)
         return bool(lines)
+
+    def _tell_group(self, group: list[Told]) -> None:
+        """Several small events as one call, for a server that was away is far behind; one by one when that is refused."""
+        try:
+            if len(group) > 1:
+                self._log_metrics([event for event, _ in group])
+                return self._advance(sum(size for _, size in group))
+        except (RefusedError, MlflowException) as error:
+            if getattr(error, "error_code", REFUSED[0]) not in REFUSED:
+                raise
+        for event, size in group:
+            self._tell(event)
+            self._advance(size)
+        return None
+
+    def _advance(self, size: int) -> None:
+        self.offset += size
+        self._save()
 
     def _save(self) -> None:
         state = {"offset": self.offset, "runs": self.runs, "open": sorted(self.open), "writer": self.writer}
@@ -144,9 +165,12 @@ class Publisher:
         self.client.log_inputs(self._id(event), inputs)
 
     def _on_metrics(self, event: dict[str, Any]) -> None:
-        metrics = [Metric(key, value, event["time"], step) for key, value, step in event["metrics"]]
-        for start in range(0, len(metrics), 1000):
-            self.client.log_batch(self._id(event), metrics=metrics[start : start + 1000])
+        self._log_metrics([event])
+
+    def _log_metrics(self, events: list[dict[str, Any]]) -> None:
+        metrics = [Metric(key, value, e["time"], step) for e in events for key, value, step in e["metrics"]]
+        for start in range(0, len(metrics), POINTS_AT_ONCE):
+            self.client.log_batch(self._id(events[0]), metrics=metrics[start : start + POINTS_AT_ONCE])
 
     def _on_file(self, event: dict[str, Any]) -> None:
         if Path(event["path"]).is_file():
@@ -225,6 +249,22 @@ class Publisher:
         if found.lifecycle_stage != "active":
             self.client.restore_experiment(found.experiment_id)
         return str(found.experiment_id)
+
+
+def _grouped(told: list[Told]) -> Iterator[list[Told]]:
+    """Neighbouring metrics of one run together, as many as one call takes; everything else alone."""
+    group: list[Told] = []
+    for event, size in told:
+        alike = (
+            bool(group) and event["event"] == "metrics" == group[0][0]["event"] and event["run"] == group[0][0]["run"]
+        )
+        points = sum(len(one["metrics"]) for one, _ in [*group, (event, size)]) if alike else 0
+        if group and not (alike and points <= POINTS_AT_ONCE):
+            yield group
+            group = []
+        group.append((event, size))
+    if group:
+        yield group
 
 
 if __name__ == "__main__":

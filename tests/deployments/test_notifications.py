@@ -234,7 +234,7 @@ def test_what_an_occasion_tells_is_not_told_again_as_an_alert(client, told):
 def test_who_is_told_of_alerts_only_is_told_of_failed_runs_by_them(client, told):
     from deployments.notifications import apply
 
-    apply(client, config_of(told, on=("alert", "gate_closed")))
+    apply(client, config_of(told, occasions=("alert", "gate_closed")))
     for alert in ("run_failed", "flow_run_died", "gate_closed"):
         alarm(client, alert, states=("fired",))
     for got in wait_for(told, 2):
@@ -276,7 +276,7 @@ def test_the_settings_are_what_is_in_force(client, sinks):
     assert {found.name: found for found in client.read_automations()} == before
     assert ours(client) == (both, ["headway-hook", "headway-mail"])
     only = {"hook": sinks["hook"]}
-    assert apply(client, config_of(only, on=("failed",))) == ["headway-hook-failed"]
+    assert apply(client, config_of(only, occasions=("failed",))) == ["headway-hook-failed"]
     assert ours(client) == (["headway-hook-failed"], ["headway-hook"])
     apply(client, PlatformConfig())
     assert ours(client) == ([], [])
@@ -291,7 +291,7 @@ def test_a_channel_that_moves_keeps_one_block(client, sinks, monkeypatch):
     teams = "https://prod-1.westeurope.logic.azure.com:443/workflows/643e69f83c8944/triggers/manual/paths/invoke"
     monkeypatch.setenv("ONCALL", f"{teams}?api-version=2016-06-01&sp=%2Ftriggers&sv=1.0&sig=KODuebWb")
     apply(client, config_of({"hook": sinks["hook"]}))
-    apply(client, PlatformConfig(notifications=(NotificationConfig(name="hook", url="env:ONCALL", on=("failed",)),)))
+    apply(client, PlatformConfig(notifications=(NotificationConfig(name="hook", url="env:ONCALL", occasions=("failed",)),)))
     assert ours(client) == (["headway-hook-failed"], ["headway-hook"])
     (document,) = client.read_block_documents_by_type("ms-teams-webhook", include_secrets=False)
     assert "KODuebWb" not in document.model_dump_json()
@@ -317,7 +317,7 @@ def test_a_sink_that_is_down_is_an_event_of_failure_and_the_others_are_told(clie
     """Prefect tries once. It says so by an event and a line of its log; what is down gets nothing later."""
     from deployments.notifications import apply
 
-    gone = NotificationConfig(name="gone", url=f"json://127.0.0.1:{free_port()}/", on=("alert",))
+    gone = NotificationConfig(name="gone", url=f"json://127.0.0.1:{free_port()}/", occasions=("alert",))
     apply(client, PlatformConfig(notifications=(*config_of(told).notifications, gone)))
     alarm(client, "disk_nearly_full", states=("fired",))
     wait_for(told, 1)

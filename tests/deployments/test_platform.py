@@ -14,7 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from support import Home, publish_tiny
+
+from deployments.settings import PlatformConfig
 
 SLOW = ("--set", "training.steps=400", "--set", "training.warmup_steps=5")
 
@@ -32,7 +35,8 @@ class Platform:
         return self.home.ok("status").said
 
     def api(self, path, body=None, method=None):
-        return call(self.state()["prefect"] + "/api" + path, self.login(), body, method)
+        server = json.loads((self.home.path / "prefect" / "server.json").read_text())
+        return call(server["url"] + "/api" + path, self.login(), body, method)
 
     def login(self):
         return (self.home.path / "prefect" / "credentials").read_text()
@@ -57,6 +61,10 @@ class Platform:
         path = self.folder(identity) / "events.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+    def training(self, identity):
+        """Whether the newest stage that began is the training."""
+        return [event["stage"] for event in self.events(identity, "started")][-1:] == ["train"]
 
     def child(self, part):
         """The process that a part's supervising parent runs."""
@@ -142,7 +150,7 @@ def test_everything_listens_on_loopback_only(platform):
 
 def test_up_again_adopts_what_lives(platform):
     before = {part["name"]: part["pid"] for part in platform.state()["parts"]}
-    commands = [platform.home.start("up", "--detach", "--json") for _ in range(2)]
+    commands = [platform.home.start("up", "--detach", "--json") for _ in range(2)]  # both at once
     assert [command.wait(90) for command in commands] == [0, 0]
     assert {part["name"]: part["pid"] for part in platform.state()["parts"]} == before
 
@@ -193,7 +201,7 @@ def test_killed_servers_worker_and_flow_process_in_one_run(platform):
     """kill -9 of each, one after the other, while the network trains: the run ends right, and nothing is done twice."""
     identity = platform.run("retrain/tiny", *SLOW, "--set", "training.seed=77")
     for part in ("prefect", "platform/mlflow", "platform/worker", "platform/watch"):
-        until(lambda: platform.events(identity, "started")[-1]["stage"] == "train", 120)
+        until(lambda: platform.training(identity), 120)
         victim = platform.child(part)
         victim.kill()
         until(lambda part=part, victim=victim: platform.child(part).pid != victim.pid, 60)
@@ -212,8 +220,6 @@ def test_killed_servers_worker_and_flow_process_in_one_run(platform):
 def test_down_leaves_no_process_and_up_has_all_history(platform):
     before = platform.api("/flow_runs/count", {})
     runs = len(platform.state()["runs"])
-    refused = platform.home.run("down") if platform.home.run("status").said["runs"][0]["status"] == "running" else None
-    assert refused is None or refused.code == 2
     platform.home.ok("down", "--yes", "--endpoints")
     assert platform.processes() == []
     address = platform.up()["prefect"]
@@ -223,7 +229,7 @@ def test_down_leaves_no_process_and_up_has_all_history(platform):
 
 def test_down_asks_before_it_stops_work_and_up_resumes_it(platform):
     identity = platform.run("retrain/tiny", *SLOW, "--set", "training.seed=78")
-    until(lambda: platform.events(identity, "started")[-1]["stage"] == "train", 120)
+    until(lambda: platform.training(identity), 120)
     asked = platform.home.run("down")
     assert asked.code == 2 and "retrain of tiny" in asked.said["error"]["message"]
     platform.home.ok("down", "--yes", "--endpoints")
@@ -315,3 +321,10 @@ def test_commands_without_a_platform_say_how_to_start_it(fresh):
     assert fresh.run("run", "retrain/no").code == 2
     assert fresh.ok("status").said["prefect"] is None
     assert fresh.ok("down").said["stopped"] == []
+
+
+def test_the_settings_that_the_page_shows_are_read_as_they_are_meant():
+    page = (Path(__file__).parents[2] / "docs" / "platform.md").read_text()
+    shown = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    config = PlatformConfig.model_validate(shown)
+    assert config.schedules[0].missed == "run_once" and config.notifications[0].occasions[0] == "failed"

@@ -172,6 +172,43 @@ def test_an_event_that_mlflow_refuses_is_laid_aside_and_the_rest_is_told(publish
     assert refused(tmp_path) == {spool.folder / "refused.jsonl": 2}
 
 
+def test_many_small_events_become_few_calls_and_every_point_is_there(published, tmp_path, monkeypatch):
+    """A server that was away for minutes is told thousands of them: one call each would take it minutes again."""
+    _, client, spool, *_ = published
+    folder = tmp_path / "lineage" / "many"
+    folder.mkdir(parents=True)
+    begin = [json.loads(line) for line in (spool.folder / "events.jsonl").read_text().splitlines()[:2]]
+    flow = {**begin[1], "run": "7" * 32}
+    points = [
+        {
+            "event": "metrics",
+            "time": 1000 + step,
+            "run": "7" * 32,
+            "metrics": [["loss", float(step), step], ["x", 1.0, step]],
+        }
+        for step in range(1200)
+    ]
+    told = [begin[0], flow, *points, {"event": "close", "time": 9999}]
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in told))
+    batches = []
+    log_batch = mlflow.MlflowClient.log_batch
+    monkeypatch.setattr(
+        mlflow.MlflowClient,
+        "log_batch",
+        lambda self, *args, **kwargs: (
+            batches.append(len(kwargs.get("metrics", ()))),
+            log_batch(self, *args, **kwargs),
+        )[1],
+    )
+    publisher = Publisher(folder)
+    publisher.follow()
+    assert [count for count in batches if count] == [1000, 1000, 400]
+    run = publisher.runs["7" * 32]["id"]
+    for name in ("loss", "x"):
+        found = client.get_metric_history(run, name)
+        assert [(point.step, point.timestamp) for point in found] == [(step, 1000 + step) for step in range(1200)]
+
+
 def test_a_locked_database_is_waited_for(published, tracking, tmp_path):
     """MLflow waits for 20 s by itself, and gives up; the publisher does not."""
     _, client, *_ = published
