@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows.closing import close
 from flows.inputs import checked
-from flows.prefect_run import cancelled, flow_run, named, setting
+from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
 from tasks.artifacts import Qualification
 from tasks.benchmark import benchmark
@@ -30,17 +30,20 @@ def qualify(config: QualifyConfig) -> Qualification:
         config: Which cluster, how it is measured, and by which baseline it is judged.
     """
     config = checked(QualifyConfig, config)
-    with lifecycle(
-        "qualify",
-        config,
-        subject=config.cluster.name,
-        stages=STAGES,
-        first=STAGES[0],
-        cancelled=cancelled,
-        flow_run=flow_run(),
-        observers=(PrefectProgress(),),
-        at_end=close,
-    ) as run:
+    with (
+        started_by("run", f"qualify {config.cluster.name}"),
+        lifecycle(
+            "qualify",
+            config,
+            subject=config.cluster.name,
+            stages=STAGES,
+            first=STAGES[0],
+            cancelled=cancelled,
+            flow_run=flow_run(),
+            observers=(PrefectProgress(),),
+            at_end=close,
+        ) as run,
+    ):
         qualification = benchmark(config.cluster, config.benchmark)
         run.results["qualification"] = {"ref": qualification.ref, **qualification.metrics}
         qualification.require()

@@ -9,7 +9,7 @@ from prefect import flow
 
 from flows.closing import close
 from flows.inputs import checked, resolve
-from flows.prefect_run import cancelled, flow_run, named, setting
+from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
 from tasks.artifacts import Checkpoint, Evaluation, parse_ref, unqualified
 from tasks.config import RevalidateConfig
@@ -42,16 +42,19 @@ def revalidate(dataset: str, config: RevalidateConfig) -> Evaluation:
         config: Whose champion is measured, on what, and by which limits.
     """
     config = checked(RevalidateConfig, config)
-    with lifecycle(
-        "revalidate",
-        config,
-        subject=config.model,
-        stages=STAGES,
-        cancelled=cancelled,
-        flow_run=flow_run(),
-        observers=(PrefectProgress(),),
-        at_end=close,
-    ) as run:
+    with (
+        started_by("run", f"revalidate {config.model} on dataset {dataset}"),
+        lifecycle(
+            "revalidate",
+            config,
+            subject=config.model,
+            stages=STAGES,
+            cancelled=cancelled,
+            flow_run=flow_run(),
+            observers=(PrefectProgress(),),
+            at_end=close,
+        ) as run,
+    ):
         champion = sound_champion(run, config.model)
         scores = measured(dataset, config)
         judge(run, champion, scores, config)

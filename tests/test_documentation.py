@@ -148,7 +148,7 @@ def checkout(tmp_path_factory):
         assert not wrong, "\n".join(wrong)
         yield made
     finally:
-        made.run("headway endpoint stop tiny; headway down")
+        made.run("headway down --yes --endpoints")
 
 
 def test_the_commands_of_the_readme_make_what_it_says(checkout):
@@ -193,7 +193,7 @@ def fits(fields):
 def test_the_json_of_every_command_has_the_fields_of_the_readme(checkout):
     common = {"schema", "exit_code", "error"}
     told = [(names(command)[0], names(cell)) for command, cell in rows(README, "command", "fields")]
-    assert len(told) > 10 and told[-1][0] == "headway down"
+    assert len(told) > 10 and told[-1][0] == "headway down --yes"
     for command, fields in told:
         said = checkout.json(command)
         assert said.keys() - common == {re.split(r"[.\[]", field)[0] for field in fields}, command

@@ -28,6 +28,8 @@ QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+    # Prefect's five tries last a minute; a run shall outlive a server that is away for some.
+    "PREFECT_CLIENT_MAX_RETRIES": "8",
     "GX_ANALYTICS_ENABLED": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }

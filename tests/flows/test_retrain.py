@@ -146,7 +146,7 @@ def test_mlflow_has_the_runs_nested_with_datasets_metrics_and_the_champion(home,
 import json, sys, mlflow
 client = mlflow.MlflowClient(sys.argv[1])
 parent = client.get_run(sys.argv[2])
-children = client.search_runs(["1"], f"tags.`mlflow.parentRunId` = '{sys.argv[2]}'")
+children = client.search_runs([parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{sys.argv[2]}'")
 train = next(r for r in children if r.info.run_name == "train")
 print(json.dumps({
   "status": parent.info.status, "names": sorted(r.info.run_name for r in children),
