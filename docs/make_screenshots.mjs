@@ -1,12 +1,12 @@
 // Walks through Prefect's page as a person does, and keeps the pictures of docs/ui.md: start with a changed learning rate,
 // watch, cancel, retry, approve. Needs Chromium, and playwright-core beside this file or in NODE_PATH.
-//   headway up --detach && node docs/make_screenshots.mjs .headway docs/images
+//   headway up --detach && node docs/make_screenshots.mjs .headway docs/images [lifecycle | approval]
 import fs from "fs";
 import { createRequire } from "module";
 
 const require = createRequire(process.env.NODE_PATH ? process.env.NODE_PATH + "/" : import.meta.url);
 const { chromium } = require("playwright-core");
-const [home, out] = process.argv.slice(2);
+const [home, out, part] = process.argv.slice(2);
 const server = JSON.parse(fs.readFileSync(`${home}/prefect/server.json`));
 const login = fs.readFileSync(`${home}/prefect/credentials`, "utf8").trim();
 const headers = { Authorization: "Basic " + Buffer.from(login).toString("base64"), "Content-Type": "application/json" };
@@ -69,42 +69,48 @@ async function start(fill, picture, toggled) {
   return run.id;
 }
 
-// Start with a changed learning rate, watch, cancel, retry from the stage that was stopped.
-const run = await start([["Seed", seed], ["Max Loss To Champion", 5], ["Steps", 400], ["Learning Rate", 0.003]], "form");
-await training(run);
-await until(async () => (await artifacts(run, "progress-train")).length, 120);
-await open(`/runs/flow-run/${run}`);
-await shot("running");
-await page.getByText("Artifacts", { exact: true }).first().click();
-await page.setViewportSize({ width: 1280, height: 1500 });
-await shot("progress");
-await page.setViewportSize({ width: 1280, height: 900 });
-await page.getByRole("button", { name: "Cancel" }).first().click();
-await page.waitForTimeout(800);
-await shot("cancel");
-await page.getByRole("button", { name: "Confirm" }).last().click();
-await inState(run, "Cancelled");
-await open(`/runs/flow-run/${run}`);
-await page.getByRole("button", { name: "Retry" }).first().click();
-await page.waitForTimeout(800);
-await shot("retry");
-await page.locator(".p-modal").getByRole("button", { name: "Retry" }).click();
-await inState(run, "Completed");
-await open(`/runs/flow-run/${run}`);
-await shot("retried");
-await page.getByText("Artifacts", { exact: true }).first().click();
-await page.setViewportSize({ width: 1280, height: 1900 });
-await shot("artifacts");
-const [report] = await artifacts(run, "report");
-await open(`/artifacts/artifact/${report.id}`);
-await shot("report");
+async function lifecycle() {
+  // Start with a changed learning rate, watch, cancel, retry from the stage that was stopped.
+  const run = await start([["Seed", seed], ["Max Loss To Champion", 5], ["Steps", 400], ["Learning Rate", 0.003]], "form");
+  await training(run);
+  await until(async () => (await artifacts(run, "progress-train")).length, 120);
+  await open(`/runs/flow-run/${run}`);
+  await shot("running");
+  await page.getByText("Artifacts", { exact: true }).first().click();
+  await page.setViewportSize({ width: 1280, height: 1500 });
+  await shot("progress");
+  await page.setViewportSize({ width: 1280, height: 900 });
+  await page.getByRole("button", { name: "Cancel" }).first().click();
+  await page.waitForTimeout(800);
+  await shot("cancel");
+  await page.getByRole("button", { name: "Confirm" }).last().click();
+  await inState(run, "Cancelled");
+  await open(`/runs/flow-run/${run}`);
+  await page.getByRole("button", { name: "Retry" }).first().click();
+  await page.waitForTimeout(800);
+  await shot("retry");
+  await page.locator(".p-modal").getByRole("button", { name: "Retry" }).click();
+  await inState(run, "Completed");
+  await open(`/runs/flow-run/${run}`);
+  await shot("retried");
+  await page.getByText("Artifacts", { exact: true }).first().click();
+  await page.setViewportSize({ width: 1280, height: 1900 });
+  await shot("artifacts");
+  const [report] = await artifacts(run, "report");
+  await open(`/artifacts/artifact/${report.id}`);
+  await shot("report");
+}
 
-// A run that asks before it deploys.
-const asking = await start([["Seed", seed + 1], ["Max Loss To Champion", 5]], null, "Before Deploy");
-await inState(asking, "Paused");
-await open(`/runs/flow-run/${asking}`);
-await page.getByRole("button", { name: "Resume" }).first().click();
-await page.waitForTimeout(1500);
-await shot("approve");
-console.log("run", run);
+async function approval() {
+  // A run that asks before it deploys.
+  const asking = await start([["Seed", seed + 1], ["Max Loss To Champion", 5]], null, "Before Deploy");
+  await inState(asking, "Paused");
+  await open(`/runs/flow-run/${asking}`);
+  await page.getByRole("button", { name: "Resume" }).first().click();
+  await page.waitForTimeout(1500);
+  await shot("approve");
+}
+
+if (part !== "approval") await lifecycle();
+if (part !== "lifecycle") await approval();
 await browser.close();

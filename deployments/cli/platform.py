@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -37,11 +37,16 @@ def up(
     settings = platform.settings(home(), config)
     new = not (home() / "prefect" / "credentials").exists()
     began = time.monotonic()
-    platform.up(home(), settings, _step, port=port, mlflow_port=mlflow_port)
-    fields = {"seconds": round(time.monotonic() - began, 1), **_addresses(home())}
-    say(fields, _welcome(fields, home(), new=new), as_json=as_json)
-    if not detach:
-        _stay(home(), settings)
+    try:
+        platform.up(home(), settings, _step, port=port, mlflow_port=mlflow_port)
+        fields = {"seconds": round(time.monotonic() - began, 1), **_addresses(home())}
+        say(fields, _welcome(fields, home(), new=new), as_json=as_json)
+        if not detach:
+            _stay(home(), settings)
+    except KeyboardInterrupt:
+        if detach:
+            raise
+        _stop(home())
 
 
 def down(
@@ -113,16 +118,18 @@ def _agreed(runs: list[Any], *, yes: bool) -> None:
         raise ValueError("nothing was stopped")
 
 
-def _stay(home: Path, settings: Any) -> None:
-    """In the foreground: restart what dies, and stop everything at the end."""
-    from deployments.platform import down as stopping
+def _stay(home: Path, settings: Any) -> NoReturn:
+    """In the foreground: restart what dies, until somebody interrupts."""
     from deployments.platform import up as platform
 
     print("Ctrl-C stops the platform; `headway up --detach` would leave it running.", file=sys.stderr)
-    try:
-        while True:
-            time.sleep(LOOK_EVERY_SECONDS)
-            platform.restart_what_died(home, settings)
-    except KeyboardInterrupt:
-        print("\nstopping ...", file=sys.stderr)
-        stopping.down(home)
+    while True:
+        time.sleep(LOOK_EVERY_SECONDS)
+        platform.restart_what_died(home, settings)
+
+
+def _stop(home: Path) -> None:
+    from deployments.platform import down as platform
+
+    print("\nstopping ...", file=sys.stderr)
+    platform.down(home)

@@ -1,15 +1,12 @@
 """The local MLflow server: a view of the database that publishers write into, so that nothing is lost while it is away.
 
-It listens on loopback and asks for the same login as Prefect's page, by MLflow's own basic-auth app. It keeps its port as long as
-nobody else takes it. As a program (`python -m deployments.platform.mlflow_server HOME PORT`) it is the server itself, in one
-process: MLflow's own command starts it as a child, which a kill -9 of the command would leave behind on the port.
+It listens on loopback and asks for the same login as Prefect's page. It keeps its port as long as nobody else takes it. The
+program that it runs is tasks/lineage/server.py.
 """
 
 from __future__ import annotations
 
 import base64
-import os
-import secrets
 import sys
 import time
 import urllib.error
@@ -23,16 +20,6 @@ from tasks import process
 from tasks.errors import Missing
 
 START_SECONDS = 120.0
-LOGIN_REMEMBERED_SECONDS = 60
-"""The slow hash of the password is not computed anew at each of a page's requests."""
-SERVED = "mlflow-artifacts:/"
-"""Where files go that people log through the server: through it, to HOME/mlflow/artifacts."""
-LOGIN = """[mlflow]
-default_permission = READ
-database_uri = sqlite:///{database}
-authorization_function = mlflow.server.auth:authenticate_request_basic_auth
-auth_cache_ttl_seconds = {remembered}
-"""
 
 
 def start(home: Path, port: int | None = None) -> dict[str, Any]:
@@ -47,8 +34,9 @@ def start(home: Path, port: int | None = None) -> dict[str, Any]:
     not_locked(home / "mlflow" / "mlflow.db")
     known = process.read_json(folder / "server.json") or {}
     port = choose_port(port, known.get("port"))
-    password(home)
-    argv = [sys.executable, "-m", "deployments.platform.mlflow_server", str(home), str(port)]
+    password(home)  # makes the file that the program reads
+    credentials = home / "prefect" / "credentials"
+    argv = [sys.executable, "-m", "tasks.lineage.server", str(home), str(port), str(credentials)]
     spec = process.ProcessSpec(argv=argv, log="server.log", restarts=20, steady=20.0, grace=5.0)
     handle = process.start(folder, spec)
     server = {"url": f"http://127.0.0.1:{port}", "port": port, "pid": handle["pid"], "since": time.time()}
@@ -95,71 +83,3 @@ def _answers(server: dict[str, Any]) -> bool:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
-
-
-def serve(home: Path, port: int) -> None:
-    """Be the server. What MLflow reads from the environment while it is imported is set before it is imported."""
-    os.environ.update(_settings(home, port))
-    os.environ.update(_places(home))
-    from tasks.lineage.database import prepare
-
-    prepare(_database(home))
-    import uvicorn
-    from mlflow.server import auth
-    from mlflow.server.handlers import initialize_backend_stores
-
-    initialize_backend_stores(_database(home), _database(home), SERVED)
-    app = auth.create_app()
-    (home / "mlflow" / "auth.db").chmod(0o600)
-    user, _, word = password(home).partition(":")
-    if not auth.store.authenticate_user(user, word):  # the credentials were made anew since the first start
-        auth.store.update_user(user, password=word)
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=3)
-
-
-def _settings(home: Path, port: int) -> dict[str, str]:
-    user, _, word = password(home).partition(":")
-    login = home / "platform" / "mlflow" / "auth.ini"
-    login.write_text(LOGIN.format(database=home / "mlflow" / "auth.db", remembered=LOGIN_REMEMBERED_SECONDS))
-    return {
-        "MLFLOW_AUTH_CONFIG_PATH": str(login),
-        "MLFLOW_AUTH_ADMIN_USERNAME": user,
-        "MLFLOW_AUTH_ADMIN_PASSWORD": word,
-        "MLFLOW_FLASK_SERVER_SECRET_KEY": _secret(home / "platform" / "mlflow" / "secret"),
-        "MLFLOW_SERVER_ALLOWED_HOSTS": f"127.0.0.1:{port},localhost:{port}",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "DO_NOT_TRACK": "true",
-        "GIT_PYTHON_REFRESH": "quiet",
-    }
-
-
-def _places(home: Path) -> dict[str, str]:
-    """What MLflow's own command tells its child, under the names that the two share."""
-    from mlflow.environment_variables import _MLFLOW_SGI_NAME
-    from mlflow.server import constants
-
-    return {
-        _MLFLOW_SGI_NAME.name: "uvicorn",
-        constants.BACKEND_STORE_URI_ENV_VAR: _database(home),
-        constants.REGISTRY_STORE_URI_ENV_VAR: _database(home),
-        constants.ARTIFACT_ROOT_ENV_VAR: SERVED,
-        constants.SERVE_ARTIFACTS_ENV_VAR: "true",
-        constants.ARTIFACTS_DESTINATION_ENV_VAR: str(home / "mlflow" / "artifacts"),
-    }
-
-
-def _database(home: Path) -> str:
-    return f"sqlite:///{home / 'mlflow' / 'mlflow.db'}"
-
-
-def _secret(path: Path) -> str:
-    """The key that signs the login app's forms, made at first use, readable by its owner only."""
-    if not path.exists():
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-    return path.read_text()
-
-
-if __name__ == "__main__":
-    serve(Path(sys.argv[1]), int(sys.argv[2]))

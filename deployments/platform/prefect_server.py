@@ -43,12 +43,20 @@ def prepare(home: Path, port: int | None = None) -> dict[str, Any]:
     if importlib.util.find_spec("prefect") is None:
         raise Missing("Prefect is not installed", remedy="pip install -c constraints.txt -e '.[local]'")
     os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})
-    if os.environ.get("PREFECT_API_URL"):
-        return {"url": os.environ["PREFECT_API_URL"].removesuffix("/api"), "ours": False}
+    named = named_server(home)
+    if named:
+        return {"url": named, "ours": False}
     folder = home / "prefect"
     server = _running(folder) or _start(folder, port)
     os.environ.update(_client_environment(folder, server["port"]))
     return {**server, "ours": True}
+
+
+def named_server(home: Path) -> str | None:
+    """The address of a server of somebody else's that `PREFECT_API_URL` names; None when that is empty, or our own."""
+    url = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
+    known = process.read_json(home / "prefect" / "server.json") or {}
+    return url if url and url != known.get("url") else None
 
 
 def wait(server: dict[str, Any], timeout: float = START_SECONDS) -> None:
@@ -73,7 +81,7 @@ def status(home: Path) -> dict[str, Any] | None:
 
 def reachable(home: Path) -> bool:
     """Whether the server that this home uses answers: the local one when it runs, or the one that is named. Starts nothing."""
-    if not os.environ.get("PREFECT_API_URL") and status(home) is None:
+    if named_server(home) is None and status(home) is None:
         return False
     return _answers(prepare(home)["url"])
 

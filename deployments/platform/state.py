@@ -15,6 +15,7 @@ from typing import Any
 
 from deployments.platform import mlflow_server, prefect_server, watch, worker
 from tasks import process
+from tasks.redaction import redact
 from tasks.runlog import LoggedRun, logged_runs
 
 PACKAGES = ("headway", "prefect", "mlflow")
@@ -39,13 +40,13 @@ def state(home: Path) -> dict[str, Any]:
 def addresses(home: Path) -> dict[str, Any]:
     """Where the pages are: our servers', or those that the environment names."""
     ours = prefect_server.status(home)
-    named = os.environ.get("PREFECT_API_URL", "").removesuffix("/api") or None
+    named = prefect_server.named_server(home)
     tracking = os.environ.get("MLFLOW_TRACKING_URI", "")
     mlflow = mlflow_server.status(home)
     metrics = process.read_json(home / "platform" / "metrics.json") or {}
     return {
-        "prefect": ours["url"] if ours else named,
-        "mlflow": tracking if tracking.startswith("http") else (mlflow or {}).get("url"),
+        "prefect": named or (ours or {}).get("url"),
+        "mlflow": redact(tracking) if tracking.startswith("http") else (mlflow or {}).get("url"),
         "metrics": metrics.get("url") if watch.status(home) else None,
     }
 
@@ -125,7 +126,7 @@ def _waiting(run: LoggedRun) -> dict[str, Any]:
 def _schedules(home: Path) -> list[dict[str, Any]]:
     """The next run of each schedule, soonest first."""
     server = prefect_server.status(home)
-    if server is None and not os.environ.get("PREFECT_API_URL"):
+    if server is None and prefect_server.named_server(home) is None:
         return []
     from deployments.platform.schedules import next_runs
 

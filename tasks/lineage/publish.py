@@ -2,7 +2,7 @@
 
 It notes how far it came after every event, so it can be killed and started again; while the tracking server is away, or the
 database is locked, it tries again, and gives up after a while without losing anything. An event that MLflow refuses for good is
-laid into `refused.jsonl`, and the next one is told. Nothing else imports mlflow, but database.py.
+laid into `refused.jsonl`, and the next one is told. Beside it, only database.py and server.py import mlflow.
 """
 
 from __future__ import annotations

@@ -291,7 +291,10 @@ def test_a_channel_that_moves_keeps_one_block(client, sinks, monkeypatch):
     teams = "https://prod-1.westeurope.logic.azure.com:443/workflows/643e69f83c8944/triggers/manual/paths/invoke"
     monkeypatch.setenv("ONCALL", f"{teams}?api-version=2016-06-01&sp=%2Ftriggers&sv=1.0&sig=KODuebWb")
     apply(client, config_of({"hook": sinks["hook"]}))
-    apply(client, PlatformConfig(notifications=(NotificationConfig(name="hook", url="env:ONCALL", occasions=("failed",)),)))
+    apply(
+        client,
+        PlatformConfig(notifications=(NotificationConfig(name="hook", url="env:ONCALL", occasions=("failed",)),)),
+    )
     assert ours(client) == (["headway-hook-failed"], ["headway-hook"])
     (document,) = client.read_block_documents_by_type("ms-teams-webhook", include_secrets=False)
     assert "KODuebWb" not in document.model_dump_json()
