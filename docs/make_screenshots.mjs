@@ -50,7 +50,7 @@ await open("/deployments");
 await shot("deployments");
 
 // The first field of a label: the innermost property around it.
-const field = (label) => page.locator(".schema-form-property__label", { hasText: new RegExp(`^${label} \\(`) }).first()
+const field = (label) => page.locator(".schema-form-property__label", { hasText: new RegExp(`^${label}( \\(|$)`) }).first()
   .locator("xpath=ancestor::div[contains(concat(' ', @class, ' '), ' schema-form-property ')][1]");
 
 async function start(fill, picture, toggled) {
@@ -109,6 +109,14 @@ async function approval() {
   await page.getByRole("button", { name: "Resume" }).first().click();
   await page.waitForTimeout(1500);
   await shot("approve");
+  await field("Decision").locator(".p-select-button__control").focus();
+  await page.keyboard.press("ArrowDown");
+  await page.locator(".p-select-option", { hasText: /^approve$/ }).first().click();
+  await field("Reason").locator("textarea, input").first().fill("better scores on the same text");
+  await field("Your name").locator("textarea, input").first().fill("mara");
+  await shot("answer");
+  await page.getByRole("button", { name: "Submit" }).last().click();
+  await inState(asking, "Completed");
 }
 
 if (part !== "approval") await lifecycle();

@@ -56,7 +56,7 @@ class Question(Value):
         """The text above the form, in Markdown."""
         until = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.expires))
         again = f"**Not accepted: {refused}** Please answer again." if refused else ""
-        parts = (f"# {self.text}", again, self.details, f"Without an answer the run ends at {until}.")
+        parts = (f"**{self.text}**", again, self.details, f"Without an answer the run ends at {until}.")
         return "\n\n".join(part for part in parts if part)
 
 

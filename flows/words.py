@@ -52,10 +52,10 @@ def reasons(run: Lifecycle, model: Model, scores: Evaluation) -> str:
         for check in outcome.checks
     ]
     parts = [
-        f"Model `{model.ref}`, made from `{run.results['dataset']}`, settings `{run.config_digest[:12]}`.",
-        table(["score", "value"], [[name, number(scores.metrics[name])] for name in wanted]),
         _champion(run) or "There is no champion to compare it with.",
+        table(["score", "value"], [[name, number(scores.metrics[name])] for name in wanted]),
         table(["", "check", "measured", "limit"], checks) if checks else "",
+        f"Made from `{short(run.results['dataset'])}`, settings `{run.config_digest[:12]}`; model `{short(model.ref)}`.",
     ]
     return "\n\n".join(part for part in parts if part)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -43,6 +43,7 @@ def up(
         say(fields, _welcome(fields, home(), new=new), as_json=as_json)
         if not detach:
             _stay(home(), settings)
+            _stop(home())  # what was being restarted while somebody else stopped it
     except KeyboardInterrupt:
         if detach:
             raise
@@ -118,18 +119,19 @@ def _agreed(runs: list[Any], *, yes: bool) -> None:
         raise ValueError("nothing was stopped")
 
 
-def _stay(home: Path, settings: Any) -> NoReturn:
-    """In the foreground: restart what dies, until somebody interrupts."""
+def _stay(home: Path, settings: Any) -> None:
+    """In the foreground: restart what dies, until somebody interrupts, or stops the platform from elsewhere."""
     from deployments.platform import up as platform
+    from deployments.platform.down import stopped
 
     print("Ctrl-C stops the platform; `headway up --detach` would leave it running.", file=sys.stderr)
-    while True:
-        time.sleep(LOOK_EVERY_SECONDS)
+    while not stopped(home):
         platform.restart_what_died(home, settings)
+        time.sleep(LOOK_EVERY_SECONDS)
 
 
 def _stop(home: Path) -> None:
     from deployments.platform import down as platform
 
-    print("\nstopping ...", file=sys.stderr)
+    print("stopping ...", file=sys.stderr)
     platform.down(home)

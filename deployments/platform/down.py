@@ -12,8 +12,14 @@ from tasks import process
 from tasks.runlog import LoggedRun, logged_runs
 
 FLOW_SECONDS = 30.0
+STOPPED = "platform/stopped.json"
 PARTS = ("platform/watch", "platform/worker", "platform/mlflow", "prefect")
 """In the order in which they stop: nobody restarts or starts what is being stopped."""
+
+
+def stopped(home: Path) -> bool:
+    """Whether somebody stopped the platform since it was last started: an `up` in the foreground ends then."""
+    return (home / STOPPED).exists()
 
 
 def runs_at_work(home: Path) -> list[LoggedRun]:
@@ -23,14 +29,15 @@ def runs_at_work(home: Path) -> list[LoggedRun]:
 
 def down(home: Path) -> list[str]:
     """Stop every part, every flow run and every job; returns the names of the parts that ran."""
-    stopped = [_stop(home, "platform/watch")]
+    process.write_json(home / STOPPED, {"time": time.time()})
+    ran = [_stop(home, "platform/watch")]
     _stop_runs(home)
-    stopped += [_stop(home, part) for part in PARTS[1:]]
+    ran += [_stop(home, part) for part in PARTS[1:]]
     for handle in (home / "jobs").glob("*/handle.json"):
         process.stop(handle.parent)
     for events in (home / "lineage").glob("*/handle.json"):
         process.stop(events.parent)
-    return [part for part in stopped if part]
+    return [part for part in ran if part]
 
 
 def _stop(home: Path, part: str) -> str:

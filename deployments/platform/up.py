@@ -17,6 +17,7 @@ from typing import Any
 from deployments.catalogue import POOL, catalogue
 from deployments.cli.configuration import load_file
 from deployments.platform import checks, mlflow_server, prefect_server, watch, worker
+from deployments.platform.down import STOPPED
 from deployments.settings import PlatformConfig, kept
 from tasks.errors import Missing
 from tasks.process import locked
@@ -46,6 +47,7 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
     checks.enough_room(home)
     checks.write_layout(home, version("headway"))
     with locked(home / "platform" / "up.lock", waiting=lambda: say("another `headway up` starts this home; waiting")):
+        (home / STOPPED).unlink(missing_ok=True)
         server = prefect_server.prepare(home, port)
         say("Prefect server")
         tracking = None if os.environ.get("MLFLOW_TRACKING_URI") else mlflow_server.start(home, mlflow_port)

@@ -250,6 +250,11 @@ def test_the_foreground_up_may_die_and_ctrl_c_stops_everything(platform):
     command.send_signal(signal.SIGINT)
     assert command.wait(60) in (0, 130)
     assert not any(part["running"] for part in platform.state()["parts"])
+    command = platform.home.start("up")
+    assert "Headway is up" in until(lambda: command.stdout.readline() + command.stdout.readline(), 90)
+    platform.home.ok("down", "--yes")
+    assert command.wait(60) == 0, "a `down` from elsewhere ends it"
+    assert not any(part["running"] for part in platform.state()["parts"])
     platform.up()
 
 
