@@ -148,7 +148,7 @@ def test_the_form_asks_and_an_approval_lets_the_run_go_on_once_for_all(home, sta
     asking = start()
     run = asking.waits()
     text, schema = asking.form(run)
-    assert text.startswith("# Go on?") and "Because of **this**." in text
+    assert text.startswith("**Go on?**") and "Because of **this**." in text
     assert set(schema["required"]) == {"decision", "reason", "person"}
     assert schema["properties"]["token"]["format"] == "password"
     assert all(field["title"] and field["description"] for field in schema["properties"].values())
