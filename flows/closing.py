@@ -11,8 +11,9 @@ from typing import Any
 from flows import words
 from tasks.artifacts import Endpoint
 from tasks.errors import HeadwayError
-from tasks.lifecycle import Lifecycle, code_version, interrupted, status_of
+from tasks.lifecycle import Lifecycle, code_version
 from tasks.lineage.links import run_page
+from tasks.outcomes import interrupted, status_of
 from tasks.prefect_notes import flush, hand_in, new_artifact
 from tasks.report.gather import utc, write_report
 

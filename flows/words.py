@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.artifacts import Endpoint, Evaluation, Model
-from tasks.lifecycle import Lifecycle, status_of
+from tasks.lifecycle import Lifecycle
+from tasks.outcomes import status_of
 from tasks.prefect_notes import number, table
 from tasks.report.data import duration, short
 

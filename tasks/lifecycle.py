@@ -18,7 +18,7 @@ from typing import Any
 from tasks.errors import Cancelled, GateFailed
 from tasks.lineage import words
 from tasks.lineage.spool import Spool
-from tasks.outcomes import Observer, Observers, Outcome, Unobserved
+from tasks.outcomes import Observer, Observers, Outcome, Unobserved, interrupted, status_of
 from tasks.process import locked
 from tasks.redaction import clean_logs, redacted, require_no_secrets
 from tasks.registry.audit import actor
@@ -275,20 +275,6 @@ def _blame(run: Lifecycle, error: BaseException) -> None:
         outcome = run.outcomes[error.stage]
         outcome.status, outcome.checks = "gate_closed", outcome.checks or error.checks
         run.observer.ended(outcome)
-
-
-def status_of(error: BaseException | None) -> str:
-    """How a run ended, in a word: completed, gate_closed, cancelled or failed."""
-    if error is None:
-        return "completed"
-    if interrupted(error):
-        return "cancelled"
-    return "gate_closed" if isinstance(error, GateFailed) else "failed"
-
-
-def interrupted(error: BaseException) -> bool:
-    """Whether somebody stopped the run: Ctrl-C, SIGTERM, or a cancelled flow run."""
-    return isinstance(error, Cancelled) or not isinstance(error, Exception)
 
 
 @cache

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
+from tasks.errors import Cancelled, GateFailed
+
 Status = Literal["ran", "reused", "failed", "gate_closed", "pending", "not_run"]
 
 
@@ -105,3 +107,17 @@ class Observers:
     def closed(self, run: Any) -> None:
         for one in self.all:
             one.closed(run)
+
+
+def status_of(error: BaseException | None) -> str:
+    """How a run ended, in a word: completed, gate_closed, cancelled or failed."""
+    if error is None:
+        return "completed"
+    if interrupted(error):
+        return "cancelled"
+    return "gate_closed" if isinstance(error, GateFailed) else "failed"
+
+
+def interrupted(error: BaseException) -> bool:
+    """Whether somebody stopped the run: Ctrl-C, SIGTERM, or a cancelled flow run."""
+    return isinstance(error, Cancelled) or not isinstance(error, Exception)

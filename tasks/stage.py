@@ -17,8 +17,8 @@ from pydantic import BaseModel
 
 from tasks.artifacts import Artifact, Cluster, Gate, Pending, parse_ref, plain
 from tasks.errors import Cancelled, GateFailed, Unknown
-from tasks.lifecycle import Lifecycle, current, interrupted
-from tasks.outcomes import Outcome
+from tasks.lifecycle import Lifecycle, current
+from tasks.outcomes import Outcome, interrupted
 from tasks.prefect_notes import leave_note
 from tasks.process import locked
 from tasks.registry import records

@@ -17,9 +17,9 @@ from deployments.cli.output import CommandError, say
 from deployments.cli.progress import Progress, console, summary
 from deployments.platform import prefect_server
 from tasks.artifacts import Endpoint
-from tasks.lifecycle import Lifecycle, status_of, watched
+from tasks.lifecycle import Lifecycle, watched
 from tasks.lineage.links import run_page
-from tasks.outcomes import Outcome
+from tasks.outcomes import Outcome, status_of
 from tasks.settings import Settings, config_digest, home
 
 PUBLISH_SECONDS = 30.0

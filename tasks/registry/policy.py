@@ -6,16 +6,12 @@ others may write, or that is damaged, allows nothing. See docs/access.md.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import math
 import os
-import secrets
 import stat
 import tempfile
 import time
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -26,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from tasks.errors import Refused, Unknown
 from tasks.process import locked
 from tasks.registry.audit import AUTOMATIC, account, actor, audit
+from tasks.registry.tokens import NOBODY, fits, hashed, new_token
 from tasks.settings import Name, policy_file
 from tasks.storage import open_store
 from tasks.storage.store import Store
@@ -33,12 +30,8 @@ from tasks.storage.store import Store
 Right = Literal["publish", "run", "promote", "approve", "roll_back", "override"]
 RIGHTS: tuple[Right, ...] = get_args(Right)
 Rights = tuple[Right, ...]
-SCRYPT = {"n": 2**14, "r": 8, "p": 1}
-"""About 50 ms and 16 MB a try (RFC 7914). Tokens are 256 random bits, so the cost is against those who try many names."""
 FREE_TRIES = 3
 LONGEST_WAIT_SECONDS = 60.0
-NOBODY = f"scrypt:{'A' * 22}==:{'A' * 43}="
-"""Compared with when a name is unknown, so that it takes as long as a wrong token."""
 HEAD = (
     "# Who may do what: docs/access.md. `headway person` changes this file; comments below this line are lost then.\n"
 )
@@ -80,8 +73,8 @@ class Policy(BaseModel):
     def person(self, name: str, token: str) -> Person:
         """Who shows this name and token. Raises Refused, with the same words and after the same time for either mistake."""
         known = self.persons.get(name)
-        fits = _fits(token, known.token if known else NOBODY)
-        if known is None or not fits:
+        right = fits(token, known.token if known else NOBODY)
+        if known is None or not right:
             raise Refused(
                 f"the name {name[:64]!r} and the token do not belong together",
                 remedy="`headway person list` shows the names; `headway person renew NAME` makes a new token.",
@@ -139,10 +132,10 @@ def add_person(home: Path, name: str, may: Rights) -> str:
     def change(policy: Policy | None) -> Policy:
         if policy and name in policy.persons:
             raise ValueError(f"{name} is in the policy already; `headway person renew {name}` makes a new token")
-        person = Person(may=may if policy else RIGHTS, token=_hash(token))
+        person = Person(may=may if policy else RIGHTS, token=hashed(token))
         return _with(policy or Policy(), {**(policy.persons if policy else {}), name: person})
 
-    token = _new_token()
+    token = new_token()
     _change(home, change)
     return token
 
@@ -152,9 +145,9 @@ def renew_person(home: Path, name: str) -> str:
 
     def change(policy: Policy | None) -> Policy:
         known = _known(policy, name)
-        return _with(known, {**known.persons, name: known.persons[name].model_copy(update={"token": _hash(token)})})
+        return _with(known, {**known.persons, name: known.persons[name].model_copy(update={"token": hashed(token)})})
 
-    token = _new_token()
+    token = new_token()
     _change(home, change)
     return token
 
@@ -262,20 +255,6 @@ def _note_tries(store: Store, key: str, wrong: int) -> None:
     now = store.read(key)
     data = json.dumps({"wrong": wrong, "time": time.time()}).encode()
     store.replace(key, data, etag=now.etag if now else None)
-
-
-def _new_token() -> str:
-    return f"hwt_{secrets.token_urlsafe(32)}"
-
-
-def _hash(token: str, salt: bytes = b"") -> str:
-    salt = salt or secrets.token_bytes(16)
-    made = hashlib.scrypt(token.encode(), salt=salt, dklen=32, **SCRYPT)
-    return f"scrypt:{urlsafe_b64encode(salt).decode()}:{urlsafe_b64encode(made).decode()}"
-
-
-def _fits(token: str, kept: str) -> bool:
-    return hmac.compare_digest(_hash(token, urlsafe_b64decode(kept.split(":")[1])), kept)
 
 
 def _known(policy: Policy | None, name: str) -> Policy:
