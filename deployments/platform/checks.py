@@ -75,7 +75,7 @@ def enough_room(home: Path) -> None:
 
 def not_newer(home: Path) -> None:
     """Raise ValueError when a newer Headway wrote this home."""
-    found = process.read_json(home / "layout.json") or {}
+    found = (process.read_json(home / "layout.json") if home.is_dir() else None) or {}
     if found.get("layout", 0) > LAYOUT:
         raise ValueError(
             f"{home} was written by a newer Headway (layout {found['layout']}, by {found.get('headway')}); this one reads "
