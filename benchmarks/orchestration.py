@@ -132,7 +132,7 @@ def headway_flow(folder: Path):
 
     @flow
     def chain(value: str):
-        with lifecycle("bench", DeploymentConfig(), stages=STAGES):
+        with lifecycle("bench", DeploymentConfig(), subject="bench", stages=STAGES):
             return timed(lambda: [step(f"{value} {step.name}") for step in steps])
 
     return chain
