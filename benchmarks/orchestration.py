@@ -91,6 +91,7 @@ def plain(folder: Path):
 
     (folder / "plain").mkdir(exist_ok=True)
     mlflow.set_tracking_uri(f"sqlite:///{folder}/plain/mlflow.db")
+    mlflow.set_experiment("plain")
 
     @task(cache_policy=NO_CACHE)
     def step(name, repeat):
