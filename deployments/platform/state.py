@@ -25,6 +25,8 @@ SCHEDULES = 10
 
 def state(home: Path) -> dict[str, Any]:
     """Everything, as plain values; times are ISO 8601 in UTC."""
+    from deployments.watch.alerts import firing
+
     runs = list(islice(logged_runs(home), RUNS))
     return {
         **addresses(home),
@@ -33,7 +35,7 @@ def state(home: Path) -> dict[str, Any]:
         "runs": [_run(run) for run in runs],
         "schedules": _schedules(home),
         "waiting": [_waiting(run) for run in runs if run.status == "running" and _waits(run)],
-        "alerts": _alerts(home),
+        "alerts": firing(home),
     }
 
 
@@ -131,12 +133,6 @@ def _schedules(home: Path) -> list[dict[str, Any]]:
     from deployments.platform.schedules import next_runs
 
     return next_runs(home)[:SCHEDULES]
-
-
-def _alerts(home: Path) -> list[dict[str, Any]]:
-    told = process.read_json(home / "platform" / "alerts.json") or {}
-    found: list[dict[str, Any]] = list(told.get("firing", []))
-    return found
 
 
 def _section(title: str, lines: list[str]) -> list[str]:
