@@ -55,6 +55,12 @@ class Dataset(Artifact):
     KIND = "dataset"
 
 
+class Quarantine(Artifact):
+    """Documents that broke a rule, with the reason; nothing trains on it."""
+
+    KIND = "quarantine"
+
+
 class Tokenizer(Artifact):
     KIND = "tokenizer"
 
@@ -85,6 +91,16 @@ class Check(Value):
     limit: str
     passed: bool
     remedy: str = ""
+    warned: bool = False
+    """Whether it passed although what it looks for was found: people are told, the gate is not closed."""
+    count: int | None = None
+    """How many documents or shards break it, where it counts."""
+    samples: tuple[str, ...] = ()
+    """A few of those that break it: shard, line and why, without the text of a secret."""
+
+    @property
+    def outcome(self) -> str:
+        return "failed" if not self.passed else "warned" if self.warned else "passed"
 
 
 class Gate(Artifact):

@@ -1,7 +1,7 @@
 """Every setting, as one frozen tree of classes; one class a stage, handed to it and read back by its job.
 
-What does not live here: the base class and where state lies (tasks/settings.py), where files come from and how errors are
-printed (deployments/cli). See docs/configuration.md.
+What does not live here: the base class and where state lies (tasks/settings.py), the sections of the two data stages
+(tasks/data_config.py), where files come from and how errors are printed (deployments/cli). See docs/configuration.md.
 A field's docstring is its help text, in docs/configuration.md and in Prefect's form.
 """
 
@@ -11,51 +11,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from tasks.data_config import PreprocessingConfig, ValidationConfig
 from tasks.settings import Fraction, Name, Positive, Settings
-
-
-class ValidationConfig(Settings):
-    """Limits that a corpus must keep before anything is spent on it."""
-
-    text_field: str = "text"
-    """Field of a JSON line that holds the document."""
-    min_documents: Positive = 10
-    """Fewest documents that make a corpus."""
-    min_characters: int = Field(1, ge=0)
-    """A document shorter than this is too short."""
-    max_characters: Positive = 10_000_000
-    """A document longer than this is too long."""
-    max_short_share: Fraction = 0.05
-    """Largest share of documents that may be too short or empty."""
-    max_long_share: Fraction = 0.0
-    """Largest share of documents that may be too long."""
-    max_duplicate_share: Fraction = 0.20
-    """Largest share of documents that may repeat an earlier one exactly."""
-    max_control_share: Fraction = 0.01
-    """Largest share of control characters in a document (tab, line feed and carriage return are not counted)."""
-    max_replacement_share: Fraction = 0.01
-    """Largest share of U+FFFD characters in a document: the trace of a wrong encoding."""
-    max_bad_documents: Fraction = 0.01
-    """Largest share of documents that may break one of the two character limits."""
-
-
-class TokenizerConfig(Settings):
-    """A byte-level BPE tokenizer that is trained on the corpus."""
-
-    vocab_size: int = Field(512, ge=257, le=1_000_000)
-    """Entries, the 256 bytes and the end-of-document token among them."""
-    sample_bytes: Positive = 16_000_000
-    """Bytes of the corpus that the merges are learnt from, taken evenly over all documents."""
-
-
-class PreprocessingConfig(Settings):
-    """From documents to Megatron token files."""
-
-    text_field: str = "text"
-    """Field of a JSON line that holds the document."""
-    tokenizer: TokenizerConfig = TokenizerConfig()
-    heldout_fraction: float = Field(0.02, gt=0.0, lt=1.0)
-    """Share of documents, chosen by the hash of their content, that training never sees."""
 
 
 class ClusterConfig(Settings):

@@ -6,7 +6,7 @@ The work is done by the program tasks/jobs/preprocess.py; the file format is tas
 from __future__ import annotations
 
 from tasks.artifacts import Cluster, Dataset, Tokenizer, Tokens, Validation
-from tasks.config import PreprocessingConfig
+from tasks.data_config import PreprocessingConfig
 from tasks.stage import stage
 from tasks.workbench import publish, run_job
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.artifacts import Check, Dataset, Validation
-from tasks.config import ValidationConfig
+from tasks.data_config import ValidationConfig
 from tasks.formats.documents import Document, read_documents
 from tasks.stage import stage
 from tasks.workbench import fetch, publish, scratch

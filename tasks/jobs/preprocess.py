@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.config import PreprocessingConfig
+from tasks.data_config import PreprocessingConfig
 from tasks.formats.documents import Document, read_documents
 from tasks.formats.mmididx import TokenWriter, open_tokens
 from tasks.jobs.runtime import Rank, main

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tasks.config import ValidationConfig
+from tasks.data_config import ValidationConfig
 from tasks.formats.documents import Document
 from tasks.validate import CLASSES, _summary, judge, profile
 
