@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 N ?= 100
 SEED ?= 1
+# Tests wait more than they compute: processes and servers start and die in them.
+WORKERS ?= 3
 # pip finds local wheels by itself; uv has to be told. Compiled modules make every start faster.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export PYTHONDONTWRITEBYTECODE =
@@ -29,7 +31,7 @@ down: .venv/.local
 	$(BIN)/headway down
 
 test: .venv/.dev
-	$(BIN)/python -m pytest -m 'not soak' $(ARGS)
+	$(BIN)/python -m pytest -m 'not soak' -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: .venv/.dev
 	$(BIN)/ruff check .

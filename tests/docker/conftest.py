@@ -5,6 +5,7 @@ import pwd
 import shutil
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,9 @@ def stand(tmp_path_factory, installed):
     """The services of compose.yaml, with credentials, ports and folders of this machine. Nothing runs yet."""
     folder = tmp_path_factory.mktemp("services")
     if postgres_user():  # another user than ours, who must be able to pass through our folders to its own
-        for above in (folder, tmp_path_factory.getbasetemp(), tmp_path_factory.getbasetemp().parent):
-            above.chmod(above.stat().st_mode | 0o011)
+        for above in (folder, *folder.parents):
+            if above.is_relative_to(tempfile.gettempdir()) and above.stat().st_uid == os.getuid():
+                above.chmod(above.stat().st_mode | 0o011)
     make_env(folder / "env")
     ports = free_ports(
         "postgres:5432", "prefect:4200", "mlflow:5000", "azurite:10000", "azurite:10001", "azurite:10002"
