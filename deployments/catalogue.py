@@ -14,16 +14,22 @@ import yaml
 
 from deployments.cli.configuration import SHIPPED, load
 from deployments.settings import PlatformConfig, ScheduleConfig
-from tasks.config import QualifyConfig, RetrainConfig, RevalidateConfig
+from tasks.config import QualifyConfig, RetrainConfig, RevalidateConfig, ValidateConfig
 from tasks.settings import Settings
 
 POOL = "headway"
-FORMS: dict[str, type[Settings]] = {"retrain": RetrainConfig, "revalidate": RevalidateConfig, "qualify": QualifyConfig}
+FORMS: dict[str, type[Settings]] = {
+    "retrain": RetrainConfig,
+    "revalidate": RevalidateConfig,
+    "validate": ValidateConfig,
+    "qualify": QualifyConfig,
+}
 """The flows, and what each takes as `config`. The flow of a name is flows.NAME.NAME."""
 WITHOUT_DATASET = ("qualify",)
 PURPOSE = {
     "retrain": "The whole lifecycle: a dataset becomes a served model.",
     "revalidate": "The model in production, verified and measured on the newest data. Changes nothing that is served.",
+    "validate": "A dataset, judged by itself; what breaks a rule is set aside.",
     "qualify": "The cluster, measured anew and judged.",
 }
 

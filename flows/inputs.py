@@ -1,15 +1,19 @@
-"""What flows are called with: a configuration, which may come from a schedule of another release, and a dataset."""
+"""What flows are called with: a configuration, which may come from a schedule of another release, and datasets."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from tasks.artifacts import Dataset, parse_ref
+from tasks.artifacts import Check, Dataset, Validation, parse_ref
+from tasks.errors import Unknown
 from tasks.lifecycle import current
 from tasks.settings import Settings
-from tasks.storage.store import find
+from tasks.storage.manifest import Manifest
+from tasks.storage.store import Store, find
 
 C = TypeVar("C", bound=Settings)
 REMEDY = (
@@ -28,12 +32,56 @@ def checked(form: type[C], value: Any) -> C:
 
 
 def resolve(name: str) -> Dataset:
-    """The dataset of a reference: NAME or dataset/NAME@VERSION. Raises Unknown."""
-    store = current().store
-    manifest = find(store, *parse_ref(name, kind="dataset"))
-    dataset = Dataset(name=manifest.provenance.name, version=manifest.version, uri=store.uri_of(manifest))
+    """The dataset of a reference: NAME or dataset/NAME@VERSION; the run is about it. Raises Unknown."""
+    (dataset,) = datasets((name,))
     current().results["dataset"] = dataset.ref
     return dataset
+
+
+def datasets(names: Iterable[str]) -> tuple[Dataset, ...]:
+    """The datasets of some references. Raises Unknown."""
+    store = current().store
+    found = (find(store, *parse_ref(name, kind="dataset")) for name in names)
+    return tuple(Dataset(name=m.provenance.name, version=m.version, uri=store.uri_of(m)) for m in found)
+
+
+def accepted_before(dataset: Dataset) -> Validation | None:
+    """The newest verdict that accepted a version of the dataset which was published before this one; None for the first."""
+    store = current().store
+    published = find(store, *parse_ref(dataset.ref)).provenance.created
+    for manifest in store.manifests("validation", dataset.name):
+        judged = next(iter(manifest.provenance.inputs), "")
+        earlier = judged not in ("", dataset.ref) and _created(store, judged) < published
+        if earlier and (found := _accepted(store, manifest)):
+            return found
+    return None
+
+
+def _created(store: Store, ref: str) -> str:
+    """When an artifact was published; what is gone was published after all others."""
+    try:
+        return find(store, *parse_ref(ref)).provenance.created
+    except Unknown:
+        return "gone"
+
+
+def _accepted(store: Store, manifest: Manifest) -> Validation | None:
+    """A verdict as it was given, if the gate was open and it holds what drift is measured against."""
+    if not any(file.path == "columns.json" for file in manifest.content.files):
+        return None
+    told = json.loads((store.fetch(manifest) / "validation.json").read_text(encoding="utf-8"))
+    if not told["passed"]:
+        return None
+    checks = tuple(Check.model_validate(each) for each in told["checks"])
+    subject = find(store, *parse_ref(told["accepted"]))
+    return Validation(
+        name=manifest.provenance.name,
+        version=manifest.version,
+        uri=store.uri_of(manifest),
+        metrics=manifest.provenance.metrics,
+        checks=checks,
+        subject=Dataset(name=subject.provenance.name, version=subject.version, uri=store.uri_of(subject)),
+    )
 
 
 def _sentence(problem: Any) -> str:

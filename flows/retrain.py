@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from prefect import flow
 
 from flows.closing import close
-from flows.inputs import checked, resolve
+from flows.inputs import accepted_before, checked, datasets, resolve
 from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
 from tasks.artifacts import Cluster, Endpoint, Evaluation, Model, Pending, Tokens, unqualified
@@ -77,7 +77,15 @@ def retrain(
 
 def chain(name: str, config: RetrainConfig) -> Endpoint:
     """The stages in their order."""
-    validation = validate(resolve(name), config.validation)
+    given = resolve(name)
+    validation = validate(
+        given,
+        config.validation,
+        accepted_before(given),
+        config.preprocessing.heldout_fraction,
+        datasets(config.validation.benchmarks),
+        on=unqualified(config.cluster),
+    )
     tokens = preprocess(validation.require(), config.preprocessing, under=validation, on=unqualified(config.cluster))
     cluster = benchmark(config.cluster, config.benchmark).require()
     limits = plan(tokens, config.training, config.planning, on=cluster).require()

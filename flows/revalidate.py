@@ -8,7 +8,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.closing import close
-from flows.inputs import checked, resolve
+from flows.inputs import accepted_before, checked, datasets, resolve
 from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
 from tasks.artifacts import Checkpoint, Evaluation, parse_ref, unqualified
@@ -74,7 +74,15 @@ def sound_champion(run: Lifecycle, model: str) -> Manifest:
 def measured(dataset: str, config: RevalidateConfig) -> Evaluation:
     """The champion's checkpoint on the held-out split of the data."""
     cluster = unqualified(config.cluster)
-    validation = validate(resolve(dataset), config.validation)
+    given = resolve(dataset)
+    validation = validate(
+        given,
+        config.validation,
+        accepted_before(given),
+        config.preprocessing.heldout_fraction,
+        datasets(config.validation.benchmarks),
+        on=cluster,
+    )
     tokens = preprocess(validation.require(), config.preprocessing, under=validation, on=cluster)
     checkpoint = champion_checkpoint(config.model)
     assert isinstance(checkpoint, Checkpoint), "a champion was exported from a checkpoint"

@@ -14,7 +14,7 @@ from tasks.prefect_notes import number, table
 from tasks.report.data import duration, short
 
 SHOWN = {
-    "validate": ("documents", "bytes"),
+    "validate": ("documents", "bytes", "quarantined", "warnings"),
     "preprocess": ("train_tokens", "vocab_size"),
     "benchmark": ("matmul_gflops_per_rank", "allreduce_gigabytes_per_second"),
     "plan": ("parameters", "seconds"),

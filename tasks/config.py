@@ -249,6 +249,16 @@ class RevalidateConfig(Settings):
     _one_text = model_validator(mode="after")(_one_text_field)
 
 
+class ValidateConfig(Settings):
+    """A dataset, judged by itself. What a retraining run has too is named and meant as there."""
+
+    validation: ValidationConfig = ValidationConfig()
+    preprocessing: PreprocessingConfig = PreprocessingConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+    _one_text = model_validator(mode="after")(_one_text_field)
+
+
 class QualifyConfig(Settings):
     """A cluster, measured by itself. What a retraining run has too is named and meant as there."""
 

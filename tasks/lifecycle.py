@@ -29,6 +29,9 @@ from tasks.settings import Settings, config_digest, experiment, home, tracking_u
 from tasks.storage import open_store
 from tasks.storage.store import Store
 
+SUBJECTS = {"qualify": "headway.cluster", "validate": "headway.dataset"}
+"""The tag that names what a flow is about; of all others it is a model."""
+
 
 @dataclass
 class Lifecycle:
@@ -225,7 +228,7 @@ def _tags(run: Lifecycle) -> dict[str, str]:
     commit, dirty = code_version()
     found = {
         "headway.flow": run.flow,
-        "headway.cluster" if run.flow == "qualify" else "headway.model": run.subject,
+        SUBJECTS.get(run.flow, "headway.model"): run.subject,
         "headway.status": "running",
         "headway.commit": commit,
         "headway.config_digest": run.config_digest,

@@ -106,6 +106,7 @@ def as_markdown(outcome: Outcome) -> str:
     if outcome.checks:
         rows = [[_mark(c), c["name"], number(c["measured"]), c["limit"]] for c in outcome.checks]
         parts.append(table(["", "check", "measured", "limit"], rows))
+        parts += _places(outcome.checks)
     if outcome.metrics:
         parts.append(table(["metric", "value"], [[name, number(value)] for name, value in outcome.metrics.items()]))
     parts += _refs("Made from", outcome.inputs) + _refs("Made", outcome.outputs)
@@ -147,5 +148,14 @@ def _refs(title: str, refs: list[str]) -> list[str]:
     return [f"{title}:\n\n" + "\n".join(f"- `{ref}`" for ref in refs)] if refs else []
 
 
+def _places(checks: list[dict[str, Any]]) -> list[str]:
+    """Where what was found stands, check by check."""
+    found = {check["name"]: [sample.replace("`", "'") for sample in check.get("samples", ())] for check in checks}
+    told = [f"- {name}: {', '.join(f'`{sample}`' for sample in samples)}" for name, samples in found.items() if samples]
+    return ["Where:\n\n" + "\n".join(told)] if told else []
+
+
 def _mark(check: dict[str, object]) -> str:
-    return "passed" if check.get("passed") else "**failed**"
+    if not check.get("passed"):
+        return "**failed**"
+    return "warned" if check.get("warned") else "passed"

@@ -22,6 +22,8 @@ from tasks.errors import IntegrityError, Missing
 KEY_NAME = "signing.pem"
 SIGNATURE = "signature.json"
 """Name under which a bundle is kept beside the artifact that it signs."""
+SIGNATURES = "signatures.json"
+"""The same for a dataset, whose shards may be signed by several people: a JSON list of bundles."""
 
 
 def ensure_key(folder: Path) -> Path:
@@ -67,7 +69,7 @@ def verify_folder(folder: Path, signature: bytes, public_key: Path) -> None:
             f"the public key {public_key} is not there", remedy="Name the key that the model was signed with."
         )
     _require_plain(folder)
-    signed = _read_payload(signature)
+    signed = claimed_files(signature)
     config = verifying.Config().use_elliptic_key_verifier(public_key=public_key).set_hashing_config(_everything())
     try:
         with tempfile.TemporaryDirectory() as temporary:
@@ -81,6 +83,42 @@ def verify_folder(folder: Path, signature: bytes, public_key: Path) -> None:
         if not str(error).startswith("Signature mismatch"):
             problems.append(_problem("", "signature", str(error)))
         raise _refused(folder, problems) from error
+
+
+def signed_files(signature: bytes, public_key: Path) -> dict[str, str]:
+    """The files that the owner of `public_key` signed: sha256 by name, whether or not they are there.
+
+    Raises IntegrityError when the signature is no bundle or was not made by this key, Missing without the key. DSSE, protocol 1.0:
+    https://github.com/secure-systems-lab/dsse/blob/v1.0.0/protocol.md
+    """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    if not public_key.is_file():
+        raise Missing(f"the public key {public_key} is not there", remedy="Name a file that holds a public key (PEM).")
+    names = claimed_files(signature)
+    try:
+        key = serialization.load_pem_public_key(public_key.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{public_key} holds no public key: {error}; name a PEM file") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError(f"{public_key} is no elliptic curve key; name the public half of a P-256 key")
+    envelope = json.loads(signature)["dsseEnvelope"]
+    kind, payload = str(envelope["payloadType"]), base64.b64decode(envelope["payload"])
+    said = f"DSSEv1 {len(kind)} {kind} {len(payload)} ".encode() + payload
+    try:
+        key.verify(base64.b64decode(envelope["signatures"][0]["sig"]), said, ec.ECDSA(_digest_of(key.curve.key_size)))
+    except (InvalidSignature, LookupError, ValueError) as error:
+        raise IntegrityError(f"the signature was not made by the key {public_key}") from error
+    return names
+
+
+def _digest_of(key_size: int) -> Any:
+    """The digest that model-signing takes for a curve."""
+    from cryptography.hazmat.primitives import hashes
+
+    return {384: hashes.SHA384(), 521: hashes.SHA512()}.get(key_size, hashes.SHA256())
 
 
 def _make_key(key: Path) -> None:
@@ -147,8 +185,8 @@ def _entries(folder: Path) -> Iterator[Path]:
         yield from (Path(parent) / name for name in sorted(folders + files))
 
 
-def _read_payload(signature: bytes) -> dict[str, str]:
-    """Digests that the bundle names, not yet authenticated; one that lets files go unchecked is refused."""
+def claimed_files(signature: bytes) -> dict[str, str]:
+    """Digests that the bundle names, by file; not authenticated. A bundle that lets files go unchecked is refused."""
     try:
         payload = json.loads(base64.b64decode(json.loads(signature)["dsseEnvelope"]["payload"]))
         rules = payload["predicate"]["serialization"]

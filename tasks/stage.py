@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, update_wrapper
 from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
@@ -46,7 +46,7 @@ class Call:
 
     @property
     def handed(self) -> list[Artifact]:
-        return [value for value in self.args if isinstance(value, Artifact)]
+        return [value for value in _single(self.args) if isinstance(value, Artifact)]
 
     @property
     def context(self) -> list[str]:
@@ -54,7 +54,7 @@ class Call:
 
     @property
     def pending(self) -> bool:
-        return any(isinstance(value, Pending) for value in (*self.args, *self.kwargs.values()))
+        return any(isinstance(value, Pending) for value in _single((*self.args, *self.kwargs.values())))
 
 
 class Stage:
@@ -210,7 +210,7 @@ class Stage:
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         bound = inspect.signature(self.body).bind(*args, **kwargs)
         named = dict(zip(bound.signature.parameters, bound.args, strict=False))
-        pending = any(isinstance(value, Pending) for value in args)
+        pending = any(isinstance(value, Pending) for value in _single(args))
         parts = {} if pending else {name: _key_part(value) for name, value in named.items()}
         return Call(bound.args, bound.kwargs, {"stage": self.name, "version": self.version, "arguments": parts})
 
@@ -234,9 +234,17 @@ def stage(
     return make
 
 
+def _single(values: Iterable[Any]) -> Iterator[Any]:
+    """Arguments one by one, also those that come as a tuple."""
+    for value in values:
+        yield from value if isinstance(value, tuple) else (value,)
+
+
 def _key_part(value: Any) -> Any:
     if isinstance(value, Artifact):
         return {"kind": value.KIND, "version": value.version}
+    if isinstance(value, tuple):
+        return [_key_part(each) for each in value]
     assert isinstance(value, Settings | str | int | float | None), f"{type(value).__name__} has no place in a key"
     return plain(value)
 

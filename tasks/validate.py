@@ -1,153 +1,310 @@
 """Dataset -> Validation: is this corpus fit to be trained on? Great Expectations judges; this is its only home.
 
-The corpus is streamed once into a profile of one row a document; the suite runs on the profile. What a document is:
-tasks/formats/documents.py. See docs/stages.md.
+The program tasks/jobs/profile.py streams the corpus once into a profile of one row a document; the suite runs on the profile,
+in batches. Documents that break a rule go to the quarantine, and what is left is a new version of the dataset. How they are
+found and written: tasks/corpus/; distances: tasks/drift.py; who may bring data: tasks/admission.py. See docs/data.md.
+
+`validation.json`: documents, unreadable, characters, bytes, tokens (estimated), duplicates, near, contaminated, heldout,
+lengths{edges, counts}, classes{name: share}, passed, checks[{name, measured, limit, passed, warned, count, samples, remedy}],
+quarantine{documents, RULE: count}, shards[{name, documents, unreadable, bytes, characters, duplicates, near, secrets, personal,
+divergence, farthest, refused}], drift[{column, distance, moved}], secret_types, personal_types, seconds, speed,
+megabytes_per_second, dataset, accepted, quarantined, reference. `columns.json` lies beside it, for the next version's drift.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.artifacts import Check, Dataset, Validation
+from tasks import expected
+from tasks.admission import refused
+from tasks.artifacts import Artifact, Check, Cluster, Dataset, Quarantine, Validation
+from tasks.corpus.profiled import PARTNERS, Columns, Profile
+from tasks.corpus.quarantine import BORDER, Marked, Teller, mark, mark_unreadable, samples_of, write
+from tasks.corpus.rewriting import rewrite
 from tasks.data_config import ValidationConfig
-from tasks.formats.documents import Document, read_documents
+from tasks.drift import Drift, drifts, outliers
+from tasks.expected import INSUFFICIENT, SAMPLES, DocumentRule, Figure
+from tasks.signing import SIGNATURES
 from tasks.stage import stage
-from tasks.workbench import fetch, publish, scratch
+from tasks.verdict import shares, verdict
+from tasks.workbench import attachment, fetch, manifest_of, publish, run_job, scratch
 
-LENGTH_BINS = 30
-CLASSES = ("letters", "digits", "space", "punctuation", "other")
-ALLOWED_CONTROL = b"\t\n\r"
+Bits = NDArray[np.uint16]
+"""Of each document, the rules that it breaks: one bit a rule."""
 
 
-@stage(version=1)
-def validate(dataset: Dataset, config: ValidationConfig) -> Validation:
-    """Profile a dataset and judge it by the suite."""
-    rows, classes = profile(read_documents(fetch(dataset), config.text_field))
-    checks = judge(rows, config)
+@stage(version=2)
+def validate(
+    dataset: Dataset,
+    config: ValidationConfig,
+    reference: Validation | None,
+    heldout_fraction: float | None,
+    benchmarks: tuple[Dataset, ...],
+    *,
+    on: Cluster,
+) -> Validation:
+    """Profile a dataset and judge it by the suite; `reference` is the verdict that accepted the version before it."""
+    profile = _profile(dataset, config, heldout_fraction, benchmarks, on)
+    before = json.loads((fetch(reference) / "columns.json").read_text()) if reference else None
+    judged = judge(profile, config, before=before, strange=refused(*_origins(dataset), config.admission))
+    refs: dict[str, str | None] = {"dataset": dataset.ref, "reference": reference.ref if reference else None}
     with scratch() as folder:
-        (folder / "validation.json").write_text(json.dumps(_summary(rows, classes, checks), indent=1))
-        documents = len(rows["characters"])
+        aside, left = _divide(dataset, judged, folder)
+        refs |= {"accepted": left.ref if left and judged.passed else None, "quarantined": aside.ref if aside else None}
+        _write(folder / "verdict", judged, refs)
+        handed = (dataset, *((reference,) if reference else ()), *benchmarks, *((aside,) if aside else ()))
         return publish(
-            folder,
+            folder / "verdict",
             Validation,
             name=dataset.name,
-            metrics={"documents": float(documents), "bytes": float(sum(rows["bytes"]))},
-            checks=checks,
-            subject=dataset,
+            metrics=_metrics(judged),
+            made_from=handed,
+            checks=judged.checks,
+            subject=left or dataset,
         )
 
 
-def profile(documents: Iterable[Document]) -> tuple[dict[str, list[Any]], NDArray[np.int64]]:
-    """One row a document (characters, bytes, shares, duplicate), and bytes by class over the corpus, shape [5]."""
-    rows: dict[str, list[Any]] = {name: [] for name in ("characters", "bytes", "control", "replacement", "duplicate")}
-    seen: set[bytes] = set()
-    histogram = np.zeros(256, dtype=np.int64)
-    for document in documents:
-        data = document.text.encode()
-        counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
-        histogram += counts
-        content = hashlib.sha256(data).digest()[:16]
-        rows["characters"].append(len(document.text))
-        rows["bytes"].append(len(data))
-        rows["control"].append(float(counts[_CONTROL].sum()) / max(len(data), 1))
-        rows["replacement"].append(document.text.count("\ufffd") / max(len(document.text), 1))
-        rows["duplicate"].append(content in seen)
-        seen.add(content)
-    return rows, np.array([histogram[_class_of == index].sum() for index in range(len(CLASSES))])
+@dataclass(frozen=True)
+class Judged:
+    """What came of a profile."""
+
+    profile: Profile
+    checks: tuple[Check, ...]
+    rules: list[DocumentRule]
+    bits: Bits
+    wanted: tuple[str, ...]
+    """Rules whose offenders are set aside."""
+    drift: list[Drift]
+    apart: dict[str, Drift]
+    strange: Mapping[str, str]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    @cached_property
+    def gone(self) -> NDArray[np.bool_]:
+        """The rows that are set aside."""
+        return np.asarray(self.bits & _mask(self.rules, self.wanted) != 0)
+
+    @cached_property
+    def quarantined(self) -> dict[str, int]:
+        """How many lines are set aside, and how many by each rule."""
+        counts: dict[str, int] = {
+            r.name: int((self.bits >> n & 1).sum()) for n, r in enumerate(self.rules) if r.name in self.wanted
+        }
+        broken = int(self.profile.columns["unreadable"]) if "unreadable" in self.wanted else 0
+        told = {name: count for name, count in {**counts, "unreadable": broken}.items() if count}
+        return {"documents": int(self.gone.sum()) + broken, **told}
+
+    def marked(self) -> Iterator[Iterator[Marked]]:
+        """What is set aside, as streams of lines."""
+        rows = ((row, self._broken(row["row"])) for row in self.profile.rows(self.gone))
+        yield mark(rows, Teller(self.profile, self.profile.rows(self.gone)))
+        if "unreadable" in self.wanted:
+            yield mark_unreadable(self.profile)
+
+    def _broken(self, row: int) -> tuple[str, ...]:
+        met = int(self.bits[row])
+        return tuple(r.name for n, r in enumerate(self.rules) if met >> n & 1 and r.name in self.wanted)
 
 
-def judge(rows: dict[str, list[Any]], config: ValidationConfig) -> tuple[Check, ...]:
-    """Run the suite on a profile: one check an expectation."""
+def judge(profile: Profile, config: ValidationConfig, *, before: Columns | None, strange: Mapping[str, str]) -> Judged:
+    """Run the suite on a profile: one check an expectation. Two bytes a document are held, and one batch of rows."""
+    rules = expected.document_rules(config, benchmarks=bool(profile.benchmarks))
+    bits = examine(profile, rules)
+    gone = bits & _mask(rules, config.quarantine) != 0
+    fewest = config.min_drift_documents
+    drift = drifts(profile.columns, before, fewest=fewest) if before else []
+    apart = outliers(profile.shards, fewest=fewest)
+    left = profile.documents - int(gone.sum())
+    figures = [
+        *expected.of_size(config, documents=profile.documents, left=left, tokens=profile.columns["tokens"]),
+        _unreadable(profile, config),
+        *_documents(profile, rules, bits),
+        *([_border(profile, gone)] if profile.split else []),
+        *expected.of_classes(config, shares(profile.columns["classes"])),
+        expected.of_shards(config, apart),
+        *expected.of_drift(config, drift),
+        expected.of_admission(strange),
+    ]
+    checks = tuple(_check(f, kept, f.name in config.only_warn) for f, kept in zip(figures, hold(figures), strict=True))
+    return Judged(profile, checks, rules, bits, config.quarantine, drift, apart, strange)
+
+
+def examine(profile: Profile, rules: Sequence[DocumentRule]) -> Bits:
+    """Great Expectations on every document, batch by batch: one expectation a rule."""
+    bits: Bits = np.zeros(profile.documents, np.uint16)
+    suite, batches = _suite([(r.name, r.column, r.low, r.high) for r in rules])
+    bit = {str(rule.name): np.uint16(1 << number) for number, rule in enumerate(rules)}
+    for first, batch in profile.batches({rule.column: None for rule in rules}):
+        for name, result in _results(suite, batches, batch.to_pandas()):
+            rows = np.asarray(result.get("unexpected_index_list") or [], np.int64)
+            bits[rows + first] |= bit[name]
+    return bits
+
+
+def hold(figures: Sequence[Figure]) -> list[bool]:
+    """Great Expectations on the corpus as one row: whether each figure keeps its limits."""
+    import pandas as pd
+
+    names = [f"{number} {figure.name}" for number, figure in enumerate(figures)]
+    row = {name: [np.nan if f.value is None else float(f.value)] for name, f in zip(names, figures, strict=True)}
+    suite, batches = _suite([(name, name, f.low, f.high) for name, f in zip(names, figures, strict=True)])
+    missed = {name: result["unexpected_count"] for name, result in _results(suite, batches, pd.DataFrame(row))}
+    return [not missed[name] for name in names]
+
+
+def _suite(bounds: Sequence[tuple[str, str, float | None, float | None]]) -> tuple[Any, Any]:
+    """A suite of expectations by name, column and bounds, and what makes batches of frames."""
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
-    import pandas as pd
 
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
+    between = gx.expectations.ExpectColumnValuesToBeBetween
+
+    class ExpectNoOtherDocument(between):  # type: ignore[misc, valid-type]
+        """The column names another document, of the corpus or of a benchmark, by its number; it must name none."""
+
+        max_value: float = -1
+        description: str = "No other document, here or in a benchmark, is the same."
+
+    def expectation(name: str, column: str, low: float | None, high: float | None) -> Any:
+        if high == -1:
+            return ExpectNoOtherDocument(column=column, meta={"name": name})
+        return between(column=column, min_value=low, max_value=high, meta={"name": name})
+
+    suite = gx.ExpectationSuite(name="corpus", expectations=[expectation(*each) for each in bounds])
     asset = context.data_sources.add_pandas("corpus").add_dataframe_asset("profile")
-    batch = asset.add_batch_definition_whole_dataframe("all").get_batch({"dataframe": pd.DataFrame(rows)})
-    suite = gx.ExpectationSuite(name="corpus", expectations=_expectations(gx.expectations, config))
-    results = batch.validate(suite, result_format="BASIC").results
-    found = {result.expectation_config.meta["name"]: result for result in results}
-    return tuple(_check(name, found[name]) for name in found)
+    return suite, asset.add_batch_definition_whole_dataframe("batch")
 
 
-def _expectations(gxe: Any, config: ValidationConfig) -> list[Any]:
-    def values(name: str, column: str, share: float, remedy: str, **limits: float) -> Any:
-        meta = {"name": name, "limit": f"<= {share:.2%} of documents", "remedy": remedy}
-        return gxe.ExpectColumnValuesToBeBetween(column=column, mostly=1 - share, meta=meta, **limits)
-
-    count = {"name": "documents", "limit": f">= {config.min_documents}", "remedy": "Publish more documents."}
-    once = {
-        "name": "exact duplicates",
-        "limit": f"<= {config.max_duplicate_share:.2%} of documents",
-        "remedy": "Remove repeated documents, or raise validation.max_duplicate_share.",
-    }
-    encoding = "Is it text, and UTF-8? Publish it decoded."
-    bad = config.max_bad_documents
-    return [
-        gxe.ExpectTableRowCountToBeBetween(min_value=config.min_documents, meta=count),
-        values(
-            "too short", "characters", config.max_short_share, "Drop short documents.", min_value=config.min_characters
-        ),
-        values(
-            "too long", "characters", config.max_long_share, "Split long documents.", max_value=config.max_characters
-        ),
-        values("control characters", "control", bad, encoding, max_value=config.max_control_share),
-        values("replacement characters", "replacement", bad, encoding, max_value=config.max_replacement_share),
-        gxe.ExpectColumnValuesToBeInSet(
-            column="duplicate", value_set=[False], mostly=1 - config.max_duplicate_share, meta=once
-        ),
-    ]
+def _results(suite: Any, batches: Any, frame: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    told = {"result_format": "COMPLETE", "return_unexpected_index_query": False}
+    for result in batches.get_batch({"dataframe": frame}).validate(suite, result_format=told).results:
+        assert not result.exception_info.get("raised_exception"), result.exception_info
+        yield result.expectation_config.meta["name"], result.result
 
 
-def _check(name: str, result: Any) -> Check:
-    meta, found = result.expectation_config.meta, result.result
-    measured = found["observed_value"] if "observed_value" in found else _share(found)
+def _check(figure: Figure, kept: bool, only_warn: bool) -> Check:
     return Check(
-        name=name, measured=float(measured), limit=meta["limit"], passed=bool(result.success), remedy=meta["remedy"]
+        name=figure.name,
+        measured=INSUFFICIENT if figure.value is None else float(figure.value),
+        limit=figure.limit,
+        passed=kept or only_warn,
+        warned=(kept or only_warn) and (figure.found or not kept),
+        remedy=figure.remedy,
+        count=figure.count,
+        samples=figure.samples,
     )
 
 
-def _share(found: dict[str, Any]) -> float:
-    unexpected, elements = int(found.get("unexpected_count", 0)), int(found.get("element_count", 0))
-    return unexpected / max(elements, 1)
+def _documents(profile: Profile, rules: Sequence[DocumentRule], bits: Bits) -> list[Figure]:
+    """The share of documents that break each rule, with the first few."""
+    broken = {rule.name: np.flatnonzero(bits >> number & 1) for number, rule in enumerate(rules)}
+    told = samples_of(profile, {name: rows[:SAMPLES].tolist() for name, rows in broken.items()})
+    return [expected.of_rule(r, len(broken[r.name]), profile.documents, told[r.name]) for r in rules]
 
 
-def _summary(rows: dict[str, list[Any]], classes: NDArray[np.int64], checks: tuple[Check, ...]) -> dict[str, Any]:
-    lengths = np.asarray(rows["characters"] or [0])
-    edges = np.unique(np.geomspace(max(lengths.min(), 1), max(lengths.max(), 2), LENGTH_BINS + 1).round())
-    counts, _ = np.histogram(np.maximum(lengths, 1), edges)
-    shares = classes / max(classes.sum(), 1)
-    return {
-        "documents": len(rows["characters"]),
-        "characters": int(sum(rows["characters"])),
-        "bytes": int(sum(rows["bytes"])),
-        "duplicates": int(sum(rows["duplicate"])),
-        "lengths": {"edges": edges.tolist(), "counts": counts.tolist()},
-        "classes": dict(zip(CLASSES, shares.tolist(), strict=True)),
-        "checks": [check.model_dump() for check in checks],
+def _unreadable(profile: Profile, config: ValidationConfig) -> Figure:
+    first = islice(profile.unreadable(), SAMPLES)
+    samples = tuple(f"{profile.names[found['shard']]}:{found['line']}: {found['reason']}" for found in first)
+    return expected.of_unreadable(config, int(profile.columns["unreadable"]), profile.documents, samples)
+
+
+def _border(profile: Profile, gone: NDArray[np.bool_]) -> Figure:
+    """Repetitions across the held-out border: a model would be measured on what it has read."""
+    heldout = np.zeros(profile.documents, bool)
+    found: list[int] = []
+    count = left = 0
+    for first, batch in profile.batches(("heldout", *PARTNERS)):
+        column = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in batch.schema.names}
+        rows = np.arange(first, first + batch.num_rows)
+        heldout[rows] = column["heldout"]
+        partners = np.where(column["exact_of"] >= 0, column["exact_of"], column["near_of"])
+        crosses = (partners >= 0) & (heldout[rows] != heldout[partners])
+        count, left = count + int(crosses.sum()), left + int((crosses & ~gone[rows] & ~gone[partners]).sum())
+        found += rows[crosses][: SAMPLES - len(found)].tolist()
+    return expected.of_border(count, left, samples_of(profile, {BORDER: found})[BORDER])
+
+
+def _mask(rules: Sequence[DocumentRule], wanted: Sequence[str]) -> np.uint16:
+    return np.uint16(sum(1 << bit for bit, rule in enumerate(rules) if rule.name in wanted))
+
+
+def _profile(
+    dataset: Dataset, config: ValidationConfig, heldout: float | None, benchmarks: tuple[Dataset, ...], on: Cluster
+) -> Profile:
+    """Have the corpus profiled on the cluster."""
+    names = tuple(benchmark.name for benchmark in benchmarks)
+    if len(set(names)) < len(names):
+        raise ValueError(f"validation.benchmarks names one dataset twice: {', '.join(names)}")
+    settings = {
+        "validation": config.model_dump(mode="json"),
+        "heldout_fraction": heldout or 0.0,
+        "benchmarks": list(names),
     }
+    inputs: dict[str, Artifact] = {"dataset": dataset, **{f"benchmark-{each.name}": each for each in benchmarks}}
+    job = run_job("tasks.jobs.profile", settings, inputs=inputs, on=on)
+    return Profile(job.output / "profile", names, split=heldout is not None)
 
 
-def _classify(byte: int) -> int:
-    character = chr(byte)
-    if byte >= 128 or byte in _CONTROL_BYTES:
-        return CLASSES.index("other")
-    if character.isalpha():
-        return CLASSES.index("letters")
-    if character.isdigit():
-        return CLASSES.index("digits")
-    return CLASSES.index("space" if character.isspace() else "punctuation")
+def _origins(dataset: Dataset) -> tuple[dict[str, str], dict[str, list[str]], list[str]]:
+    """Of a dataset: sha256 by shard, the places that each was published from, the signatures beside it."""
+    manifest = manifest_of(dataset)
+    shards = {entry.path: entry.sha256 for entry in manifest.content.files}
+    sources: dict[str, list[str]] = (manifest.provenance.model_extra or {}).get("sources", {})
+    return shards, sources, json.loads(attachment(dataset, SIGNATURES) or b"[]")
 
 
-_CONTROL_BYTES = frozenset(byte for byte in (*range(32), 127) if byte not in ALLOWED_CONTROL)
-_CONTROL = np.array(sorted(_CONTROL_BYTES))
-_class_of = np.array([_classify(byte) for byte in range(256)])
+def _divide(dataset: Dataset, judged: Judged, folder: Path) -> tuple[Quarantine | None, Dataset | None]:
+    """Publish the quarantine and, when the gate is open, what is left: the dataset itself when nothing is set aside."""
+    if not judged.quarantined["documents"]:
+        return None, dataset
+    profile, corpus = judged.profile, fetch(dataset)
+    aside, left = folder / "aside", folder / "left"
+    aside.mkdir()
+    gone = write(corpus, aside, profile.names, *judged.marked())
+    counts = {"quarantined": float(judged.quarantined["documents"])}
+    made = publish(aside, Quarantine, name=dataset.name, metrics=counts, made_from=(dataset,))
+    if not judged.passed:
+        return made, None
+    rewrite(corpus, left, gone)
+    documents = {"documents": float(profile.documents - judged.gone.sum())}
+    return made, publish(left, Dataset, name=dataset.name, metrics=documents, made_from=(dataset,))
+
+
+def _write(folder: Path, judged: Judged, refs: Mapping[str, str | None]) -> None:
+    folder.mkdir()
+    told = verdict(
+        judged.profile,
+        judged.checks,
+        apart=judged.apart,
+        drift=judged.drift,
+        strange=judged.strange,
+        quarantined=judged.quarantined,
+        refs=refs,
+    )
+    (folder / "validation.json").write_text(json.dumps(told, indent=1))
+    shutil.copyfile(judged.profile.folder / "columns.json", folder / "columns.json")
+
+
+def _metrics(judged: Judged) -> dict[str, float]:
+    columns = judged.profile.columns
+    return {
+        **{key: float(columns[key]) for key in ("documents", "bytes")},
+        "quarantined": float(judged.quarantined["documents"]),
+        "warnings": float(sum(check.warned for check in judged.checks)),
+    }

@@ -161,6 +161,14 @@ def attachment(artifact: Artifact, name: str) -> bytes | None:
     return _work.get().lifecycle.store.attachment(_manifest(artifact), name)
 
 
+def manifest_of(artifact: Artifact) -> Manifest:
+    """What an artifact is made of, and where it came from. It must have been handed to the stage, as for `fetch`."""
+    work = _work.get()
+    if artifact not in work.handed:
+        raise AssertionError(f"{work.stage} was not handed {artifact.ref}; lineage is what was read")
+    return _manifest(artifact)
+
+
 def run_job(
     program: str,
     settings: dict[str, Any],

@@ -27,7 +27,7 @@ def revalidate(
     """Verify the champion of a model, every byte of it, and measure it on the newest data. Changes nothing that is served."""
     from tasks.config import RevalidateConfig
 
-    told = _parameters("revalidate", config, dataset, set_)
+    told = parameters_of("revalidate", config, dataset, set_)
     settings = RevalidateConfig.model_validate(told["config"])
     what = f"revalidate {settings.model} on dataset {told['dataset']}"
     _run("revalidate", settings, {"dataset": told["dataset"]}, what, as_, as_json)
@@ -37,11 +37,12 @@ def qualify(config: Config = "local", set_: Set = None, as_: As = "", as_json: J
     """Measure the cluster anew, and judge it by its baseline."""
     from tasks.config import QualifyConfig
 
-    settings = QualifyConfig.model_validate(_parameters("qualify", config, "", set_)["config"])
+    settings = QualifyConfig.model_validate(parameters_of("qualify", config, "", set_)["config"])
     _run("qualify", settings, {}, f"qualify {settings.cluster.name}", as_, as_json)
 
 
-def _parameters(flow: str, config: str, dataset: str, set_: list[str] | None) -> dict[str, Any]:
+def parameters_of(flow: str, config: str, dataset: str, set_: list[str] | None) -> dict[str, Any]:
+    """What a flow is called with, by the options of a command. Raises ValueError, also for a secret among them."""
     from deployments.catalogue import parameters
     from tasks.redaction import require_no_secrets
 

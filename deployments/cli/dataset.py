@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,19 +20,43 @@ app = typer.Typer(help="Make dataset versions of files, and list them.", no_args
 @app.command()
 def publish(
     name: Annotated[str, typer.Argument(help="Name of the dataset: lower case, digits, dot, dash.")],
-    paths: Annotated[list[Path], typer.Argument(help="JSONL and JSONL.gz files, text files, folders.")],
+    paths: Annotated[list[Path], typer.Argument(help="JSONL (also .gz and .zst), Parquet, text files, folders.")],
     include: Annotated[str, typer.Option(help="Files that count in folders, as a pattern: '*.py'.")] = "*",
     exclude: Annotated[
         list[str] | None, typer.Option(help="Folders or files to leave out, as a pattern; may be given often.")
+    ] = None,
+    sign_key: Annotated[
+        str, typer.Option(help="Sign every shard: a private key (PEM), or `home` for the key of this home.")
+    ] = "",
+    signature: Annotated[
+        list[Path] | None, typer.Option(help="A signature that somebody else made over shards; may be given often.")
     ] = None,
     as_: As = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Make a dataset version of files.
 
-    JSON lines are kept byte for byte. Other text files become documents with fields `text` and `path`; what is not UTF-8 text is
-    left out and counted. The same files are the same version.
+    JSON lines and Parquet are kept byte for byte. Other text files become documents with fields `text` and `path`; what is not
+    UTF-8 text is left out and counted. The same files are the same version. Where each shard came from, who published it and
+    who signed it is kept: validation.admission may ask for it.
     """
+    fields, skipped = make_version(
+        name, paths, include=include, exclude=exclude or (), sign_key=sign_key, signatures=signature or (), as_=as_
+    )
+    say(fields, _published(fields, skipped), as_json=as_json)
+
+
+def make_version(
+    name: str,
+    paths: list[Path],
+    *,
+    include: str = "*",
+    exclude: Sequence[str] = (),
+    sign_key: str = "",
+    signatures: Sequence[Path] = (),
+    as_: str = "",
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Publish files as a dataset version; what is told of it, and the files that were left out with the reason."""
     from tasks.artifacts import parse_ref
     from tasks.formats.documents import pack
     from tasks.registry.audit import audit
@@ -42,17 +68,21 @@ def publish(
     work = home() / "work"
     work.mkdir(parents=True, exist_ok=True)
     with asked("publish", as_, what=f"dataset/{name}"), tempfile.TemporaryDirectory(dir=work) as folder:
-        packed = pack(paths, Path(folder) / "out", include=include, exclude=tuple(exclude or ()))
-        manifest = store.publish(Path(folder) / "out", kind="dataset", inputs=(), provenance=_provenance(name, packed))
+        out = Path(folder) / "out"
+        packed = pack(paths, out, include=include, exclude=tuple(exclude))
+        bundles = _bundles(out, sign_key, signatures)
+        manifest = store.publish(out, kind="dataset", inputs=(), provenance=_provenance(name, packed))
+        kept = keep_signatures(store, manifest, bundles)
         audit(store, "publish dataset", right="publish", what=manifest.ref)
     fields = {
         "ref": manifest.ref,
         "documents": packed.documents,
         "bytes": manifest.bytes,
         "skipped": len(packed.skipped),
+        "signatures": kept,
         "uri": store.uri_of(manifest),
     }
-    say(fields, _published(fields, packed.skipped), as_json=as_json)
+    return fields, packed.skipped
 
 
 @app.command("list")
@@ -69,23 +99,72 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON object 
             "documents": int(manifest.provenance.metrics.get("documents", 0)),
             "files": len(manifest.content.files),
             "bytes": manifest.bytes,
+            "from": _origin(manifest),
             "uri": store.uri_of(manifest),
         }
         for manifest in store.manifests("dataset")
     ]
-    words = [f"{short_ref(r['ref'])}  {r['created']}  {r['bytes'] / 1e6:.1f} MB in {r['files']} file(s)" for r in rows]
+    words = [
+        f"{short_ref(r['ref'])}  {r['created'][:19]}  {r['bytes'] / 1e6:.1f} MB in {r['files']} file(s)  {r['from']}"
+        for r in rows
+    ]
     say({"datasets": rows}, "\n".join(words) or "No dataset yet: headway dataset publish NAME PATH...", as_json=as_json)
+
+
+def _bundles(folder: Path, sign_key: str, signatures: Sequence[Path]) -> list[bytes]:
+    """Our own signature over the folder, and those that were handed in. Raises ValueError for a file that is not there."""
+    from tasks.settings import home
+    from tasks.signing import ensure_key, sign_folder
+
+    for path in (*signatures, *([Path(sign_key)] if sign_key not in ("", "home") else [])):
+        if not path.is_file():
+            raise ValueError(f"{path} does not exist; name a file")
+    found = [path.read_bytes() for path in signatures]
+    if sign_key:
+        found.append(sign_folder(folder, ensure_key(home() / "keys") if sign_key == "home" else Path(sign_key)))
+    return found
+
+
+def keep_signatures(store: Any, manifest: Any, bundles: list[bytes]) -> int:
+    """Put signatures beside a dataset, and those that earlier versions have for the same shards; how many there are now.
+
+    What they are worth is decided when somebody asks for a signer: tasks/admission.py.
+    """
+    from tasks.admission import covers
+    from tasks.signing import SIGNATURES
+
+    found = [bundle.decode() for bundle in bundles]
+    for version in store.manifests("dataset", manifest.provenance.name):
+        found += json.loads(store.attachment(version, SIGNATURES) or b"[]")
+    digests = {entry.sha256 for entry in manifest.content.files}
+    kept = [bundle for bundle in dict.fromkeys(found) if covers(bundle, digests)]
+    if kept:
+        store.attach(manifest, SIGNATURES, json.dumps(kept).encode())
+    return len(kept)
+
+
+def _origin(manifest: Any) -> str:
+    """Where a version came from, in a few words."""
+    if manifest.provenance.stage == "validate":
+        return f"what validation left of {short_ref(next(iter(manifest.provenance.inputs), 'a dataset'))}"
+    sources = sorted(
+        {source for of in (manifest.provenance.model_extra or {}).get("sources", {}).values() for source in of}
+    )
+    return f"from {sources[0]}" + (f" and {len(sources) - 1} more" if len(sources) > 1 else "") if sources else ""
 
 
 def _provenance(name: str, packed: Any) -> Any:
     from tasks.lifecycle import code_version
+    from tasks.registry.audit import actor
     from tasks.storage.manifest import Provenance
 
     commit, dirty = code_version()
     return Provenance(
         name=name,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         stage="publish",
+        sources=packed.sources,
+        published_by=actor().name,
         commit=commit,
         dirty=dirty,
         metrics={"documents": float(packed.documents), "skipped": float(len(packed.skipped))},

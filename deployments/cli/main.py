@@ -19,7 +19,10 @@ from deployments.cli import (
     notify,
     person,
     platform,
+    preprocess,
     retrain,
+    tokenizer,
+    validate,
 )
 from deployments.cli import run as run_
 from deployments.cli.output import Terminated, say_error
@@ -47,11 +50,16 @@ def _look_at_home() -> None:
     not_newer(home())
 
 
+app.command("validate")(validate.validate)
 app.command("retrain")(retrain.retrain)
 app.command("revalidate")(checks.revalidate)
 app.command("qualify")(checks.qualify)
 app.command("approve")(approve.approve)
 app.add_typer(dataset.app, name="dataset")
+app.add_typer(tokenizer.app, name="tokenizer")
+app.command("preprocess")(preprocess.preprocess)
+app.command("tokens")(preprocess.tokens)
+app.command("mixture")(preprocess.mixture)
 app.command("lineage")(artifacts.lineage)
 app.command("artifacts")(artifacts.artifacts)
 app.command("verify")(artifacts.verify)

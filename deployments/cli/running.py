@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from deployments.cli.output import CommandError, say
 from deployments.cli.progress import Progress, console, summary
@@ -26,6 +26,7 @@ PUBLISH_SECONDS = 30.0
 TOLD = {
     "retrain": ("dataset", "endpoint", "sample"),
     "revalidate": ("dataset", "revalidation"),
+    "validate": ("dataset", "validation", "accepted", "quarantined", "checks"),
     "qualify": ("qualification",),
 }
 """What each flow leaves beside what all leave."""
@@ -117,11 +118,17 @@ class Running:
 
 
 def run_and_tell(
-    flow: str, config: Settings, arguments: dict[str, Any], *, preflight: Callable[[], None], as_json: bool
+    flow: str,
+    config: Settings,
+    arguments: dict[str, Any],
+    *,
+    preflight: Callable[[], None],
+    as_json: bool,
+    show: Callable[[dict[str, Any]], RenderableType] | None = None,
 ) -> None:
     """Run a flow in this process, and print what came of it. Raises CommandError when it did not complete.
 
-    `preflight` raises what can be known to be wrong before anything is spent.
+    `preflight` raises what can be known to be wrong before anything is spent; `show` makes what people see below the stages.
     """
     out = console()
     running = Running(flow, config, arguments, out, ask=sys.stdin.isatty() and sys.stderr.isatty())
@@ -130,6 +137,8 @@ def run_and_tell(
     if running.outcomes:
         out.print()
         out.print(summary(running.outcomes))
+        if show:
+            out.print(show(fields))
     if error is not None:
         raise CommandError(error, fields, running.run.stopped_at if running.run else "") from error
     say(fields, running.words(), as_json=as_json)

@@ -37,6 +37,7 @@ def publish(
 
     _, name, _ = parse_ref(name, kind="tokenizer")
     opened = open_tokenizer(folder)
+    eod = opened.require_eod()
     store, work = open_store(home()), home() / "work"
     work.mkdir(parents=True, exist_ok=True)
     with asked("publish", as_, what=f"tokenizer/{name}"), tempfile.TemporaryDirectory(dir=work) as temporary:
@@ -46,5 +47,5 @@ def publish(
         provenance = Provenance(name=name, created=datetime.now(UTC).isoformat(timespec="seconds"), stage="publish")
         manifest = store.publish(Path(temporary), kind="tokenizer", inputs=(), provenance=provenance)
         audit(store, "publish tokenizer", right="publish", what=manifest.ref)
-    fields = {"ref": manifest.ref, "vocab_size": opened.vocab_size, "eod_id": opened.eod_id, "files": taken}
-    say(fields, f"{manifest.ref}\n{opened.vocab_size} entries, end of document {opened.eod_id}", as_json=as_json)
+    fields = {"ref": manifest.ref, "vocab_size": opened.vocab_size, "eod_id": eod, "files": taken}
+    say(fields, f"{manifest.ref}\n{opened.vocab_size} entries, end of document {eod}", as_json=as_json)

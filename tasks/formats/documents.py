@@ -1,6 +1,7 @@
 """A corpus: JSON lines in shards, plain or gzipped, read as a stream of documents and packed from files.
 
-Reading knows shard and line, so that an error can name them. Nothing is judged here: tasks/validate.py does that.
+Reading knows shard and line, so that an error can name them. Nothing is judged here: tasks/validate.py does that. Packing
+also takes what it does not read: `.zst` and Parquet are kept as they are.
 """
 
 from __future__ import annotations
@@ -8,13 +9,17 @@ from __future__ import annotations
 import fnmatch
 import gzip
 import json
+import shutil
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
 SHARD_BYTES = 32 << 20
 JSON_LINES = (".jsonl", ".jsonl.gz")
+COMPRESSED = tuple(f".{lines}{by}" for lines in ("jsonl", "ndjson", "json") for by in (".gz", ".zst"))
+KEPT_AS_THEY_ARE = (".jsonl", ".ndjson", *COMPRESSED, ".parquet")
 UNREADABLE = (EOFError, zlib.error, UnicodeDecodeError, OSError)
 
 
@@ -32,6 +37,8 @@ class Packed(NamedTuple):
     documents: int
     bytes: int
     skipped: dict[str, str]
+    sources: dict[str, list[str]]
+    """Of each shard, the absolute paths that it was made of: the file that was copied, or the roots of the text files."""
 
 
 def shards(folder: Path) -> list[Path]:
@@ -89,21 +96,26 @@ def pack(paths: list[Path], target: Path, *, include: str = "*", exclude: tuple[
     target.mkdir(parents=True, exist_ok=True)
     writer = _ShardWriter(target)
     skipped: dict[str, str] = {}
+    sources: dict[str, list[str]] = {}
     copied = 0
     for root in paths:
         if not root.exists():
             raise ValueError(f"{root} does not exist; name files or folders to publish")
         for path in _files(root, include, exclude):
-            if path.name.endswith(JSON_LINES):
-                copied += _copy(path, target)
+            if path.name.endswith(KEPT_AS_THEY_ARE):
+                place = _copy(path, target)
+                sources[place.name] = [str(path.resolve())]
+                copied += _count(place, path)
             elif reason := writer.add(path, _name(path, root)):
                 skipped[str(path)] = reason
+            else:
+                writer.note(sources, root)
     writer.close()
     if not writer.documents and not copied:
         first = next(iter(skipped.items()), None)
         why = f": {len(skipped)} file(s) left out, the first {first[0]} ({first[1]})" if first else ""
-        raise ValueError(f"no text found under {', '.join(map(str, paths))}{why}; name text files, JSONL or JSONL.gz")
-    return Packed(writer.documents + copied, writer.bytes, skipped)
+        raise ValueError(f"no text found under {', '.join(map(str, paths))}{why}; name text files, JSONL or Parquet")
+    return Packed(writer.documents + copied, writer.bytes, skipped, sources)
 
 
 def _files(root: Path, include: str, exclude: tuple[str, ...]) -> Iterator[Path]:
@@ -123,17 +135,49 @@ def _name(path: Path, root: Path) -> str:
     return name.encode(errors="replace").decode()
 
 
-def _copy(path: Path, target: Path) -> int:
-    """Copy a JSON lines file under its own name, or a free one; returns its count of lines."""
+def _copy(path: Path, target: Path) -> Path:
+    """Copy a file under its own name, or a free one."""
     place, number = target / path.name, 1
     while place.exists():
         place, number = target / f"{number}-{path.name}", number + 1
-    place.write_bytes(path.read_bytes())
-    with _open(place) as file:
-        try:
-            return sum(1 for _ in file)
-        except UNREADABLE as error:
-            raise ValueError(f"{path} cannot be read: {error}; publish a sound file") from error
+    shutil.copyfile(path, place)
+    return place
+
+
+def _count(place: Path, path: Path) -> int:
+    """Lines, or rows, of a copied file. Raises ValueError when it cannot be read."""
+    try:
+        if place.name.endswith(".parquet"):
+            import pyarrow.parquet as pq
+
+            return int(pq.read_metadata(place).num_rows)
+        with _decoded(place) as file:
+            return _lines(file)
+    except (*UNREADABLE, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; publish a sound file") from error
+
+
+def _lines(file: IO[bytes]) -> int:
+    count, last = 0, b"\n"
+    while block := file.read(1 << 20):
+        count, last = count + block.count(b"\n"), block[-1:]
+    return count + (last != b"\n")
+
+
+@contextmanager
+def _decoded(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, without its compression."""
+    if path.name.endswith(".zst"):
+        import zstandard
+
+        with open(path, "rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as file:
+            try:
+                yield file
+            except zstandard.ZstdError as error:
+                raise OSError(str(error)) from error
+    else:
+        with gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb") as file:
+            yield file  # type: ignore[misc]
 
 
 class _ShardWriter:
@@ -163,6 +207,15 @@ class _ShardWriter:
         self._room -= len(data)
         self.documents, self.bytes = self.documents + 1, self.bytes + len(data)
         return ""
+
+    def note(self, sources: dict[str, list[str]], root: Path) -> None:
+        """Say that the shard that was written last holds text from below a root; of a folder, with `/` at its end."""
+        assert self._file is not None
+        place = root.resolve()
+        known = sources.setdefault(Path(self._file.name).name, [])
+        name = f"{place}/" if place.is_dir() else str(place)
+        if name not in known:
+            known.append(name)
 
     def close(self) -> None:
         if self._file:

@@ -1,14 +1,17 @@
 """Megatron's indexed dataset: `PREFIX.bin` holds tokens, `PREFIX.idx` where each sequence and document begins.
 
 Layout after NVIDIA/Megatron-LM megatron/core/datasets/indexed_dataset.py. Reads by memory map,
-writes in a stream, and checks every invariant before tokens are handed on. Knows nothing of tokenizers or of text.
+writes in a stream, and checks every invariant before tokens are handed on. `open_tokens` holds the whole index;
+`stream_index` and `write_index` take any size. Knows nothing of tokenizers or of text.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +31,8 @@ DTYPES: dict[int, type[np.number]] = {
     8: np.uint16,
 }
 UINT16_VOCABULARY = 65_500
+CHUNK = 1 << 20
+"""Entries of an index that are held at once."""
 
 
 def token_dtype(vocab_size: int) -> type[np.number]:
@@ -97,6 +102,135 @@ def _check(
         raise IntegrityError(f"{prefix}.idx: a pointer is not the sum of the lengths before it")
     if len(marks) == 0 or marks[0] != 0 or marks[-1] != len(lengths) or (np.diff(marks) < 0).any():
         raise IntegrityError(f"{prefix}.idx: the document marks do not run from 0 to {len(lengths)}")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the first bytes of an index say."""
+
+    dtype: np.dtype[np.number]
+    sequences: int
+    documents: int
+
+    @property
+    def bytes(self) -> int:
+        """Size of the whole index."""
+        return HEADER.size + 12 * self.sequences + 8 * (self.documents + 1)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Neighbouring sequences of an index."""
+
+    first: int
+    """Number of the first of them."""
+    starts: NDArray[np.int64]
+    """First token of each."""
+    lengths: NDArray[np.int32]
+
+
+def read_header(prefix: Path) -> Header:
+    """The header of `PREFIX.idx`; raises IntegrityError when it is none, or the file has not the size that it says."""
+    path = Path(f"{prefix}.idx")
+    with open(path, "rb") as file:
+        start = file.read(HEADER.size)
+    if len(start) < HEADER.size:
+        raise IntegrityError(f"{path} is truncated: {len(start)} bytes, the header alone has {HEADER.size}")
+    magic, version, code, sequences, marks = HEADER.unpack(start)
+    if magic != MAGIC or version != 1 or code not in DTYPES:
+        raise IntegrityError(f"{path} is no Megatron index: magic {magic!r}, version {version}, dtype code {code}")
+    header = Header(np.dtype(DTYPES[code]), sequences, marks - 1)
+    if path.stat().st_size != header.bytes:
+        raise IntegrityError(
+            f"{path} has {path.stat().st_size} bytes; {sequences} sequences and {marks} marks need {header.bytes}"
+        )
+    return header
+
+
+def stream_index(prefix: Path) -> Iterator[Chunk]:
+    """All sequences in chunks, each invariant checked on the way; raises IntegrityError at the first that is broken.
+
+    Lengths are not negative, pointers are the sums of the lengths before them, `.bin` has the bytes that they add up to, and
+    the documents' marks run from 0 to the count of sequences. Memory does not grow with the index.
+    """
+    header, path = read_header(prefix), Path(f"{prefix}.idx")
+    begin, size = HEADER.size, _size(Path(f"{prefix}.bin"))
+    tokens = 0
+    for first in range(0, header.sequences, CHUNK):
+        count = min(CHUNK, header.sequences - first)
+        lengths = np.fromfile(path, np.int32, count, offset=begin + 4 * first)
+        pointers = np.fromfile(path, np.int64, count, offset=begin + 4 * header.sequences + 8 * first)
+        ends = tokens + np.cumsum(lengths, dtype=np.int64)
+        if (lengths < 0).any():
+            raise IntegrityError(f"{path}: a length is negative")
+        if not np.array_equal(pointers, (ends - lengths) * header.dtype.itemsize):
+            raise IntegrityError(f"{path}: a pointer is not the sum of the lengths before it")
+        tokens = int(ends[-1])
+        if size < tokens * header.dtype.itemsize:
+            raise IntegrityError(
+                f"{prefix}.bin has {size} bytes, its index says {tokens * header.dtype.itemsize} or more"
+            )
+        yield Chunk(first, ends - lengths, lengths)
+    if size != tokens * header.dtype.itemsize:
+        raise IntegrityError(f"{prefix}.bin has {size} bytes, its index says {tokens * header.dtype.itemsize}")
+    for _ in stream_marks(prefix, header):
+        pass
+
+
+def _size(path: Path) -> int:
+    if not path.is_file():
+        raise IntegrityError(f"{path} is missing beside its index")
+    return path.stat().st_size
+
+
+def stream_marks(prefix: Path, header: Header) -> Iterator[NDArray[np.int64]]:
+    """The first sequence of each document in chunks, then the count of sequences; raises IntegrityError when they fall."""
+    path, total = Path(f"{prefix}.idx"), header.documents + 1
+    before = 0
+    for first in range(0, total, CHUNK):
+        offset = HEADER.size + 12 * header.sequences + 8 * first
+        marks = np.fromfile(path, np.int64, min(CHUNK, total - first), offset=offset)
+        if (first == 0 and marks[0] != 0) or (np.diff(marks, prepend=before) < 0).any():
+            raise IntegrityError(f"{path}: the document marks do not run from 0 to {header.sequences}")
+        before = int(marks[-1])
+        yield marks
+    if total < 1 or before != header.sequences:
+        raise IntegrityError(f"{path}: the document marks do not run from 0 to {header.sequences}")
+
+
+def write_index(path: Path, lengths: list[Path], dtype: np.dtype[np.number]) -> Header:
+    """Write an index of files that hold the length of each document (int32), in order; an empty document is a 0.
+
+    One sequence a document, none for an empty one, as Megatron writes. Memory does not grow with the files.
+    """
+    sequences = sum(int(np.count_nonzero(part)) for part in _lengths(lengths))
+    header = Header(dtype, sequences, sum(file.stat().st_size // 4 for file in lengths))
+    code = next(code for code, known in DTYPES.items() if np.dtype(known) == dtype)
+    with open(path, "wb") as file:
+        file.write(HEADER.pack(MAGIC, 1, code, header.sequences, header.documents + 1))
+        for part in _lengths(lengths):
+            file.write(part[part > 0].tobytes())
+        _write_sums(file, (part[part > 0] * np.int64(dtype.itemsize) for part in _lengths(lengths)), last=False)
+        _write_sums(file, ((part > 0).astype(np.int64) for part in _lengths(lengths)), last=True)
+    return header
+
+
+def _write_sums(file: IO[bytes], parts: Iterable[NDArray[np.int64]], *, last: bool) -> None:
+    """The sum of what comes before each value; with `last`, the sum of all of them too."""
+    before = 0
+    for part in parts:
+        ends = before + np.cumsum(part, dtype=np.int64)
+        file.write((ends - part).tobytes())
+        before = int(ends[-1]) if len(ends) else before
+    if last:
+        file.write(np.int64(before).tobytes())
+
+
+def _lengths(files: list[Path]) -> Iterator[NDArray[np.int32]]:
+    for path in files:
+        with open(path, "rb") as file:
+            while data := file.read(4 * CHUNK):
+                yield np.frombuffer(data, np.int32)
 
 
 class TokenWriter:

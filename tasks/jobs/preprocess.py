@@ -1,58 +1,61 @@
-"""Dataset -> token files, as a program: train a byte-level BPE tokenizer, encode, split by content hash.
+"""Dataset -> token files, as a program: a tokenizer, then Megatron's `.bin/.idx` a split, by the hash of each document.
 
-Writes `out/tokenizer` (a Hugging Face tokenizer folder) and `out/tokens` (Megatron `.bin/.idx` a split, the tokenizer, and
-`tokens.json`). One rank; the tokenizer's own threads use the cores.
+Writes `out/tokenizer` (a Hugging Face tokenizer folder) and `out/tokens` (the token files, the tokenizer, `tokens.json`). Ranks
+share the units of the corpus and the job folder; what a killed rank finished is not done again. The engine is tasks/tokenizing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.corpus.inputs import Unit, cut, find_shards
+from tasks.corpus.reading import documents, read_strictly
 from tasks.data_config import PreprocessingConfig
-from tasks.formats.documents import Document, read_documents
-from tasks.formats.mmididx import TokenWriter, open_tokens
 from tasks.jobs.runtime import Rank, main
+from tasks.tokenizing.checking import require_sound
+from tasks.tokenizing.engine import Choice, choose
+from tasks.tokenizing.merging import Output, appear, gather, merge
+from tasks.tokenizing.pool import encode_parallel
+from tasks.tokenizing.splits import Splits
+from tasks.tokenizing.tokenizer import OpenedTokenizer, open_tokenizer
+from tasks.tokenizing.units import Work, read_receipt, unit_bytes
 
 END_OF_DOCUMENT = "<|endoftext|>"
-BATCH_BYTES = 4 << 20
+POLL_SECONDS = 0.2
+SPREAD = 8
+"""A corpus this many times larger than the tokenizer's sample is not read whole for it."""
 
 
 def run(rank: Rank) -> dict[str, Any]:
-    """Both outputs, checked by reading them back."""
+    """Encode this rank's units; rank 0 merges all of them, and checks what it wrote by reading it back."""
     config = PreprocessingConfig.model_validate(rank.settings["preprocessing"])
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    os.environ["RAYON_NUM_THREADS"] = str(rank.settings["threads"])
-    dataset, total = rank.inputs["dataset"], _count(rank.inputs["dataset"], config)
-    tokenizer = train_tokenizer(dataset, config, sample_every=_every(total, config))
-    save_tokenizer(tokenizer, rank.output / "tokenizer")
-    tokens = rank.output / "tokens"
-    tokens.mkdir(exist_ok=True)
-    splits = encode(dataset, tokenizer, config, tokens, rank=rank, total=total["bytes"])
-    shutil.copytree(rank.output / "tokenizer", tokens / "tokenizer", dirs_exist_ok=True)
-    eod, size = tokenizer.token_to_id(END_OF_DOCUMENT), tokenizer.get_vocab_size()
-    (tokens / "tokens.json").write_text(json.dumps({"vocab_size": size, "eod_id": eod, "splits": splits}, indent=1))
-    check_output(tokens, splits, eod)
-    metrics = {f"{split}_{name}": float(value) for split, counts in splits.items() for name, value in counts.items()}
-    return {"metrics": {"vocab_size": float(size), **metrics}}
+    shards = find_shards([rank.inputs["dataset"]])
+    units = cut(shards, unit_bytes(shards))
+    tokenizer = _tokenizer(rank, config, units)
+    work = Work(tokenizer, (config.text_field,), Splits((1 - config.heldout_fraction, config.heldout_fraction)))
+    choice = choose(tokenizer, _first_texts(units, config.text_field))
+    parts = rank.folder / "parts"
+    _encode(rank, units[rank.rank :: rank.world_size], work, parts, choice=choice)
+    if rank.rank:
+        return {}
+    _wait(units, work, parts)
+    return _finish(rank, units, work, parts, engine=choice)
 
 
-def is_heldout(text: str, fraction: float) -> bool:
-    """Whether a document belongs to the held-out split: by the hash of its content, so that it never changes sides."""
-    first = hashlib.sha256(text.encode()).digest()[:8]
-    return int.from_bytes(first, "big") < fraction * 2**64
-
-
-def train_tokenizer(dataset: Path, config: PreprocessingConfig, *, sample_every: int) -> Any:
-    """A byte-level BPE tokenizer learnt from every n-th document of the train split."""
+def train_tokenizer(units: Sequence[Unit], config: PreprocessingConfig) -> Any:
+    """A byte-level BPE tokenizer learnt from a sample of the train split, which the documents' own hashes draw."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -62,83 +65,117 @@ def train_tokenizer(dataset: Path, config: PreprocessingConfig, *, sample_every:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    documents = (
-        d.text for d in read_documents(dataset, config.text_field) if not is_heldout(d.text, config.heldout_fraction)
-    )
-    tokenizer.train_from_iterator((text for i, text in enumerate(documents) if i % sample_every == 0), trainer)
+    tokenizer.train_from_iterator(sample(units, config), trainer)
     return tokenizer
 
 
+def sample(units: Sequence[Unit], config: PreprocessingConfig) -> Iterator[str]:
+    """Documents of the train split, about `sample_bytes` of them, whichever way the corpus is divided into shards.
+
+    A document's hash says whether it is taken; of a corpus far larger than the sample, whole units are passed over.
+    """
+    total = sum(unit.bytes for unit in units)
+    wanted = config.tokenizer.sample_bytes
+    read = list(units)[:: max(1, total // (SPREAD * wanted))]
+    share = min(1.0, wanted / max(1, sum(unit.bytes for unit in read)))
+    for document in documents(read, config.text_field):
+        digest = hashlib.sha256(document.text.encode()).digest()
+        heldout = int.from_bytes(digest[:8], "big") < config.heldout_fraction * 2**64
+        if not heldout and int.from_bytes(digest[8:16], "big") < share * 2**64:
+            yield document.text
+
+
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """A folder that `PreTrainedTokenizerFast.from_pretrained` loads."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    """A folder that `PreTrainedTokenizerFast.from_pretrained` loads; it is there whole or not at all."""
+    temporary = folder.with_name(f".{folder.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    tokenizer.save(str(temporary / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": END_OF_DOCUMENT,
         "eos_token": END_OF_DOCUMENT,
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
+    (temporary / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
+    os.replace(temporary, folder)
 
 
-def encode(
-    dataset: Path, tokenizer: Any, config: PreprocessingConfig, folder: Path, *, rank: Rank, total: int
-) -> dict[str, dict[str, int]]:
-    """Write both splits in one pass; counts by split. Raises ValueError when a split stays without documents."""
-    size, eod = tokenizer.get_vocab_size(), tokenizer.token_to_id(END_OF_DOCUMENT)
-    writers = {split: TokenWriter(folder / f"{split}_text_document", size) for split in ("train", "heldout")}
-    read = dict.fromkeys(writers, 0)
-    for batch in _batches(read_documents(dataset, config.text_field)):
-        for document, encoding in zip(batch, tokenizer.encode_batch([d.text for d in batch]), strict=True):
-            split = "heldout" if is_heldout(document.text, config.heldout_fraction) else "train"
-            writers[split].add_document([*encoding.ids, eod] if encoding.ids else [])
-            read[split] += len(document.text.encode())
-        done = sum(read.values())
-        rank.progress(done, total, f"{done / 1e6:.0f} of {total / 1e6:.0f} MB encoded")
-    closed = {split: writer.close() for split, writer in writers.items()}
-    for split, (documents, _) in closed.items():
-        if not documents:
+def _tokenizer(rank: Rank, config: PreprocessingConfig, units: Sequence[Unit]) -> OpenedTokenizer:
+    """The one that was handed in, or one that rank 0 trains while the others wait."""
+    if given := rank.inputs.get("tokenizer"):
+        return open_tokenizer(given)
+    folder = rank.output / "tokenizer"
+    if rank.rank == 0 and not folder.exists():
+        rank.progress(0, 1, "training the tokenizer")
+        save_tokenizer(train_tokenizer(units, config), folder)
+    while not folder.exists():
+        time.sleep(POLL_SECONDS)
+    return open_tokenizer(folder)
+
+
+def _first_texts(units: Sequence[Unit], text_field: str) -> list[str]:
+    """A sample that both engines are compared on: the first documents of the corpus."""
+    for unit in units:
+        for batch in read_strictly(unit, (text_field,)):
+            return batch.texts
+    return []
+
+
+def _encode(rank: Rank, units: Sequence[Unit], work: Work, parts: Path, *, choice: Choice) -> None:
+    total, read = sum(unit.bytes for unit in units), 0
+    if choice.reason:
+        print(f"encoding with {choice.engine.name}: {choice.reason}", flush=True)
+
+    def told(more: int) -> None:
+        nonlocal read
+        read += more
+        rank.progress(read, total, f"{read / 1e6:.0f} of {total / 1e6:.0f} MB encoded")
+
+    workers = int(rank.settings["threads"])
+    encode_parallel(units, work, parts, engine=choice.engine, workers=workers, told=told)
+
+
+def _wait(units: Sequence[Unit], work: Work, parts: Path) -> None:
+    """Until the other ranks have done their units; when one of them dies, the launcher ends this one too."""
+    while not all(read_receipt(unit, work, parts) for unit in units):
+        time.sleep(POLL_SECONDS)
+
+
+def _finish(rank: Rank, units: Sequence[Unit], work: Work, parts: Path, *, engine: Choice) -> dict[str, Any]:
+    tokens = rank.output / "tokens"
+    tokens.mkdir(exist_ok=True)
+    _require_documents(units, work, parts)
+    outputs = [_named(output, tokens) for output in merge(units, work, parts, prefix=tokens)]
+    appear(outputs, parts)
+    tokenizer, eod = work.tokenizer, work.tokenizer.require_eod()
+    for output in outputs:
+        require_sound(output.prefix, tokenizer, eod=eod)
+    shutil.copytree(tokenizer.path, tokens / "tokenizer", dirs_exist_ok=True)
+    (tokens / "tokenizer" / "tokenizer.json").write_text(tokenizer.rules, encoding="utf-8")
+    splits = {output.split: dataclasses.asdict(output.counts) for output in outputs}
+    about = {"vocab_size": tokenizer.vocab_size, "eod_id": eod, "engine": engine.engine.name, "splits": splits}
+    (tokens / "tokens.json").write_text(json.dumps(about, indent=1))
+    shutil.rmtree(parts)
+    metrics = {f"{split}_{name}": float(value) for split, counts in splits.items() for name, value in counts.items()}
+    return {"metrics": {"vocab_size": float(tokenizer.vocab_size), **metrics}}
+
+
+def _named(output: Output, tokens: Path) -> Output:
+    """Under a name that does not depend on the field: training opens it."""
+    return dataclasses.replace(output, prefix=tokens / f"{output.split}_text_document")
+
+
+def _require_documents(units: Sequence[Unit], work: Work, parts: Path) -> None:
+    """Raise ValueError, naming the setting, when a split stays without documents."""
+    receipts = gather(units, work, parts)
+    for index, (split, _) in enumerate(work.outputs):
+        if sum(receipt.counts[index].documents for receipt in receipts) == 0:
+            fraction = work.splits.fractions[-1]
             raise ValueError(
-                f"the {split} split has no documents: {sum(d for d, _ in closed.values())} documents, "
-                f"preprocessing.heldout_fraction {config.heldout_fraction}; "
+                f"the {split} split has no documents: preprocessing.heldout_fraction is {fraction:g}; "
                 f"{'raise' if split == 'heldout' else 'lower'} the fraction or publish more documents"
             )
-    return {s: {"documents": d, "tokens": t, "bytes": read[s]} for s, (d, t) in closed.items()}
-
-
-def check_output(folder: Path, splits: dict[str, dict[str, int]], eod: int) -> None:
-    """Read the files back: counts as written, and every document ends with the end-of-document token."""
-    for split, counts in splits.items():
-        opened = open_tokens(folder / f"{split}_text_document")
-        ends = opened.boundaries[1:][opened.boundaries[1:] > opened.boundaries[:-1]] - 1
-        assert opened.document_count == counts["documents"] and len(opened.tokens) == counts["tokens"], split
-        assert (opened.tokens[ends] == eod).all(), f"{split}: a document does not end with the end-of-document token"
-
-
-def _count(dataset: Path, config: PreprocessingConfig) -> dict[str, int]:
-    counts = {"documents": 0, "bytes": 0}
-    for document in read_documents(dataset, config.text_field):
-        counts["documents"] += 1
-        counts["bytes"] += len(document.text.encode())
-    return counts
-
-
-def _every(total: dict[str, int], config: PreprocessingConfig) -> int:
-    return max(1, -(-total["bytes"] // config.tokenizer.sample_bytes))
-
-
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text)
-        if size >= BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 if __name__ == "__main__":

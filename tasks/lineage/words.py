@@ -31,6 +31,9 @@ BACK = (
     "the deployment is done anew. `headway lineage` names all three."
 )
 CLUSTER_NOTE = """Measurements of the cluster **{subject}** by themselves: health, collectives, compute."""
+DATASET_NOTE = (
+    """Verdicts on versions of the dataset **{subject}** by themselves: its checks, its quarantine, its drift."""
+)
 HEADLINES: dict[str, tuple[str, ...]] = {
     "validate": ("documents",),
     "benchmark": ("matmul_gflops_per_rank", "allreduce_gigabytes_per_second"),
@@ -50,12 +53,13 @@ TAGS = {
 
 
 def experiment_name(flow: str, subject: str) -> str:
-    """One experiment for all that happens to a model; a cluster's qualifications have their own."""
-    return f"cluster-{subject}" if flow == "qualify" else subject
+    """One experiment for all that happens to a model; a cluster's qualifications and a dataset's verdicts have their own."""
+    return {"qualify": f"cluster-{subject}", "validate": f"dataset-{subject}"}.get(flow, subject)
 
 
 def experiment_note(flow: str, subject: str) -> str:
-    return (CLUSTER_NOTE if flow == "qualify" else MODEL_FLOWS_NOTE).format(subject=subject)
+    notes = {"qualify": CLUSTER_NOTE, "validate": DATASET_NOTE}
+    return notes.get(flow, MODEL_FLOWS_NOTE).format(subject=subject)
 
 
 def run_name(flow: str, began: float) -> str:

@@ -1,4 +1,4 @@
-"""The report's charts as inline SVG: values in, text out; the only file of the report that needs matplotlib.
+"""The report's charts as inline SVG: values in, text out; with corpus_charts.py the only file that needs matplotlib.
 
 Headings and captions do not live here (page.py). Colours become the page's CSS variables, so that a chart
 follows the page into dark mode; ids begin with the chart's name, so that several charts live in one page; text stays
@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -22,19 +22,21 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from tasks.report.data import (
-    Champion,
-    EvaluationReport,
-    Histogram,
-    Interval,
-    LossPoint,
-    QualificationReport,
-    number,
-    percent,
-)
+from tasks.report.data import number
+from tasks.report.published import Champion, EvaluationReport, Interval, LossPoint, QualificationReport
 
-INK, MUTED, LINE, ACCENT, SOFT, WARN = "#1b2430", "#5b6675", "#dde2e9", "#1f5fbf", "#a9bfdf", "#8a5a00"
-VARIABLES = {INK: "ink", MUTED: "muted", LINE: "line", ACCENT: "accent", SOFT: "soft", WARN: "warn"}
+INK, MUTED, LINE, ACCENT, SOFT = "#1b2430", "#5b6675", "#dde2e9", "#1f5fbf", "#a9bfdf"
+WARN, BAD, PANEL = "#8a5a00", "#b3261e", "#ffffff"
+VARIABLES = {
+    INK: "ink",
+    MUTED: "muted",
+    LINE: "line",
+    ACCENT: "accent",
+    SOFT: "soft",
+    WARN: "warn",
+    BAD: "bad",
+    PANEL: "panel",
+}
 WIDTH = 460
 MAX_POINTS = 1000
 RANKS_SHOWN = 16
@@ -69,7 +71,10 @@ class Bar:
     text: str
     interval: Interval | None = None
     """Drawn as a whisker."""
-    accent: bool = False
+    colour: str = SOFT
+    """Any but SOFT stands out."""
+    before: float | None = None
+    """An earlier value, drawn as a line across the bar."""
 
 
 def loss_chart(points: Sequence[LossPoint], resumed: Sequence[int]) -> str:
@@ -91,41 +96,16 @@ def norm_chart(points: Sequence[LossPoint]) -> str:
     return _lines("norm", norms, label="Gradient norm against the step")
 
 
-def lengths_chart(histogram: Histogram) -> str:
-    """Counts as columns of equal width, for edges that grow by factors; the last bin may be open."""
-    counts, edges = histogram.counts, histogram.edges
-    if not counts:
-        return ""
-
-    def draw(axes: Any) -> None:
-        axes.bar([i + 0.5 for i in range(len(counts))], counts, width=0.92, color=ACCENT)
-        every = math.ceil(len(edges) / 12)
-        axes.set_xticks(range(0, len(edges), every), [_brief(edge) for edge in edges[::every]])
-        axes.tick_params(length=0)
-        axes.set_ylabel("documents")
-        axes.grid(axis="y", linewidth=0.8)
-        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, steps=ROUND))
-        _format(axes.yaxis)
-
-    return _svg("lengths", (WIDTH, 200), "Histogram of document lengths in characters", draw)
-
-
-def classes_chart(classes: Mapping[str, float]) -> str:
-    """Share of each class of characters."""
-    bars = [Bar(name, share, percent(share)) for name, share in classes.items()]
-    return _bars("classes", bars, label="Character classes")
-
-
 def ranks_chart(cluster: QualificationReport) -> str:
     """GFLOP/s of each rank, or of the slowest RANKS_SHOWN ones, against the baseline."""
     slowest = sorted(cluster.ranks, key=lambda rank: rank.matmul_gflops)[:RANKS_SHOWN]
-    bars = [
+    rows = [
         Bar(f"rank {rank.rank} {rank.host}".strip(), rank.matmul_gflops, number(rank.matmul_gflops))
         for rank in sorted(slowest, key=lambda rank: rank.rank)
     ]
     floor = cluster.baseline.matmul_gflops_per_rank
-    return _bars(
-        "ranks", bars, label="GFLOP/s of each rank", reference=(f"{cluster.baseline.name} {number(floor)}", floor)
+    return bars(
+        "ranks", rows, label="GFLOP/s of each rank", references=[(f"{cluster.baseline.name} {number(floor)}", floor)]
     )
 
 
@@ -136,16 +116,16 @@ def allreduce_chart(cluster: QualificationReport) -> str:
     rate, floor = cluster.allreduce.gigabytes_per_second, cluster.baseline.allreduce_gigabytes_per_second
     bar = Bar(f"{number(cluster.allreduce.megabytes)} MB", rate, number(rate))
     reference = (f"{cluster.baseline.name} {number(floor)}", floor)
-    return _bars("allreduce", [bar], label="Bus bandwidth of the all-reduce in GB/s", reference=reference)
+    return bars("allreduce", [bar], label="Bus bandwidth of the all-reduce in GB/s", references=[reference])
 
 
 def scores_chart(scores: EvaluationReport, champion: Champion | None) -> str:
     """Bits per byte of the baselines, the champion and this model with its interval."""
-    rows = (("unigram", scores.unigram), ("Kneser-Ney bigram", scores.bigram), ("champion", champion))
-    bars = [Bar(name, one.bits_per_byte, f"{one.bits_per_byte:.3f}") for name, one in rows if one]
+    others = (("unigram", scores.unigram), ("Kneser-Ney bigram", scores.bigram), ("champion", champion))
+    rows = [Bar(name, one.bits_per_byte, f"{one.bits_per_byte:.3f}") for name, one in others if one]
     value = scores.bits_per_byte
-    bars.append(Bar("this model", value, f"{value:.3f}", interval=scores.interval, accent=True))
-    return _bars("scores", bars, label="Bits per byte, lower is better")
+    rows.append(Bar("this model", value, f"{value:.3f}", interval=scores.interval, colour=ACCENT))
+    return bars("scores", rows, label="Bits per byte, lower is better")
 
 
 def _lines(
@@ -169,33 +149,39 @@ def _lines(
         axes.grid(axis="y", linewidth=0.8)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=ROUND))
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
-        _format(axes.xaxis, axes.yaxis)
+        plain_numbers(axes.xaxis, axes.yaxis)
 
-    return _svg(name, size, label, draw)
+    return svg(name, size, label, draw)
 
 
-def _bars(name: str, bars: Sequence[Bar], *, label: str, reference: tuple[str, float] | None = None) -> str:
-    """Horizontal bars from zero, first on top; `reference` is the text and value of a dashed line."""
-    if not bars:
+def bars(
+    name: str, rows: Sequence[Bar], *, label: str, references: Sequence[tuple[str, float]] = (), room: float = 1.22
+) -> str:
+    """Horizontal bars from zero, first on top; `references` are texts and values of dashed lines.
+
+    `room` is the width of the drawing by the longest bar's: what the texts at the ends need.
+    """
+    if not rows:
         return ""
-    ends = [max(bar.value, *(bar.interval or (0.0,))) for bar in bars]
-    right = max(*ends, reference[1] if reference else 0.0, 1e-12)
+    ends = [max(row.value, row.before or 0.0, *(row.interval or (0.0,))) for row in rows]
+    right = max(*ends, *(value for _, value in references), 1e-12)
 
     def draw(axes: Any) -> None:
-        for row, (bar, end) in enumerate(zip(bars, ends, strict=True)):
-            _bar(axes, row, bar, end + right * 0.015)
-        if reference:
-            axes.plot([reference[1]] * 2, [-0.5, len(bars) - 0.5], color=WARN, linewidth=1.4, linestyle=(0, (4, 3)))
-            axes.annotate(reference[0], (reference[1], -0.62), ha=_side(reference[1], right), va="bottom", color=WARN)
-        axes.set_yticks(range(len(bars)), [_fit(bar.label) for bar in bars], color=INK)
-        axes.set_ylim(len(bars) - 0.5, -1.1 if reference else -0.5)
-        axes.set_xlim(0, right * 1.22)
+        for place, (row, end) in enumerate(zip(rows, ends, strict=True)):
+            _bar(axes, place, row, end + right * 0.015)
+        for text, value in references:
+            line = {"color": WARN, "linewidth": 1.4, "linestyle": (0, (4, 3)), "zorder": 2.5}
+            axes.plot([value] * 2, [-0.5, len(rows) - 0.5], **line)
+            axes.annotate(text, (value, -0.62), ha=_side(value, right), va="bottom", color=WARN)
+        axes.set_yticks(range(len(rows)), [_fit(row.label) for row in rows], color=INK)
+        axes.set_ylim(len(rows) - 0.5, -1.1 if references else -0.5)
+        axes.set_xlim(0, right * room)
         axes.xaxis.set_visible(False)
         axes.spines["bottom"].set_visible(False)
         axes.tick_params(length=0)
 
-    said = ", ".join(f"{bar.label} {bar.text}" for bar in bars) + (f"; baseline {reference[0]}" if reference else "")
-    return _svg(name, (WIDTH, 30 * (len(bars) + bool(reference)) + 10), f"{label}: {said}", draw)
+    said = ", ".join(f"{row.label} {row.text}" for row in rows) + "".join(f"; {text}" for text, _ in references)
+    return svg(name, (WIDTH, 30 * (len(rows) + bool(references)) + 10), f"{label}: {said}", draw)
 
 
 def _curve(axes: Any, points: NDArray[np.float64], *, smooth: bool) -> None:
@@ -227,23 +213,28 @@ def _mark(axes: Any, step: int, points: NDArray[np.float64]) -> None:
 
 
 def _bar(axes: Any, row: int, bar: Bar, text_at: float) -> None:
-    axes.barh(row, bar.value, height=0.62, color=ACCENT if bar.accent else SOFT)
+    axes.barh(row, bar.value, height=0.62, color=bar.colour)
+    if bar.before is not None:
+        axes.plot([bar.before] * 2, [row - 0.4, row + 0.4], color=INK, linewidth=1.8)
     if bar.interval:
         low, high = bar.interval
         axes.plot([low, high], [row, row], color=INK, linewidth=1.4, marker="|", markersize=9)
-    axes.text(text_at, row, bar.text, va="center", color=INK, weight="bold" if bar.accent else "normal")
+    paper = {"facecolor": PANEL, "edgecolor": "none", "pad": 1.5}
+    axes.text(
+        text_at, row, bar.text, bbox=paper, va="center", color=INK, weight="normal" if bar.colour == SOFT else "bold"
+    )
 
 
 def _side(value: float, right: float) -> str:
     return "left" if value < right / 5 else "center" if value < right * 0.8 else "right"
 
 
-def _format(*axis: Any) -> None:
+def plain_numbers(*axis: Any) -> None:
     for one in axis:
         one.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
 
 
-def _brief(value: float) -> str:
+def brief(value: float) -> str:
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= factor:
             return f"{value / factor:.3g}{letter}"
@@ -254,7 +245,7 @@ def _fit(label: str) -> str:
     return label if len(label) <= LABEL_CHARACTERS else label[: LABEL_CHARACTERS - 1] + "…"
 
 
-def _svg(name: str, size: tuple[int, int], label: str, draw: Callable[[Any], None]) -> str:
+def svg(name: str, size: tuple[int, int], label: str, draw: Callable[[Any], None]) -> str:
     """Draw on fresh axes and hand out the figure as an element of a page."""
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=(size[0] / 72, size[1] / 72), layout="constrained")

@@ -1,7 +1,7 @@
 """What the report of one retraining run shows: plain frozen values, and how numbers are written.
 
-Where the values come from does not live here (the flow collects them), nor how they look (page.py, charts.py). What a
-stage published as JSON (validation, qualification, evaluation, parity) is read leniently: unknown keys are ignored.
+Where the values come from does not live here (gather.py), nor how they look (page.py, charts.py), nor what stages published
+as JSON (published.py).
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from tasks.artifacts import Check, Value
+from tasks.report.published import (
+    Champion,
+    EvaluationReport,
+    LossPoint,
+    Parity,
+    QualificationReport,
+    TokensReport,
+    ValidationReport,
+)
 
 RunStatus = Literal["completed", "gate_closed", "failed", "cancelled"]
 StageStatus = Literal["ran", "reused", "failed", "gate_closed", "pending", "not_run"]
-Interval = tuple[float, float]
-
-
-class Published(BaseModel):
-    """Base of what a stage published as a JSON file: frozen, and keys that the report does not show are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class External(Value):
@@ -65,108 +65,6 @@ class ErrorReport(Value):
     stage: str = ""
     message: str
     remedy: str = ""
-
-
-class LossPoint(Published):
-    """One optimizer step; a line of `training_log.jsonl`."""
-
-    step: int
-    loss: float
-    learning_rate: float | None = None
-    grad_norm: float | None = None
-
-
-class Histogram(Published):
-    """Counts between neighbouring edges: one edge more than counts, or as many where the last bin is open."""
-
-    edges: tuple[float, ...]
-    counts: tuple[int, ...]
-
-
-class ValidationReport(Published):
-    """`validation.json`. Lengths are in characters a document, classes are shares of all characters."""
-
-    documents: int
-    characters: int
-    bytes: int
-    duplicates: int = 0
-    lengths: Histogram | None = None
-    classes: Mapping[str, float] = {}
-    checks: tuple[Check, ...] = ()
-
-
-class Baseline(Published):
-    """What a cluster of this sort must show: 10^9 operations a second and rank, 10^9 bytes a second."""
-
-    name: str
-    matmul_gflops_per_rank: float
-    allreduce_gigabytes_per_second: float
-
-
-class RankRate(Published):
-    """What one rank showed."""
-
-    rank: int
-    host: str = ""
-    matmul_gflops: float
-
-
-class AllReduce(Published):
-    """Bus bandwidth of an all-reduce, as nccl-tests define it."""
-
-    megabytes: float
-    gigabytes_per_second: float | None = None
-
-
-class QualificationReport(Published):
-    """`qualification.json`."""
-
-    baseline: Baseline
-    ranks: tuple[RankRate, ...] = ()
-    allreduce: AllReduce | None = None
-    checks: tuple[Check, ...] = ()
-
-
-class Score(Published):
-    """A model's bits per byte of held-out text: lower is better."""
-
-    bits_per_byte: float
-
-
-class Champion(Score):
-    """The model that is served now, measured on the same held-out text."""
-
-    ref: str
-
-
-class Gain(Published):
-    """Share by which the model's bits per byte lie under the bigram's."""
-
-    estimate: float
-    interval: Interval | None = None
-
-
-class EvaluationReport(Published):
-    """`evaluation.json`. The bigram is the interpolated Kneser-Ney one over the same tokens."""
-
-    documents: int
-    bytes: int
-    tokens: int
-    bits_per_byte: float
-    interval: Interval | None = None
-    perplexity: float | None = None
-    unigram: Score | None = None
-    bigram: Score | None = None
-    gain_over_bigram: Gain | None = None
-    confidence: float = 0.95
-
-
-class Parity(Published):
-    """`parity.json`: the exported model against the one that was trained."""
-
-    max_logit_error: float
-    greedy_equal: int
-    greedy_total: int
 
 
 class Node(Value):
@@ -227,6 +125,7 @@ class RunReport(Value):
     error: ErrorReport | None = None
     loss: tuple[LossPoint, ...] = ()
     validation: ValidationReport | None = None
+    tokens: TokensReport | None = None
     qualification: QualificationReport | None = None
     evaluation: EvaluationReport | None = None
     champion: Champion | None = None

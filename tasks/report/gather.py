@@ -18,7 +18,12 @@ from tasks.report.data import RunReport
 from tasks.report.page import render_page
 from tasks.storage.store import Store, find
 
-PARTS = {"validate": "validation.json", "benchmark": "qualification.json", "evaluate": "evaluation.json"}
+PARTS = {
+    "validate": "validation.json",
+    "preprocess": "tokens.json",
+    "benchmark": "qualification.json",
+    "evaluate": "evaluation.json",
+}
 
 
 def write_report(
@@ -47,6 +52,8 @@ def gather(store: Store, stages: list[dict[str, Any]], endpoint: dict[str, Any] 
     """The parts of the page that come out of artifacts."""
     by_name = {stage["name"]: stage for stage in stages}
     parts = {_part(file): _read_json(store, by_name.get(stage), file) for stage, file in PARTS.items()}
+    if parts["validation"]:
+        parts["validation"]["before"] = _before(store, parts["validation"].get("reference"))
     log = _read(store, by_name.get("train"), "training_log.jsonl")
     made = [ref for stage in stages for ref in stage["outputs"]]
     return {
@@ -77,12 +84,20 @@ def _read_json(store: Store, stage: dict[str, Any] | None, file: str) -> Any:
     return json.loads(text) if text else None
 
 
+def _before(store: Store, reference: str | None) -> Any:
+    """The verdict on the version that was accepted before."""
+    text = _file(store, reference, "validation.json") if reference else None
+    return json.loads(text) if text else None
+
+
 def _read(store: Store, stage: dict[str, Any] | None, file: str) -> str | None:
     """A file of a stage's last output; None when the flow has no such stage, or it is not there or not intact."""
-    if not stage or not stage["outputs"]:
-        return None
+    return _file(store, stage["outputs"][-1], file) if stage and stage["outputs"] else None
+
+
+def _file(store: Store, ref: str, file: str) -> str | None:
     try:
-        path = store.fetch(find(store, *parse_ref(stage["outputs"][-1]))) / file
+        path = store.fetch(find(store, *parse_ref(ref))) / file
     except HeadwayError:
         return None
     return path.read_text(encoding="utf-8") if path.is_file() else None

@@ -1,12 +1,12 @@
 """The page of one retraining run: a RunReport in, one self-contained HTML text out, without script or outside address.
 
-Drawing does not live here (charts.py, lineage_graph.py), nor collecting (the flow). Markup is only made by `tag`,
-which escapes every text that is not markup already: a document of the dataset may be hostile HTML.
+Drawing does not live here (charts.py, corpus_charts.py, lineage_graph.py), nor collecting (gather.py), nor what is said of the
+data (corpus.py), nor how elements are made and texts escaped (markup.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -14,8 +14,10 @@ from string import Template
 import yaml
 
 from tasks.artifacts import Check
+from tasks.report.corpus import corpus_section
 from tasks.report.data import RunReport, StageReport, duration, number, percent, short
 from tasks.report.lineage_graph import lineage_graph
+from tasks.report.markup import SIGNS, Html, checks_grid, facts, figure, folded, join, measured, table, tag, tally
 
 FOLDER = Path(__file__).parent
 METRICS_SHOWN = 5
@@ -27,11 +29,6 @@ STYLES = {
     "failed": "bad",
     "cancelled": "warn",
 }
-SIGNS = {"good": "✓", "bad": "✕", "warn": "■", "idle": "–"}
-
-
-class Html(str):
-    """Text that is markup already."""
 
 
 def render_page(data: RunReport) -> str:
@@ -39,7 +36,7 @@ def render_page(data: RunReport) -> str:
     sections = {
         "Stages": _stages(data.stages),
         "Training": _training(data),
-        "Data": _data(data),
+        "Data": corpus_section(data),
         "Cluster": _cluster(data),
         "Evaluation": _evaluation(data),
         "Lineage": _lineage(data),
@@ -54,19 +51,9 @@ def render_page(data: RunReport) -> str:
         title=escape(data.title),
         status=_badge(data.status),
         about=escape(_about(data)),
-        links=_join(*links),
-        main=_join(_error(data), _cards(data), *bodies),
+        links=join(*links),
+        main=join(_error(data), _cards(data), *bodies),
     )
-
-
-def tag(name: str, *children: str, **attributes: str) -> Html:
-    """An element, left out where it has no content (but for table cells). Children that are not Html are escaped.
-
-    `class_` is the attribute class, `aria_label` is aria-label.
-    """
-    inside = "".join(child if isinstance(child, Html) else escape(child) for child in children)
-    said = "".join(f' {key.strip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items())
-    return Html(f"<{name}{said}>{inside}</{name}>") if inside or name == "td" else Html()
 
 
 def _about(data: RunReport) -> str:
@@ -130,7 +117,7 @@ def _card(label: str, value: str, said: str, *, style: str = "") -> Html:
 
 
 def _stages(stages: Sequence[StageReport]) -> Html:
-    return _table(("Stage", "Status", "Time", "Result", "Written"), [_stage(stage) for stage in stages])
+    return table(("Stage", "Status", "Time", "Result", "Written"), [_stage(stage) for stage in stages])
 
 
 def _stage(stage: StageReport) -> Html:
@@ -143,15 +130,14 @@ def _stage(stage: StageReport) -> Html:
     )
     failed = [check for check in stage.checks if not check.passed]
     below = tag("td", tag("ul", *map(_failed, failed)), colspan="5")
-    return _join(tag("tr", *cells), tag("tr", below, class_="failed") if failed else Html())
+    return join(tag("tr", *cells), tag("tr", below, class_="failed") if failed else Html())
 
 
 def _metrics(stage: StageReport) -> Html:
     said = list(stage.metrics.items())[:METRICS_SHOWN]
     items = [tag("li", tag("span", f"{name.replace('_', ' ')} "), number(value)) for name, value in said]
     if stage.checks:
-        passed = sum(check.passed for check in stage.checks)
-        items.append(tag("li", f"{passed} of {len(stage.checks)} checks passed"))
+        items.append(tag("li", f"checks: {tally(stage.checks)}"))
     return tag("ul", *items, class_="metrics")
 
 
@@ -169,8 +155,8 @@ def _job(stage: StageReport) -> Html:
 
 
 def _failed(check: Check) -> Html:
-    measured = f": measured {number(check.measured)}, limit {check.limit}. "
-    return tag("li", tag("strong", f"\u2715 {check.name}", class_="bad"), measured, check.remedy)
+    said = f": measured {measured(check)}, limit {check.limit}. "
+    return tag("li", tag("strong", f"\u2715 {check.name}", class_="bad"), said, check.remedy)
 
 
 def _training(data: RunReport) -> Html:
@@ -181,24 +167,11 @@ def _training(data: RunReport) -> Html:
     first, last = data.loss[0], data.loss[-1]
     said = f"from {number(first.loss)} at step {number(first.step)} to {number(last.loss)} at step {number(last.step)}"
     figures = (
-        _figure(loss_chart(data.loss, data.resumed_steps), "Training loss, nats a token", said),
-        _figure(rate_chart(data.loss), "Learning rate"),
-        _figure(norm_chart(data.loss), "Gradient norm"),
+        figure(loss_chart(data.loss, data.resumed_steps), "Training loss, nats a token", said),
+        figure(rate_chart(data.loss), "Learning rate"),
+        figure(norm_chart(data.loss), "Gradient norm"),
     )
     return tag("div", *figures, class_="figures loss")
-
-
-def _data(data: RunReport) -> Html:
-    if not (corpus := data.validation):
-        return Html()
-    from tasks.report.charts import classes_chart, lengths_chart
-
-    facts = _facts({name: getattr(corpus, name) for name in ("documents", "characters", "bytes", "duplicates")})
-    figures = (
-        _figure(lengths_chart(corpus.lengths) if corpus.lengths else "", "Document lengths", "characters a document"),
-        _figure(classes_chart(corpus.classes), "Character classes", "share of all characters"),
-    )
-    return _join(facts, tag("div", *figures, class_="figures"), _checks(corpus.checks))
 
 
 def _cluster(data: RunReport) -> Html:
@@ -208,23 +181,27 @@ def _cluster(data: RunReport) -> Html:
 
     few = len(cluster.ranks) <= RANKS_SHOWN
     figures = (
-        _figure(ranks_chart(cluster), "Matrix product per rank", "GFLOP/s" if few else "GFLOP/s, the slowest ranks"),
-        _figure(allreduce_chart(cluster), "All-reduce", "bus bandwidth, GB/s"),
+        figure(ranks_chart(cluster), "Matrix product per rank", "GFLOP/s" if few else "GFLOP/s, the slowest ranks"),
+        figure(allreduce_chart(cluster), "All-reduce", "bus bandwidth, GB/s"),
     )
-    return _join(tag("div", *figures, class_="figures"), _checks(cluster.checks))
+    return join(
+        tag("div", *figures, class_="figures"), folded(f"Checks: {tally(cluster.checks)}", checks_grid(cluster.checks))
+    )
 
 
 def _evaluation(data: RunReport) -> Html:
     if not (scores := data.evaluation):
+        if not any(stage.name == "train" for stage in data.stages):
+            return Html()
         why = f": the run ended in the stage {data.error.stage}" if data.error and data.error.stage else ""
         return tag("p", f"The model was not evaluated{why}.", class_="note")
     from tasks.report.charts import scores_chart
 
-    facts = {name: getattr(scores, name) for name in ("documents", "bytes", "tokens", "perplexity")}
+    counts = {name: getattr(scores, name) for name in ("documents", "bytes", "tokens", "perplexity")}
     said = f"lower is better; the whisker is the {scores.confidence:.0%} interval"
-    figure = _figure(scores_chart(scores, data.champion), "Bits per byte", said)
+    chart = figure(scores_chart(scores, data.champion), "Bits per byte", said)
     note = Html() if data.champion else tag("p", "No champion to compare with: none has been promoted.", class_="note")
-    return tag("div", figure, tag("div", _facts(facts), note), class_="figures")
+    return tag("div", chart, tag("div", facts(counts), note), class_="figures")
 
 
 def _lineage(data: RunReport) -> Html:
@@ -250,10 +227,9 @@ def _identifiers(data: RunReport) -> Html:
         "commit": tag("code", data.commit or ""),
         **{name: _link(run.url or "", run.id) for name, run in runs if run},
     }
-    listed = [_join(tag("dt", name), tag("dd", value)) for name, value in rows.items() if value]
-    table = _table(("Stage", "Key", "Read", "Written"), [_stage_refs(stage) for stage in data.stages])
-    keys = tag("details", tag("summary", "Keys, inputs and outputs of the stages"), table) if table else Html()
-    return _join(tag("dl", *listed), keys)
+    listed = [join(tag("dt", name), tag("dd", value)) for name, value in rows.items() if value]
+    shown = table(("Stage", "Key", "Read", "Written"), [_stage_refs(stage) for stage in data.stages])
+    return join(tag("dl", *listed), folded("Keys, inputs and outputs of the stages", shown))
 
 
 def _stage_refs(stage: StageReport) -> Html:
@@ -268,33 +244,3 @@ def _refs(refs: Sequence[str]) -> Html:
 def _link(url: str, text: str) -> Html:
     """A link for a web address; any other, for example a `javascript:` one, is only shown."""
     return tag("a", text, href=url) if url.startswith(("http://", "https://")) else tag("span", f"{text} {url}".strip())
-
-
-def _checks(checks: Sequence[Check]) -> Html:
-    said = f"Checks: {sum(check.passed for check in checks)} of {len(checks)} passed"
-    table = _table(("Check", "Measured", "Limit", "Verdict"), [_check(check) for check in checks])
-    return tag("details", tag("summary", said), table) if table else Html()
-
-
-def _check(check: Check) -> Html:
-    style, word = ("good", "passed") if check.passed else ("bad", "failed")
-    cells = (number(check.measured), check.limit, tag("span", f"{SIGNS[style]} {word}", class_=style))
-    return tag("tr", tag("th", check.name, scope="row"), *(tag("td", cell) for cell in cells))
-
-
-def _table(heads: Sequence[str], rows: Sequence[Html]) -> Html:
-    head = tag("thead", tag("tr", *(tag("th", head, scope="col") for head in heads)))
-    return tag("table", head, tag("tbody", *rows)) if rows else Html()
-
-
-def _facts(facts: Mapping[str, float | None]) -> Html:
-    shown = ((name, value) for name, value in facts.items() if value is not None)
-    return tag("dl", *(tag("div", tag("dt", name), tag("dd", number(value))) for name, value in shown), class_="facts")
-
-
-def _figure(svg: str, heading: str, said: str = "") -> Html:
-    return tag("figure", tag("figcaption", f"{heading} ", tag("span", said)), Html(svg)) if svg else Html()
-
-
-def _join(*parts: Html) -> Html:
-    return Html("".join(parts))

@@ -84,12 +84,13 @@ class Store(Protocol):
 def find(store: Store, kind: str, name: str, version: str = "") -> Manifest:
     """The manifest that a reference means: a version by its first digits, or the newest.
 
+    The newest dataset is the newest that somebody published: what validation left of one counts only by its version.
     Raises Unknown when there is none, and ValueError when the digits fit several.
     """
     exact = store.manifest(kind, name, version) if len(version) == 64 else None
     if exact:
         return exact
-    fitting = [m for m in store.manifests(kind, name) if m.version.startswith(version)]
+    fitting = [m for m in store.manifests(kind, name) if m.version.startswith(version) and (version or _published(m))]
     if not fitting:
         known = sorted({m.provenance.name for m in store.manifests(kind)})
         there = f"There are: {', '.join(f'{kind}/{each}' for each in known)}" if known else f"There is no {kind} yet"
@@ -100,3 +101,7 @@ def find(store: Store, kind: str, name: str, version: str = "") -> Manifest:
     if version and len({m.version for m in fitting}) > 1:
         raise ValueError(f"{kind}/{name}@{version} fits {len(fitting)} versions; give more digits")
     return fitting[0]
+
+
+def _published(manifest: Manifest) -> bool:
+    return manifest.content.kind != "dataset" or manifest.provenance.stage != "validate"

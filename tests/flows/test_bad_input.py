@@ -75,7 +75,14 @@ def test_a_broken_line_is_named_by_shard_and_line(home, done):
     path = home.path.parent / "broken.jsonl"
     path.write_text('{"text": "a"}\n{"text": "b"\n')
     home.ok("dataset", "publish", "broken", path)
-    refused(home.retrain("--dataset", "broken"), 2, "broken.jsonl:2", "not a JSON line")
+    ran = refused(
+        home.retrain("--dataset", "broken", "--set", "validation.min_documents=1"), 3, "unreadable", "<= 0.00% of lines"
+    )
+    told = home.run("validate", "broken", "-c", "tiny", "--set", "validation.min_documents=1").said["checks"]
+    assert ran.statuses()["validate"] == "gate_closed"
+    assert [each["samples"][0] for each in told if each["name"] == "unreadable"][0].startswith(
+        "broken.jsonl:2: not a JSON line"
+    )
 
 
 def test_a_heldout_split_without_documents_is_refused(home, done):

@@ -8,9 +8,10 @@ from flows.inputs import checked
 from flows.qualify import qualify
 from flows.retrain import STAGES, retrain
 from flows.revalidate import revalidate
+from flows.validate import validate
 from tasks.config import RetrainConfig
 
-FLOWS = {"retrain": retrain, "revalidate": revalidate, "qualify": qualify}
+FLOWS = {"retrain": retrain, "revalidate": revalidate, "validate": validate, "qualify": qualify}
 
 
 @pytest.mark.parametrize("name", FLOWS)

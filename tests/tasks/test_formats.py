@@ -99,6 +99,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name):
     path = write(tmp_path / "in" / name, BROKEN[name])
     with pytest.raises(ValueError, match=rf"^{name}[,:]"):
         texts(path.parent)
+    if name == "latin.jsonl":  # a line is validation's to judge, and to set aside
+        assert pack([path], tmp_path / "out").documents == 2
+        return
     with pytest.raises(ValueError, match=rf"{name} cannot be read: .*; publish a sound file"):
         pack([path], tmp_path / "out")
 

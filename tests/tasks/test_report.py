@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import subprocess
@@ -11,19 +12,14 @@ from html.parser import HTMLParser
 import pytest
 
 from tasks.report.charts import loss_chart, ranks_chart, scores_chart
-from tasks.report.data import (
-    EvaluationReport,
-    Lineage,
-    LossPoint,
-    QualificationReport,
-    RunReport,
-    duration,
-    number,
-    percent,
-    short,
-)
+from tasks.report.corpus_charts import classes_chart, drift_chart
+from tasks.report.data import Lineage, RunReport, duration, number, percent, short
+from tasks.report.gather import gather
 from tasks.report.lineage_graph import BOX_HEIGHT, BOX_WIDTH, lineage_graph
 from tasks.report.page import render_page
+from tasks.report.published import ColumnDrift, EvaluationReport, LossPoint, QualificationReport
+from tasks.storage import open_store
+from tasks.storage.manifest import Provenance
 
 EVIL = """<script>alert('x')</script><img src=x onerror="a()">&amp;"""
 VOID = {"meta", "link", "img", "br"}
@@ -87,7 +83,7 @@ FACTS = (
     *("✓ completed", "12 min 34 s", "with uncommitted changes", "1.934", "21.0%", "19.7% to 22.2%", "120 of 120"),
     "95% interval 1.881 to 1.993; lower is better; champion 1.981",
     "2 attempts, resumed from step 400, adopted",
-    "1 of 1 checks passed",
+    "checks: 1 of 1 passed",
 )
 
 
@@ -120,7 +116,8 @@ def _full(text: str = "plain", points: int = 800) -> RunReport:
         stages=[{**stage, "metrics": {text: text}, "checks": [check], "job": job}],
         error={"type": text, "stage": text, "message": text, "remedy": text},
         loss=loss,
-        validation={**counts, "lengths": lengths, "classes": classes, "checks": [check], "later": "ignored"},
+        validation={**counts, "lengths": lengths, "classes": classes, "checks": [check], **_newer(text)},
+        tokens={"vocab_size": 512, "engine": text, "splits": {text: {"documents": 3, "tokens": 10}}, "later": 1},
         qualification={"baseline": baseline, "ranks": ranks, "allreduce": allreduce},
         evaluation=EVALUATION,
         champion={"ref": text, "bits_per_byte": 1.981},
@@ -130,6 +127,24 @@ def _full(text: str = "plain", points: int = 800) -> RunReport:
         sample={"prompt": text, "completion": text},
         config={"training": {text: text}},
     )
+
+
+def _newer(text: str) -> dict[str, object]:
+    """What only `validation.json` of later versions has."""
+    shard = {"name": text, "documents": 3, "divergence": 0.4, "farthest": text, "refused": text}
+    return {
+        **{
+            "unreadable": 2,
+            "tokens": 9,
+            "near": 4,
+            "contaminated": 1,
+            "megabytes_per_second": 80.5,
+            "later": "ignored",
+        },
+        **{"quarantine": {"documents": 5, text: 5}, "secret_types": {text: 2}, "personal_types": {text: 3}},
+        **{"shards": [shard], "drift": [{"column": text, "distance": 0.2, "moved": [text]}]},
+        **{"accepted": text, "quarantined": text, "reference": text, "before": {"classes": {"letters": 0.5}}},
+    }
 
 
 SECTIONS = ["stages", "training", "data", "cluster", "evaluation", "lineage", "configuration", "identifiers"]
@@ -145,7 +160,7 @@ def test_a_finished_run_says_all_its_results_in_order():
     assert [fact for fact in FACTS if fact not in said] == []
     assert _sections(text) == SECTIONS
     charts = [found["aria-label"] for name, found in Page(text).elements if name == "svg"]
-    assert len(charts) == 9
+    assert len(charts) == 13
     assert (
         "Bits per byte, lower is better: unigram 3.212, Kneser-Ney bigram 2.447, champion 1.981, this model 1.934"
         in charts
@@ -186,7 +201,7 @@ def test_a_closed_gate_shows_what_to_do_and_leaves_out_what_was_not_reached():
     stages = [closed, {"name": "train", "status": "not_run"}]
     text = render_page(_report(status="gate_closed", error=error, stages=stages))
     said = Page(text).text
-    assert "✕ gate closed" in said and "– not run" in said and "0 of 1 checks passed" in said
+    assert "✕ gate closed" in said and "– not run" in said and "checks: 0 of 1 passed" in said
     assert "What to do: Deduplicate it." in said
     assert "✕ duplicate_share: measured 0.312, limit <= 0.2. Deduplicate it." in said
     assert "The model was not evaluated: the run ended in the stage validate." in said
@@ -197,6 +212,112 @@ def test_a_closed_gate_shows_what_to_do_and_leaves_out_what_was_not_reached():
 def test_a_first_model_has_no_champion():
     said = Page(render_page(_report(evaluation=EVALUATION))).text
     assert "none has been promoted" in said and "champion 1" not in said
+
+
+def _corpus(**changes) -> Page:
+    fixed = {"documents": 200, "characters": 9000, "bytes": 9100}
+    config = {"validation": {"warn_drift": 0.1, "max_drift": 0.5}}
+    return Page(render_page(_report(validation={**fixed, **changes}, config=config)))
+
+
+def _rows(page: Page) -> str:
+    return re.sub(r"\s+", " ", page.text)
+
+
+def test_a_verdict_of_an_old_version_still_makes_a_page():
+    old = {"name": "duplicate_share", "measured": 0.31, "limit": "<= 0.2", "passed": False, "remedy": "Deduplicate it."}
+    page = _corpus(duplicates=46, lengths={"edges": [0, 10], "counts": [1, 2]}, classes={"letters": 1.0}, checks=[old])
+    assert "Checks: 0 of 1 passed" in page.text and "✕ failed" in page.text
+    assert [found["aria-label"][:9] for name, found in page.elements if name == "svg"] == ["Histogram", "Character"]
+    assert "Shards" not in page.text and "quarantined" not in page.text
+
+
+def test_checks_are_told_worst_first_with_outcome_count_and_places():
+    passed = {"name": "too long", "measured": 0.0, "limit": "<= 0.00% of documents", "passed": True, "count": 0}
+    warned = {
+        **passed,
+        "name": "secrets",
+        "measured": 0.00125,
+        "warned": True,
+        "count": 3,
+        "samples": ["a.jsonl:7: key"],
+    }
+    failed = {
+        "name": "admission",
+        "measured": 2.0,
+        "limit": "<= 0 shards",
+        "passed": False,
+        "remedy": "Leave them out.",
+    }
+    said = _rows(_corpus(checks=[passed, warned, {**failed, "outcome": "failed", "samples": ["b.jsonl: from /tmp"]}]))
+    assert "Checks: 2 of 3 passed, 1 of them with a warning" in said
+    rows = (
+        "admission✕ failed2<= 0 shardsb.jsonl: from /tmpLeave them out.",
+        "secrets■ warned0.12%<= 0.00% of documents3a.jsonl:7: key",
+        "Passed without a warning: 1",
+        "too long✓ passed0.00%",
+    )
+    places = [said.index(row) for row in rows]
+    assert places == sorted(places)
+
+
+def test_drift_is_drawn_with_its_limits_in_their_colours():
+    columns = {"classes": 0.62, "words": 0.2, "secrets": 0.02, "control": None}
+    svg = drift_chart([ColumnDrift(column=c, distance=d) for c, d in columns.items()], 0.1, 0.5)
+    assert (
+        'aria-label="Drift of each column: classes 0.620, words 0.200, secrets 0.020; told 0.1; gate closes 0.5"' in svg
+    )
+    fills = re.findall(r'd="M [^"]*?z\n" clip-path="[^"]*" style="fill: ([^";]+)', svg)
+    assert fills == ["var(--bad)", "var(--warn)", "var(--soft)"]
+    assert drift_chart([ColumnDrift(column="words")], 0.1, 0.5) == ""
+
+
+def test_classes_of_the_version_before_stand_beside_those_of_now():
+    svg = classes_chart({"latin": 0.1, "cyrillic": 0.4, "greek": 0.0, "letters": 0.5}, {"letters": 0.9, "latin": 0.1})
+    assert 'aria-label="Character classes: letters 50.0%, was 90.0%, cyrillic 40.0%, latin 10.0%, was 10.0%"' in svg
+    assert "was" not in classes_chart({"letters": 1.0}, {})
+
+
+def test_of_many_shards_the_worst_are_shown():
+    shards = [{"name": f"shard-{n}", "documents": 100, "duplicates": n} for n in range(40)]
+    shards += [{"name": "strange", "documents": 100, "divergence": 0.9, "farthest": "classes"}]
+    shards += [{"name": "stolen", "documents": 100, "refused": "from /tmp"}]
+    page = _corpus(shards=shards)
+    assert "The 20 worst of 42 shards" in page.text
+    assert re.findall(r"(stolen|strange|shard-\d+?)100", page.text.replace("\n", ""))[:2] == ["stolen", "strange"]
+    assert "shard-39" in page.text and "shard-22" in page.text and "shard-21" not in page.text
+    assert "from /tmp" in page.text and "in classes" in page.text
+
+
+def test_a_run_that_only_validates_says_nothing_of_a_model():
+    stages = [{"name": "validate", "status": "ran", "seconds": 1.0}]
+    counts = {"documents": 1, "characters": 1, "bytes": 1}
+    assert _sections(render_page(_report(stages=stages, validation=counts))) == [
+        *("stages", "data", "configuration", "identifiers")
+    ]
+
+
+def test_tokens_are_told_by_split():
+    splits = {"train": {"documents": 1000, "tokens": 2_500_000}, "heldout": {"documents": 20, "tokens": 50_000}}
+    said = _rows(Page(render_page(_report(tokens={"vocab_size": 50_257, "engine": "gigatoken", "splits": splits}))))
+    assert "Tokens: a vocabulary of 50,257, encoded by gigatoken" in said
+    assert "train1,0002,500,0002,500heldout2050,0002,500" in said
+
+
+def test_what_came_before_is_read_from_the_verdict_that_is_named(tmp_path):
+    store = open_store(tmp_path)
+    named = []
+    for index in range(2):
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        counts = {"documents": 1, "characters": 1, "bytes": 1, "classes": {"letters": 0.5 + index / 4}}
+        (folder / "validation.json").write_text(json.dumps({**counts, "reference": named[-1] if named else None}))
+        about = Provenance(name="code", stage="validate")
+        named.append(store.publish(folder, kind="validation", inputs=(), provenance=about).ref)
+    outcome = {"name": "validate", "outputs": [named[1]]}
+    told = gather(store, [outcome], None)["validation"]
+    assert (told["classes"], told["before"]["classes"]) == ({"letters": 0.75}, {"letters": 0.5})
+    assert gather(store, [{**outcome, "outputs": [named[0]]}], None)["validation"]["before"] is None
 
 
 def test_matplotlib_is_only_loaded_for_a_chart():

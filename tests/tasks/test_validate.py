@@ -1,91 +1,214 @@
-"""The profile of a corpus and its judgement by the real Great Expectations suite."""
+"""A profile judged by the real Great Expectations suite: each rule, its limits, and what is told of it."""
 
 import json
 import math
 
 import pytest
 
+from tasks.corpus.profile import profile
+from tasks.corpus.profiled import BATCH_ROWS, Profile
+from tasks.corpus.quarantine import write
 from tasks.data_config import ValidationConfig
-from tasks.formats.documents import Document
-from tasks.validate import CLASSES, _summary, judge, profile
+from tasks.validate import judge
+from tasks.verdict import verdict
 
-NAMES = ["documents", "too short", "too long", "control characters", "replacement characters", "exact duplicates"]
-GOOD = [f"def function_{number}():\n\treturn {number}\r\n" for number in range(20)]
-
-
-def profiled(*texts):
-    return profile(Document(text, "a.jsonl", number) for number, text in enumerate(texts, 1))
-
-
-def verdict(texts, **limits):
-    """Names of the failed checks, and all checks by name."""
-    checks = judge(profiled(*texts)[0], ValidationConfig(**limits))
-    assert sorted(check.name for check in checks) == sorted(NAMES)
-    return [check.name for check in checks if not check.passed], {check.name: check for check in checks}
+GOOD = [f"def function_{number}():\n\treturn {number} * {number * 7919}\r\n" for number in range(20)]
+NAMES = [
+    "documents", "estimated tokens", "unreadable", "too short", "too long", "control characters", "replacement characters",
+    "repeated lines", "exact duplicates", "near duplicates", "secrets", "personal data", "held-out contamination",
+    "shard divergence", "admission",
+]  # fmt: skip
 
 
-def test_a_profile_counts_characters_bytes_shares_and_repetitions():
-    rows, classes = profiled("ab1 \n", "äö", "", "ab1 \n", "\x00\x01ab\x7f", "\ufffdabc")
-    assert rows["characters"] == [5, 2, 0, 5, 5, 4]
-    assert rows["bytes"] == [5, 4, 0, 5, 5, 6]
-    assert rows["control"] == [0, 0, 0, 0, 3 / 5, 0]
-    assert rows["replacement"] == [0, 0, 0, 0, 0, 1 / 4]
-    assert rows["duplicate"] == [False, False, False, True, False, False]
-    assert dict(zip(CLASSES, classes.tolist(), strict=True)) == {
-        "letters": 9, "digits": 2, "space": 4, "punctuation": 0, "other": 10,
-    }  # fmt: skip
-    assert classes.sum() == sum(rows["bytes"])
+@pytest.fixture
+def judged(tmp_path):
+    """Judges lines, given as texts or as bytes, by a configuration; the profile is made by the real program's function."""
+
+    def make(lines, *, benchmarks=None, heldout=0.0, before=None, strange=None, **limits):
+        corpus = tmp_path / "corpus"
+        corpus.mkdir(exist_ok=True)
+        raw = (line if isinstance(line, bytes) else json.dumps({"text": line}).encode() for line in lines)
+        (corpus / "a.jsonl").write_bytes(b"".join(line + b"\n" for line in raw))
+        config = ValidationConfig(**limits)
+        sets = {}
+        for name, texts in (benchmarks or {}).items():
+            sets[name] = tmp_path / f"{name}.jsonl"
+            sets[name].write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        profile([corpus], config, tmp_path / "profile", heldout_fraction=heldout, benchmarks=sets)
+        return judge(Profile(tmp_path / "profile", tuple(sets)), config, before=before, strange=strange or {})
+
+    return make
 
 
-def test_good_text_passes_every_check():
-    failed, checks = verdict(GOOD)
-    assert failed == []
-    assert checks["documents"].measured == 20
-    assert checks["documents"].limit == ">= 10"
-    assert all(check.remedy for check in checks.values())
+def failed(judged):
+    return [check.name for check in judged.checks if not check.passed]
 
 
-def test_what_looks_like_a_binary_is_refused():
-    failed, checks = verdict([*GOOD, "\x7fELF\x02\x01\x01\x00\x00\x00" * 9, "caf\ufffd na\ufffdve"])
-    assert failed == ["control characters", "replacement characters"]
-    assert checks["control characters"].measured == pytest.approx(1 / 22)
-    assert checks["control characters"].limit == "<= 1.00% of documents"
-    assert "UTF-8" in checks["replacement characters"].remedy
+def check(judged, name):
+    return next(check for check in judged.checks if check.name == name)
 
 
-def test_repeated_documents_are_refused_from_the_limit_on():
-    assert verdict([*GOOD, *GOOD[:5]])[0] == []  # 5 of 25: the limit itself passes
-    failed, checks = verdict([*GOOD, *GOOD[:6]])
-    assert failed == ["exact duplicates"]
-    assert checks["exact duplicates"].measured == pytest.approx(6 / 26)
+def test_good_text_passes_every_check(judged):
+    found = judged(GOOD)
+    assert [check.name for check in found.checks] == NAMES
+    assert {check.outcome for check in found.checks} == {"passed"} and found.passed
+    assert check(found, "documents").measured == 20 and check(found, "documents").limit == ">= 10"
+    assert all(check.remedy for check in found.checks)
+    assert found.quarantined == {"documents": 0} and not found.gone.any()
 
 
-def test_short_and_long_documents_are_counted_against_their_shares():
-    assert verdict([*GOOD[:19], ""])[0] == []  # 1 of 20: the limit itself passes
-    failed, checks = verdict([*GOOD[:17], "", "a", "b" * 200], min_characters=2, max_characters=100)
-    assert failed == ["too short", "too long"]
-    assert checks["too short"].measured == pytest.approx(2 / 20)
-    assert checks["too long"].measured == pytest.approx(1 / 20)
-    assert verdict([*GOOD[:17], "", "a", "b" * 200], max_short_share=0.1, max_long_share=0.05)[0] == []
+def test_what_looks_like_a_binary_is_refused_and_named(judged):
+    found = judged([*GOOD, "\x7fELF\x02\x01\x01\x00\x00\x00" * 9, "caf\ufffd na\ufffdve"])
+    assert failed(found) == ["control characters", "replacement characters"]
+    told = check(found, "control characters")
+    assert (told.measured, told.limit, told.count) == (pytest.approx(1 / 22), "<= 1.00% of documents", 1)
+    assert told.samples == ("a.jsonl:21: 70.0% control characters",)
+    assert "UTF-8" in check(found, "replacement characters").remedy
 
 
-def test_too_few_documents_and_none_at_all_are_refused():
-    failed, checks = verdict(GOOD[:9])
-    assert failed == ["documents"]
-    assert checks["documents"].measured == 9
-    failed, checks = verdict([])
-    assert "documents" in failed
-    assert not any(math.isnan(check.measured) for check in checks.values())
+def test_repeated_documents_are_refused_from_the_limit_on(judged):
+    assert failed(judged([*GOOD, *GOOD[:5]])) == []  # 5 of 25: the limit itself passes
+    assert check(judged([*GOOD, *GOOD[:5]]), "exact duplicates").outcome == "warned"
+    found = judged([*GOOD, *GOOD[:6]])
+    assert failed(found) == ["exact duplicates"]
+    told = check(found, "exact duplicates")
+    assert told.measured == pytest.approx(6 / 26) and told.count == 6
+    assert (
+        told.samples[:2] == ("a.jsonl:21: repeats a.jsonl:1", "a.jsonl:22: repeats a.jsonl:2")
+        and len(told.samples) == 5
+    )
+    assert found.quarantined == {"documents": 6, "exact duplicates": 6}
 
 
-def test_the_summary_is_json_of_the_whole_corpus():
-    rows, classes = profiled(*GOOD, "x" * 5000, GOOD[0], "")
-    summary = json.loads(json.dumps(_summary(rows, classes, ()), allow_nan=False))
-    assert summary["documents"] == 23
-    assert summary["characters"] == sum(len(text) for text in GOOD) + 5000 + len(GOOD[0])
-    assert summary["duplicates"] == 1
-    assert sum(summary["lengths"]["counts"]) == 23
-    assert len(summary["lengths"]["edges"]) == len(summary["lengths"]["counts"]) + 1
-    assert sum(summary["classes"].values()) == pytest.approx(1)
-    empty = json.loads(json.dumps(_summary(*profiled(), ()), allow_nan=False))
-    assert (empty["documents"], empty["bytes"]) == (0, 0)
+def test_short_and_long_documents_are_counted_against_their_shares(judged):
+    assert failed(judged([*GOOD[:19], ""])) == []  # 1 of 20: the limit itself passes
+    limits = {"min_characters": 2, "max_characters": 100}
+    bad = [*GOOD[:17], "", "a", "b" * 200]
+    found = judged(bad, **limits)
+    assert failed(found) == ["too short", "too long"]
+    assert check(found, "too short").samples == ("a.jsonl:18: 0 characters", "a.jsonl:19: 1 characters")
+    assert failed(judged(bad, **limits, max_short_share=0.1, max_long_share=0.05)) == []
+
+
+def test_lines_that_are_no_documents_are_counted_and_set_aside(judged):
+    lines = [*GOOD, b"{no json", b'{"text": 7}', '{"text": "\u00e4"}'.encode("latin-1")]
+    found = judged(lines)
+    assert failed(found) == ["unreadable"]
+    told = check(found, "unreadable")
+    assert told.count == 3 and told.measured == pytest.approx(3 / 23)
+    assert [sample.partition(" ")[0] for sample in told.samples] == ["a.jsonl:21:", "a.jsonl:22:", "a.jsonl:23:"]
+    assert "not UTF-8" in told.samples[2]
+    assert failed(judged(lines, max_unreadable_share=0.2)) == [] and found.quarantined["unreadable"] == 3
+    kept = judged(lines, max_unreadable_share=0.2, quarantine=["too short"])
+    assert kept.quarantined == {"documents": 0}
+
+
+def test_a_rule_that_only_warns_closes_no_gate_but_is_told(judged):
+    secret = f"key = '{'AKIA' + 'QYLPMN5HFIQR7XYA'}'"
+    found = judged([*GOOD, secret, "write to anna.berg@firma-berg.de"])
+    assert found.passed
+    for name, kind in (("secrets", "AWS"), ("personal data", "e-mail")):
+        told = check(found, name)
+        assert (told.outcome, told.count) == ("warned", 1) and kind in told.samples[0]
+        assert "QYLP" not in told.samples[0] and "anna" not in told.samples[0]
+    assert failed(judged([*GOOD, secret], only_warn=[])) == ["secrets"]
+    assert judged([*GOOD, secret], quarantine=["secrets"]).quarantined == {"documents": 1, "secrets": 1}
+
+
+def test_repeated_lines_and_benchmarks(judged):
+    exam = " ".join(f"question {number} of the exam asks {number * 31}" for number in range(40))
+    found = judged([*GOOD, "again and again\n" * 50, f"before {exam} after"], benchmarks={"exam": [exam]})
+    assert check(found, "repeated lines").samples == ("a.jsonl:21: 98.0% in repeated lines",)
+    told = check(found, "contamination")
+    assert failed(found) == ["contamination"] and told.samples == ("a.jsonl:22: holds a document of exam",)
+
+
+def test_what_repeats_across_the_held_out_border_must_go(judged):
+    words = [f"word{number}" for number in range(400)]
+    near = [" ".join([*words[:200], f"changed{number}", *words[201:]]) for number in range(12)]
+    found = judged([*GOOD, *near], heldout=0.5, max_near_duplicate_share=1.0)
+    told = check(found, "held-out contamination")
+    assert told.outcome == "warned" and told.count > 0 and told.measured == 0
+    assert told.samples[0].endswith("across the border")
+    kept = judged([*GOOD, *near], heldout=0.5, max_near_duplicate_share=1.0, quarantine=[])
+    assert failed(kept) == ["held-out contamination"] and check(kept, "held-out contamination").measured == told.count
+
+
+def test_too_few_documents_and_none_at_all_are_refused(judged):
+    found = judged(GOOD[:9])
+    assert failed(found) == ["documents"] and check(found, "documents").measured == 9
+    none = judged([])
+    assert failed(none) == ["documents"]
+    assert not any(isinstance(check.measured, float) and math.isnan(check.measured) for check in none.checks)
+
+
+def test_a_corpus_that_is_all_set_aside_is_refused(judged):
+    found = judged([""] * 12, max_short_share=1.0, max_duplicate_share=1.0)
+    assert failed(found) == ["documents"]
+    assert check(found, "documents").samples == ("the quarantine leaves no document",)
+
+
+def test_classes_tokens_and_admission_have_limits(judged):
+    found = judged(GOOD, min_class_share={"letters": 0.99}, max_class_share={"digits": 0.01}, min_tokens=10**6)
+    assert failed(found) == ["estimated tokens", "class letters", "class digits"]
+    assert check(found, "class letters").limit == ">= 99.00% of characters"
+    with pytest.raises(ValueError, match="no class 'runes'; there are letters, digits"):
+        judged(GOOD, min_class_share={"runes": 0.1})
+    assert failed(judged(GOOD, strange={"a.jsonl": "from /tmp"})) == ["admission"]
+
+
+def test_drift_against_the_version_before_is_a_check_of_every_column(judged, tmp_path):
+    first = judged(GOOD)
+    before = dict(first.profile.columns)
+    same = judged(GOOD, before=before, min_drift_documents=20)
+    drift = [check for check in same.checks if check.name.startswith("drift of ")]
+    assert {"drift of characters", "drift of classes", "drift of words"} <= {check.name for check in drift}
+    assert {check.outcome for check in drift} == {"passed"}
+    other = judged(
+        ["слово " * (20 + number) for number in range(20)], before=before, min_drift_documents=20, near_duplicates=False
+    )
+    assert "drift of classes" in failed(other) and "cyrillic" in check(other, "drift of classes").samples[0]
+    few = judged(GOOD, before=before)
+    assert {check.measured for check in few.checks if check.name.startswith("drift")} == {"insufficient data"}
+
+
+def test_batches_are_added_up(judged, monkeypatch):
+    whole = judged([*GOOD, *GOOD, "", *GOOD[:3]], max_duplicate_share=0.1)
+    assert BATCH_ROWS > 44
+    monkeypatch.setattr("tasks.corpus.profiled.BATCH_ROWS", 7)
+    parts = judged([*GOOD, *GOOD, "", *GOOD[:3]], max_duplicate_share=0.1)
+    assert parts.checks == whole.checks and failed(parts) == ["exact duplicates"]
+    assert (parts.bits == whole.bits).all()
+
+
+def test_the_verdict_is_json_of_the_whole_corpus(judged, tmp_path):
+    found = judged([*GOOD, "x" * 5000, GOOD[0], ""])
+    told = verdict(
+        found.profile,
+        found.checks,
+        apart={},
+        drift=[],
+        strange={},
+        quarantined=found.quarantined,
+        refs={"dataset": "d"},
+    )
+    told = json.loads(json.dumps(told, allow_nan=False))
+    assert (told["documents"], told["duplicates"], told["dataset"]) == (23, 1, "d")
+    assert told["characters"] == sum(len(text) for text in GOOD) + 5000 + len(GOOD[0])
+    assert sum(told["lengths"]["counts"]) == 23
+    assert len(told["lengths"]["edges"]) == len(told["lengths"]["counts"]) + 1
+    assert sum(told["classes"].values()) == pytest.approx(1)
+    assert told["quarantine"] == {"documents": 2, "exact duplicates": 1, "too short": 1}
+    assert told["shards"][0]["name"] == "a.jsonl" and told["shards"][0]["duplicates"] == 1
+
+
+def test_the_quarantine_says_where_and_why(judged, tmp_path):
+    found = judged([GOOD[0], b"half a", *GOOD, ""], max_unreadable_share=1.0)
+    (tmp_path / "aside").mkdir()
+    gone = write(tmp_path / "corpus", tmp_path / "aside", found.profile.names, *found.marked())
+    assert {name: list(lines) for name, lines in gone.items()} == {"a.jsonl": [2, 3, 23]}
+    told = [json.loads(line) for line in (tmp_path / "aside" / "quarantine.jsonl").read_text().splitlines()]
+    assert [(each["line"], each["rules"], each["raw"]) for each in told] == [
+        (2, ["unreadable"], "half a"), (3, ["exact duplicates"], {"text": GOOD[0]}), (23, ["too short"], {"text": ""}),
+    ]  # fmt: skip
+    assert told[1]["detail"] == "repeats a.jsonl:1"

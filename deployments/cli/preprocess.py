@@ -1,0 +1,194 @@
+"""`headway preprocess` and `tokens`: plain files to Megatron datasets at full speed, and a look at any of them.
+
+The work is done by tasks/tokenizing. See docs/data.md.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deployments.cli.output import CommandError, say
+
+SHOWN_TOKENS = 200
+BAR = 40
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+def preprocess(
+    input_: Annotated[
+        list[str], typer.Option("--input", help="File, folder or glob: JSONL, .gz, .zst, Parquet, text; often.")
+    ],
+    tokenizer_model: Annotated[Path, typer.Option(help="Folder of a Hugging Face tokenizer.")],
+    output_prefix: Annotated[Path, typer.Option(help="What the names of the output begin with.")],
+    json_keys: Annotated[
+        list[str] | None, typer.Option(help="Field that holds the text; may be given often.  [text]")
+    ] = None,
+    append_eod: Annotated[
+        bool, typer.Option("--append-eod", help="End every document with the end-of-document token.")
+    ] = False,
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0: as many as there are cores.")] = 0,
+    split: Annotated[
+        str, typer.Option(help="Shares by content hash: 0.98,0.02 (train, heldout) or train,valid,test.")
+    ] = "",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace output of other input or settings.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Turn text into Megatron .bin/.idx, byte for byte what its preprocess_data.py writes.
+
+    What a killed run left is taken up by the same command. Output of the same work is left as it is.
+    """
+    from tasks.tokenizing.run import plan
+    from tasks.tokenizing.run import preprocess as run
+    from tasks.tokenizing.splits import parse_splits
+    from tasks.tokenizing.tokenizer import open_tokenizer
+    from tasks.tokenizing.units import Work
+
+    work = Work(open_tokenizer(tokenizer_model), tuple(json_keys or ["text"]), parse_splits(split), append_eod)
+    wanted = plan(input_, work, prefix=output_prefix)
+    try:
+        with _Drawn(wanted.bytes) as drawn:
+            done = run(wanted, workers=workers or _cores(), overwrite=overwrite, told=drawn.told)
+    except KeyboardInterrupt as error:  # typer would end without a word
+        raise CommandError(error, {"parts": str(wanted.parts)}) from None
+    fields = {
+        "outputs": list(done.outputs),
+        "arguments": list(done.arguments),
+        "vocab_size": work.tokenizer.vocab_size,
+        "eod_id": work.tokenizer.eod,
+        "bytes_read": done.bytes_read,
+        "seconds": done.seconds,
+        "engine": done.engine,
+        "engine_reason": done.reason,
+        "units": done.units,
+        "resumed_units": done.resumed,
+    }
+    say(fields, _words(fields), as_json=as_json)
+
+
+def tokens(
+    prefix: Annotated[Path, typer.Argument(help="Of PREFIX.bin and PREFIX.idx, also those that Megatron wrote.")],
+    tokenizer_model: Annotated[
+        str, typer.Option(help="Folder of the tokenizer, to decode a sample; without it the folder `tokenizer` beside.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Check a Megatron .bin/.idx and show what it holds."""
+    from tasks.tokenizing.checking import look
+    from tasks.tokenizing.tokenizer import open_tokenizer
+
+    prefix = _without_ending(prefix)
+    beside = prefix.parent / "tokenizer"
+    folder = tokenizer_model or (str(beside) if beside.is_dir() else "")
+    tokenizer = open_tokenizer(folder) if folder else None
+    held = look(prefix, largest=tokenizer.vocab_size if tokenizer else None)
+    sample = _decoded(held.samples, tokenizer) if tokenizer else None
+    fields: dict[str, Any] = {
+        "prefix": str(prefix),
+        "documents": held.documents,
+        "sequences": held.sequences,
+        "tokens": held.tokens,
+        "dtype": held.dtype,
+        "lengths": {"min": held.shortest, "median": held.median, "max": held.longest},
+        "last_tokens": [{"token": token, "sequences": count} for token, count in held.ends],
+        "sample": sample,
+    }
+    say(fields, _shown(fields, held.histogram), as_json=as_json)
+
+
+def mixture(
+    parts: Annotated[list[str], typer.Argument(help="WEIGHT PREFIX WEIGHT PREFIX ...")],
+    as_json: Json = False,
+) -> None:
+    """Check datasets and their weights, and say Megatron's arguments for the mixture."""
+    from tasks.tokenizing.mixture import data_arguments, parse_mixture
+
+    arguments = data_arguments(parse_mixture(parts))
+    say({"arguments": list(arguments)}, " ".join(arguments), as_json=as_json)
+
+
+class _Drawn:
+    """Progress of bytes, drawn from the first word on: before it, processes are forked, and drawing has a thread."""
+
+    def __init__(self, total: int) -> None:
+        from deployments.cli.progress import Progress, console
+
+        self._progress = Progress(console())
+        self._total = total
+        self._read = 0
+
+    def __enter__(self) -> _Drawn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.quiet()
+
+    def told(self, read: int) -> None:
+        if not self._read:
+            self._progress.started("preprocess", None)
+        self._read += max(read, 1)
+        said = f"{self._read / 1e6:.0f} of {self._total / 1e6:.0f} MB"
+        self._progress.progress("preprocess", self._read, self._total, said, None)
+
+
+def _cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _words(fields: dict[str, Any]) -> str:
+    lines = [
+        f"{output['bin']}  {output['documents']} documents, {output['tokens']} tokens ({output['dtype']})"
+        for output in fields["outputs"]
+    ]
+    if fields["bytes_read"]:
+        rate = fields["bytes_read"] / 1e6 / max(fields["seconds"], 1e-3)
+        lines.append(f"{fields['bytes_read'] / 1e6:.1f} MB in {fields['seconds']:.1f} s, {rate:.0f} MB/s")
+    else:
+        lines.append("All of it was there already, of the same input and settings.")
+    if fields["engine_reason"]:
+        lines.append(f"Encoded by tokenizers, which is slow: {fields['engine_reason']}.")
+    if fields["bytes_read"] and fields["resumed_units"]:
+        lines.append(f"{fields['resumed_units']} of {fields['units']} units were there from an earlier run.")
+    return "\n".join([*lines, "For Megatron: " + " ".join(fields["arguments"])])
+
+
+def _without_ending(prefix: Path) -> Path:
+    path = prefix.with_suffix("") if prefix.suffix in (".bin", ".idx") else prefix
+    if not Path(f"{path}.idx").is_file():
+        raise ValueError(f"{path}.idx does not exist; name the prefix of a dataset, without .bin or .idx")
+    return path
+
+
+def _decoded(samples: tuple[tuple[int, ...], ...], tokenizer: Any) -> str:
+    """The beginning of the first sequence as text."""
+    from tasks.tokenizing.engine import Tokenizers
+
+    first = next((sample for sample in samples if sample), ())
+    return Tokenizers(tokenizer).decode(list(first[:SHOWN_TOKENS]))
+
+
+def _shown(fields: dict[str, Any], histogram: tuple[int, ...]) -> str:
+    lengths = fields["lengths"]
+    lines = [
+        f"{fields['prefix']}: sound",
+        f"{fields['documents']} documents, {fields['sequences']} sequences, {fields['tokens']} tokens ({fields['dtype']})",
+        f"tokens a sequence: {lengths['min']} to {lengths['max']}, median {lengths['median']}",
+        *_bars(histogram),
+        "last tokens: " + ", ".join(f"{e['token']} ({e['sequences']} sequences)" for e in fields["last_tokens"]),
+    ]
+    return "\n".join([*lines, *(["", fields["sample"]] if fields["sample"] else [])])
+
+
+def _bars(histogram: tuple[int, ...]) -> list[str]:
+    used = [index for index, count in enumerate(histogram) if count]
+    if not used:
+        return []
+    most = max(histogram)
+    return [
+        f"  {(1 << index) >> 1:>10} and more  {histogram[index]:>10}  {'━' * round(BAR * histogram[index] / most)}"
+        for index in range(used[0], used[-1] + 1)
+    ]

@@ -1,0 +1,205 @@
+"""What stages published as JSON, as far as the report shows it: read leniently, keys that are not known here are ignored.
+
+Where the files come from does not live here (gather.py), nor what the run itself knows (data.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks.artifacts import Check
+
+Interval = tuple[float, float]
+
+
+class Published(BaseModel):
+    """Base of what a stage published as a JSON file: frozen, and keys that the report does not show are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class LossPoint(Published):
+    """One optimizer step; a line of `training_log.jsonl`."""
+
+    step: int
+    loss: float
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+
+
+class Histogram(Published):
+    """Counts between neighbouring edges: one edge more than counts, or as many where the last bin is open."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+class PublishedCheck(Check):
+    """A check of `validation.json`, whatever else stands beside it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class ShardReport(Published):
+    """One shard of a corpus: counts of documents, but for `bytes`."""
+
+    name: str
+    documents: int
+    bytes: int = 0
+    unreadable: int = 0
+    duplicates: int = 0
+    near: int = 0
+    secrets: int = 0
+    personal: int = 0
+    divergence: float | None = None
+    """From all other shards together, Jensen-Shannon, base 2."""
+    farthest: str | None = None
+    """The column in which it lies so far from them."""
+    refused: str | None = None
+    """Why the admission policy does not let it in."""
+
+    @property
+    def badness(self) -> tuple[bool, float]:
+        """Larger is worse: refused ones, then those with much that is wrong, or far from all others."""
+        wrong = self.unreadable + self.duplicates + self.near + self.secrets + self.personal
+        return bool(self.refused), max(wrong / max(self.documents + self.unreadable, 1), self.divergence or 0.0)
+
+
+class ColumnDrift(Published):
+    """How far one column moved since the version that was accepted before."""
+
+    column: str
+    distance: float | None = None
+    """Jensen-Shannon, base 2: 0 is the same, 1 has nothing in common; None: too little data."""
+    moved: tuple[str, ...] = ()
+
+
+class Before(Published):
+    """The `validation.json` that a version was compared with."""
+
+    classes: Mapping[str, float] = {}
+
+
+class ValidationReport(Published):
+    """`validation.json`. Lengths are in characters a document, classes are shares of all characters.
+
+    Only the first keys are in files of old versions.
+    """
+
+    documents: int
+    characters: int
+    bytes: int
+    duplicates: int = 0
+    lengths: Histogram | None = None
+    classes: Mapping[str, float] = {}
+    checks: tuple[PublishedCheck, ...] = ()
+    unreadable: int | None = None
+    tokens: int | None = None
+    """Estimated."""
+    near: int | None = None
+    contaminated: int | None = None
+    heldout: int | None = None
+    quarantine: Mapping[str, int] = {}
+    """Documents set aside by rule, and under `documents` all of them: one may break several rules."""
+    shards: tuple[ShardReport, ...] = ()
+    drift: tuple[ColumnDrift, ...] = ()
+    secret_types: Mapping[str, int] = {}
+    personal_types: Mapping[str, int] = {}
+    megabytes_per_second: float | None = None
+    accepted: str | None = None
+    quarantined: str | None = None
+    reference: str | None = None
+    before: Before | None = None
+    """Of the reference, where that is still there."""
+
+
+class SplitTokens(Published):
+    """How much one split holds."""
+
+    documents: int
+    sequences: int | None = None
+    tokens: int
+
+
+class TokensReport(Published):
+    """`tokens.json`."""
+
+    vocab_size: int
+    engine: str | None = None
+    splits: Mapping[str, SplitTokens] = {}
+
+
+class Baseline(Published):
+    """What a cluster of this sort must show: 10^9 operations a second and rank, 10^9 bytes a second."""
+
+    name: str
+    matmul_gflops_per_rank: float
+    allreduce_gigabytes_per_second: float
+
+
+class RankRate(Published):
+    """What one rank showed."""
+
+    rank: int
+    host: str = ""
+    matmul_gflops: float
+
+
+class AllReduce(Published):
+    """Bus bandwidth of an all-reduce, as nccl-tests define it."""
+
+    megabytes: float
+    gigabytes_per_second: float | None = None
+
+
+class QualificationReport(Published):
+    """`qualification.json`."""
+
+    baseline: Baseline
+    ranks: tuple[RankRate, ...] = ()
+    allreduce: AllReduce | None = None
+    checks: tuple[Check, ...] = ()
+
+
+class Score(Published):
+    """A model's bits per byte of held-out text: lower is better."""
+
+    bits_per_byte: float
+
+
+class Champion(Score):
+    """The model that is served now, measured on the same held-out text."""
+
+    ref: str
+
+
+class Gain(Published):
+    """Share by which the model's bits per byte lie under the bigram's."""
+
+    estimate: float
+    interval: Interval | None = None
+
+
+class EvaluationReport(Published):
+    """`evaluation.json`. The bigram is the interpolated Kneser-Ney one over the same tokens."""
+
+    documents: int
+    bytes: int
+    tokens: int
+    bits_per_byte: float
+    interval: Interval | None = None
+    perplexity: float | None = None
+    unigram: Score | None = None
+    bigram: Score | None = None
+    gain_over_bigram: Gain | None = None
+    confidence: float = 0.95
+
+
+class Parity(Published):
+    """`parity.json`: the exported model against the one that was trained."""
+
+    max_logit_error: float
+    greedy_equal: int
+    greedy_total: int

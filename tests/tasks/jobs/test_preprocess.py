@@ -1,0 +1,192 @@
+"""The preprocessing program as ranks of a job: alone, together, killed, with a tokenizer of its own, on any container."""
+
+import gzip
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tasks.corpus.inputs import cut, find_shards
+from tasks.data_config import PreprocessingConfig, TokenizerConfig
+from tasks.formats.mmididx import open_tokens
+from tasks.jobs.preprocess import sample, save_tokenizer
+from tasks.tokenizing.splits import split_of
+from tasks.tokenizing.units import unit_bytes
+
+CONFIG = PreprocessingConfig(heldout_fraction=0.2, tokenizer=TokenizerConfig(vocab_size=300, sample_bytes=200_000))
+OUTPUTS = [f"{split}_text_document.{ending}" for split in ("train", "heldout") for ending in ("bin", "idx")]
+
+
+def text(number):
+    words = " ".join(f"value_{number * step % 97} = compute({step})" for step in range(1, 40))
+    return f"# document {number}\ndef function_{number}():\n    {words}\n"
+
+
+def lines(numbers):
+    return "".join(json.dumps({"text": text(number)}) + "\n" for number in numbers).encode()
+
+
+def dataset(folder, count=4000):
+    """About 5 MB in three shards: more than one unit."""
+    folder.mkdir(parents=True)
+    third = count // 3
+    (folder / "a.jsonl").write_bytes(lines(range(third)))
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines(range(third, 2 * third)), mtime=0))
+    (folder / "c.jsonl").write_bytes(lines(range(2 * third, count)))
+    return folder
+
+
+def job(folder, inputs, config=CONFIG, threads=1):
+    folder.mkdir(parents=True)
+    settings = {"preprocessing": config.model_dump(mode="json"), "threads": threads}
+    spec = {"settings": settings, "inputs": {name: str(path) for name, path in inputs.items()}}
+    (folder / "config.json").write_text(json.dumps(spec))
+    return folder
+
+
+def start(folder, rank=0, world=1):
+    environment = {**os.environ, "HEADWAY_JOB": str(folder), "RANK": str(rank), "WORLD_SIZE": str(world)}
+    return subprocess.Popen([sys.executable, "-m", "tasks.jobs.preprocess"], env=environment)
+
+
+def done(folder, world=1):
+    """The digest of every output, after all ranks ended well."""
+    ranks = [start(folder, rank, world) for rank in range(world)]
+    codes = [rank.wait(120) for rank in ranks]
+    assert codes == [0] * world, [log.read_text() for log in (folder / "logs").iterdir()]
+    return {name: (folder / "out" / "tokens" / name).read_bytes() for name in OUTPUTS}
+
+
+def said(folder):
+    return json.loads((folder / "errors" / "rank-0.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return dataset(tmp_path_factory.mktemp("corpus") / "dataset")
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    folder = job(tmp_path_factory.mktemp("whole") / "job", {"dataset": corpus})
+    return done(folder), folder
+
+
+def test_every_document_stands_on_its_side_and_comes_back(whole):
+    _, folder = whole
+    tokens = folder / "out" / "tokens"
+    about = json.loads((tokens / "tokens.json").read_text())
+    tokenizer = Tokenizer.from_file(str(tokens / "tokenizer" / "tokenizer.json"))
+    sides = {"train": [], "heldout": []}
+    for number in range(4000):
+        sides["heldout" if split_of(text(number), (0.8, 0.2)) else "train"].append(text(number))
+    for split, expected in sides.items():
+        opened = open_tokens(tokens / f"{split}_text_document")
+        ends = opened.boundaries
+        found = [opened.tokens[a : b - 1].tolist() for a, b in itertools.pairwise(ends)]
+        assert (opened.tokens[ends[1:] - 1] == about["eod_id"]).all()
+        assert tokenizer.decode_batch(found) == expected
+        assert about["splits"][split]["documents"] == len(expected)
+        assert about["splits"][split]["tokens"] == len(opened.tokens)
+        assert about["splits"][split]["bytes"] == sum(len(text.encode()) for text in expected)
+
+
+def test_two_ranks_write_the_same_bytes(corpus, whole, tmp_path):
+    assert done(job(tmp_path / "job", {"dataset": corpus}), world=2) == whole[0]
+
+
+def test_a_killed_rank_goes_on_with_the_rest(corpus, whole, tmp_path):
+    folder = job(tmp_path / "job", {"dataset": corpus})
+    running = start(folder)
+    deadline = time.monotonic() + 60
+    while not (kept := list((folder / "parts").glob("*.json"))):
+        assert running.poll() is None, "it ended before it could be killed: make the corpus larger"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    units = len(cut(shards := find_shards([corpus]), unit_bytes(shards)))
+    assert 0 < len(kept) < units, f"{len(kept)} of {units} units were done"
+    written = {path: path.stat().st_mtime_ns for path in kept}
+    again = start(folder)
+    while again.poll() is None:
+        for path, at in written.items():
+            try:
+                assert path.stat().st_mtime_ns == at, "a unit with a receipt was done again"
+            except FileNotFoundError:
+                break  # merged, and cleaned up
+    assert again.returncode == 0
+    assert {name: (folder / "out" / "tokens" / name).read_bytes() for name in OUTPUTS} == whole[0]
+
+
+def test_parquet_gives_the_tokens_of_json_lines(corpus, whole, tmp_path):
+    (tmp_path / "dataset").mkdir()
+    table = pa.table({"text": [text(number) for number in range(4000)]})
+    pq.write_table(table, tmp_path / "dataset" / "a.parquet", row_group_size=700)
+    tokenizer = whole[1] / "out" / "tokens" / "tokenizer"
+    assert done(job(tmp_path / "job", {"dataset": tmp_path / "dataset", "tokenizer": tokenizer})) == whole[0]
+
+
+def test_a_tokenizer_that_is_given_is_used_and_kept(corpus, tmp_path):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=261, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator([text(1)], trainer)
+    save_tokenizer(tokenizer, tmp_path / "tokenizer")
+    folder = job(tmp_path / "job", {"dataset": corpus, "tokenizer": tmp_path / "tokenizer"})
+    done(folder)
+    about = json.loads((folder / "out" / "tokens" / "tokens.json").read_text())
+    assert about["vocab_size"] == 261
+    assert not (folder / "out" / "tokenizer").exists()
+    kept = Tokenizer.from_file(str(folder / "out" / "tokens" / "tokenizer" / "tokenizer.json"))
+    assert kept.get_vocab() == tokenizer.get_vocab()
+
+
+def test_a_tokenizer_without_end_of_document_is_refused(corpus, tmp_path):
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    (tmp_path / "tokenizer").mkdir()
+    tokenizer.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text("{}")
+    folder = job(tmp_path / "job", {"dataset": corpus, "tokenizer": tmp_path / "tokenizer"})
+    assert start(folder).wait(60) == 1
+    assert said(folder)["class"] == "user"
+    assert "no end-of-document token" in said(folder)["message"]
+
+
+def test_a_bad_line_is_named_and_nothing_is_published(tmp_path):
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "a.jsonl").write_bytes(lines(range(20)) + b'{"text": 7}\n')
+    folder = job(tmp_path / "job", {"dataset": tmp_path / "dataset"})
+    assert start(folder).wait(60) == 1
+    assert said(folder)["class"] == "user"
+    assert "a.jsonl:21: no text in field 'text'" in said(folder)["message"]
+    assert not (folder / "result.json").exists()
+
+
+def test_a_split_without_documents_names_the_setting(tmp_path):
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "a.jsonl").write_bytes(lines(range(3)))
+    tiny = CONFIG.model_copy(update={"heldout_fraction": 1e-9})
+    folder = job(tmp_path / "job", {"dataset": tmp_path / "dataset"}, tiny)
+    assert start(folder).wait(60) == 1
+    assert "the heldout split has no documents: preprocessing.heldout_fraction" in said(folder)["message"]
+
+
+def test_the_tokenizers_sample_depends_on_the_documents_and_not_on_their_shards(corpus, tmp_path):
+    def drawn(units):
+        return sorted(sample(units, CONFIG))
+
+    cut_coarse, cut_fine = cut(find_shards([corpus])), cut(find_shards([corpus]), 100_000)
+    found = drawn(cut_coarse)
+    assert drawn(cut_fine) == found
+    assert 100_000 < sum(map(len, found)) < 400_000
+    assert not any(split_of(document, (0.8, 0.2)) for document in found)
