@@ -43,9 +43,9 @@ $ headway retrain -c tiny --dry-run --set training.learning_rat=1e-3   # exit co
 A change runs those stages again that have the setting in their key, and all that depend on what they make. Which stage has
 which section in its key is in [stages.md](stages.md); `--dry-run` tells it for a change that you have in mind.
 
-`headway revalidate` and `headway qualify` read the same files, and take the sections that they need: `validation`,
-`preprocessing`, `cluster`, `evaluation` and `comparison`, or `cluster` and `benchmark`. `revalidate` looks at the champion of
-`training.model`; the forms of its deployments call that setting `model`.
+`headway validate`, `headway revalidate` and `headway qualify` read the same files, and take the sections that they need:
+`validation`, `preprocessing` and `cluster`; these with `evaluation` and `comparison`; `cluster` and `benchmark`. `revalidate`
+looks at the champion of `training.model`; the forms of its deployments call that setting `model`.
 
 ## Rules between settings
 
@@ -124,15 +124,20 @@ def _row(name: str, value: dict[str, Any]) -> str:
 
 
 def _type(kind: dict[str, Any], *, optional: bool) -> str:
-    word = f"list of {TYPES[kind['items']['type']]}" if kind["type"] == "array" else TYPES[kind["type"]]
+    if kind["type"] == "array":
+        word = f"list of {TYPES[kind['items']['type']]}"
+    elif kind["type"] == "object":
+        word = f"{TYPES[kind['additionalProperties']['type']]} by name"
+    else:
+        word = TYPES[kind["type"]]
     return f"{word}, or {NOTHING}" if optional else word
 
 
 def _default(value: dict[str, Any]) -> str:
     if "default" not in value:
-        return "must be given"
+        return "`{}`" if value.get("type") == "object" else "must be given"
     default = value["default"]
-    return NOTHING if default is None else f"`{default if isinstance(default, str) else json.dumps(default)}`"
+    return NOTHING if default in (None, "") else f"`{default if isinstance(default, str) else json.dumps(default)}`"
 
 
 def _limits(kind: dict[str, Any]) -> str:

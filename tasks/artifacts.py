@@ -151,6 +151,11 @@ class Cluster(Value):
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node
 
+    @property
+    def threads_per_node(self) -> int:
+        """What one process of a node may use when it has the node alone."""
+        return self.ranks_per_node * self.threads_per_rank
+
 
 def unqualified(config: ClusterConfig) -> Cluster:
     """A cluster as configured, with nothing measured: enough for work that needs no qualification."""

@@ -17,7 +17,7 @@ def preprocess(
     dataset: Dataset, config: PreprocessingConfig, tokenizer: Tokenizer | None = None, *, under: Validation, on: Cluster
 ) -> Tokens:
     """Tokenize a dataset under its verdict; without a tokenizer one is trained, and is an artifact of its own."""
-    threads = on.ranks_per_node * on.threads_per_rank
+    threads = on.threads_per_node
     settings = {"preprocessing": config.model_dump(mode="json"), "threads": threads}
     inputs = {"dataset": dataset, **({"tokenizer": tokenizer} if tokenizer else {})}
     job = run_job("tasks.jobs.preprocess", settings, inputs=inputs, on=on, ranks=1, threads=threads)

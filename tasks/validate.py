@@ -7,18 +7,17 @@ found and written: tasks/corpus/; distances: tasks/drift.py; who may bring data:
 `validation.json`: documents, unreadable, characters, bytes, tokens (estimated), duplicates, near, contaminated, heldout,
 lengths{edges, counts}, classes{name: share}, passed, checks[{name, measured, limit, passed, warned, count, samples, remedy}],
 quarantine{documents, RULE: count}, shards[{name, documents, unreadable, bytes, characters, duplicates, near, secrets, personal,
-divergence, farthest, refused}], drift[{column, distance, moved}], secret_types, personal_types, seconds, speed,
-megabytes_per_second, dataset, accepted, quarantined, reference. `columns.json` lies beside it, for the next version's drift.
+divergence, farthest, refused}], drift[{column, distance, moved}], secret_types, personal_types, dataset, accepted,
+quarantined, reference. `columns.json` lies beside it, for the next version's drift. Neither holds a time: the same verdict is the
+same version.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,18 +29,18 @@ from tasks import expected
 from tasks.admission import refused
 from tasks.artifacts import Artifact, Check, Cluster, Dataset, Quarantine, Validation
 from tasks.corpus.profiled import PARTNERS, Columns, Profile
-from tasks.corpus.quarantine import BORDER, Marked, Teller, mark, mark_unreadable, samples_of, write
+from tasks.corpus.quarantine import BORDER, samples_of, write
 from tasks.corpus.rewriting import rewrite
 from tasks.data_config import ValidationConfig
-from tasks.drift import Drift, drifts, outliers
+from tasks.drift import drifts, outliers
 from tasks.expected import INSUFFICIENT, SAMPLES, DocumentRule, Figure
 from tasks.signing import SIGNATURES
 from tasks.stage import stage
-from tasks.verdict import shares, verdict
+from tasks.verdict import Bits, Judged, mask_of, shares, verdict
 from tasks.workbench import attachment, fetch, manifest_of, publish, run_job, scratch
 
-Bits = NDArray[np.uint16]
-"""Of each document, the rules that it breaks: one bit a rule."""
+TIMES = ("seconds", "speed")
+"""What columns.json says of its making, not of the corpus."""
 
 
 @stage(version=2)
@@ -75,56 +74,11 @@ def validate(
         )
 
 
-@dataclass(frozen=True)
-class Judged:
-    """What came of a profile."""
-
-    profile: Profile
-    checks: tuple[Check, ...]
-    rules: list[DocumentRule]
-    bits: Bits
-    wanted: tuple[str, ...]
-    """Rules whose offenders are set aside."""
-    drift: list[Drift]
-    apart: dict[str, Drift]
-    strange: Mapping[str, str]
-
-    @property
-    def passed(self) -> bool:
-        return all(check.passed for check in self.checks)
-
-    @cached_property
-    def gone(self) -> NDArray[np.bool_]:
-        """The rows that are set aside."""
-        return np.asarray(self.bits & _mask(self.rules, self.wanted) != 0)
-
-    @cached_property
-    def quarantined(self) -> dict[str, int]:
-        """How many lines are set aside, and how many by each rule."""
-        counts: dict[str, int] = {
-            r.name: int((self.bits >> n & 1).sum()) for n, r in enumerate(self.rules) if r.name in self.wanted
-        }
-        broken = int(self.profile.columns["unreadable"]) if "unreadable" in self.wanted else 0
-        told = {name: count for name, count in {**counts, "unreadable": broken}.items() if count}
-        return {"documents": int(self.gone.sum()) + broken, **told}
-
-    def marked(self) -> Iterator[Iterator[Marked]]:
-        """What is set aside, as streams of lines."""
-        rows = ((row, self._broken(row["row"])) for row in self.profile.rows(self.gone))
-        yield mark(rows, Teller(self.profile, self.profile.rows(self.gone)))
-        if "unreadable" in self.wanted:
-            yield mark_unreadable(self.profile)
-
-    def _broken(self, row: int) -> tuple[str, ...]:
-        met = int(self.bits[row])
-        return tuple(r.name for n, r in enumerate(self.rules) if met >> n & 1 and r.name in self.wanted)
-
-
 def judge(profile: Profile, config: ValidationConfig, *, before: Columns | None, strange: Mapping[str, str]) -> Judged:
     """Run the suite on a profile: one check an expectation. Two bytes a document are held, and one batch of rows."""
     rules = expected.document_rules(config, benchmarks=bool(profile.benchmarks))
     bits = examine(profile, rules)
-    gone = bits & _mask(rules, config.quarantine) != 0
+    gone = bits & mask_of(rules, config.quarantine) != 0
     fewest = config.min_drift_documents
     drift = drifts(profile.columns, before, fewest=fewest) if before else []
     apart = outliers(profile.shards, fewest=fewest)
@@ -168,27 +122,34 @@ def hold(figures: Sequence[Figure]) -> list[bool]:
 
 def _suite(bounds: Sequence[tuple[str, str, float | None, float | None]]) -> tuple[Any, Any]:
     """A suite of expectations by name, column and bounds, and what makes batches of frames."""
-    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
-    import great_expectations as gx
-
+    gx, no_other_document = _library()
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
-    between = gx.expectations.ExpectColumnValuesToBeBetween
-
-    class ExpectNoOtherDocument(between):  # type: ignore[misc, valid-type]
-        """The column names another document, of the corpus or of a benchmark, by its number; it must name none."""
-
-        max_value: float = -1
-        description: str = "No other document, here or in a benchmark, is the same."
 
     def expectation(name: str, column: str, low: float | None, high: float | None) -> Any:
+        meta = {"name": name}
         if high == -1:
-            return ExpectNoOtherDocument(column=column, meta={"name": name})
-        return between(column=column, min_value=low, max_value=high, meta={"name": name})
+            return no_other_document(column=column, meta=meta)
+        return gx.expectations.ExpectColumnValuesToBeBetween(column=column, min_value=low, max_value=high, meta=meta)
 
     suite = gx.ExpectationSuite(name="corpus", expectations=[expectation(*each) for each in bounds])
     asset = context.data_sources.add_pandas("corpus").add_dataframe_asset("profile")
     return suite, asset.add_batch_definition_whole_dataframe("batch")
+
+
+@cache
+def _library() -> tuple[Any, Any]:
+    """Great Expectations, which takes seconds to import, and our own expectation, which may be registered once."""
+    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+    import great_expectations as gx
+
+    class ExpectNoOtherDocument(gx.expectations.ExpectColumnValuesToBeBetween):  # type: ignore[misc]
+        """The column names another document, of the corpus or of a benchmark, by its number; it must name none (-1)."""
+
+        max_value: float = -1
+        description: str = "No other document, here or in a benchmark, is the same."
+
+    return gx, ExpectNoOtherDocument
 
 
 def _results(suite: Any, batches: Any, frame: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -240,10 +201,6 @@ def _border(profile: Profile, gone: NDArray[np.bool_]) -> Figure:
     return expected.of_border(count, left, samples_of(profile, {BORDER: found})[BORDER])
 
 
-def _mask(rules: Sequence[DocumentRule], wanted: Sequence[str]) -> np.uint16:
-    return np.uint16(sum(1 << bit for bit, rule in enumerate(rules) if rule.name in wanted))
-
-
 def _profile(
     dataset: Dataset, config: ValidationConfig, heldout: float | None, benchmarks: tuple[Dataset, ...], on: Cluster
 ) -> Profile:
@@ -255,9 +212,10 @@ def _profile(
         "validation": config.model_dump(mode="json"),
         "heldout_fraction": heldout or 0.0,
         "benchmarks": list(names),
+        "threads": on.threads_per_rank,
     }
     inputs: dict[str, Artifact] = {"dataset": dataset, **{f"benchmark-{each.name}": each for each in benchmarks}}
-    job = run_job("tasks.jobs.profile", settings, inputs=inputs, on=on)
+    job = run_job("tasks.jobs.profile", settings, inputs=inputs, on=on, ranks=1, threads=on.threads_per_node)
     return Profile(job.output / "profile", names, split=heldout is not None)
 
 
@@ -288,17 +246,9 @@ def _divide(dataset: Dataset, judged: Judged, folder: Path) -> tuple[Quarantine 
 
 def _write(folder: Path, judged: Judged, refs: Mapping[str, str | None]) -> None:
     folder.mkdir()
-    told = verdict(
-        judged.profile,
-        judged.checks,
-        apart=judged.apart,
-        drift=judged.drift,
-        strange=judged.strange,
-        quarantined=judged.quarantined,
-        refs=refs,
-    )
-    (folder / "validation.json").write_text(json.dumps(told, indent=1))
-    shutil.copyfile(judged.profile.folder / "columns.json", folder / "columns.json")
+    (folder / "validation.json").write_text(json.dumps(verdict(judged, refs), indent=1))
+    timeless = {key: value for key, value in judged.profile.columns.items() if key not in TIMES}
+    (folder / "columns.json").write_text(json.dumps(timeless))
 
 
 def _metrics(judged: Judged) -> dict[str, float]:
@@ -307,4 +257,5 @@ def _metrics(judged: Judged) -> dict[str, float]:
         **{key: float(columns[key]) for key in ("documents", "bytes")},
         "quarantined": float(judged.quarantined["documents"]),
         "warnings": float(sum(check.warned for check in judged.checks)),
+        "megabytes_per_second": columns["bytes"] / 1e6 / max(columns["seconds"]["wall"], 1e-9),
     }

@@ -83,10 +83,12 @@ def held(words: Words, benchmarks: Benchmarks) -> NDArray[np.int16]:
     for runs in benchmarks.runs:
         ours = ngrams(words, runs.length)
         places = np.flatnonzero(runs.sieve[ours.hashes >> np.uint64(64 - _SIEVE_BITS)])
+        if not len(places):
+            continue
         owners = np.searchsorted(ours.bounds, places, side="right") - 1
-        for document in np.unique(owners).tolist():
-            hashes = np.unique(ours.hashes[places[owners == document]])
-            found.setdefault(document, Counter()).update(_owners(runs, hashes))
+        documents, firsts = np.unique(owners, return_index=True)
+        for document, hits in zip(documents.tolist(), np.split(ours.hashes[places], firsts[1:]), strict=True):
+            found.setdefault(document, Counter()).update(_owners(runs, np.unique(hits)))
     for document, counts in found.items():
         fits = [(count, -index) for index, count in counts.items() if count >= benchmarks.needed[index]]
         if fits:

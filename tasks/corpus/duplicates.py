@@ -1,7 +1,8 @@
 """Which documents are equal, in a stated bound of memory: records are spilled to files by hash, each file sorted alone.
 
-A partition file holds about PARTITION records, whatever the corpus's size, and one that holds more (many copies of one
-document) is read in blocks: what stays in memory is 24 bytes a record of a block and of the distinct hashes of a partition.
+A partition holds about PARTITION records (up to MOST_PARTITIONS of them, 5 * 10^8 records), and one that holds more than twice
+as many, copies of one document, is read in blocks. In memory are 24 bytes a record of a block and of its distinct hashes, and
+about as much again for sorting: 150 MB.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Spill:
         """`records`: how many will be added."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._block = partition
+        self._block = 2 * partition
         self._count = min(MOST_PARTITIONS, max(1, -(-records // partition)))
         self._stack = ExitStack()
         self._files: list[BinaryIO] = []
@@ -52,7 +53,7 @@ class Spill:
             part.tofile(self._files[index])
 
     def blocks(self) -> Iterator[tuple[bool, NDArray[Any]]]:
-        """Blocks of at most a partition's records, and whether each begins a partition; files are deleted behind."""
+        """Blocks of at most twice the records of a partition, and whether each begins a partition; files are deleted behind."""
         self._stack.close()
         for index in range(self._count):
             with open(self._path(index), "rb") as file:

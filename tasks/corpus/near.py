@@ -23,6 +23,8 @@ SHINGLE = 5
 SEED = 42
 NEIGHBOURS = 4
 """Records before it in its bucket that a document is compared with, beside the bucket's first: linear, not quadratic."""
+AT_ONCE = 2048
+"""Documents whose hashes are Python numbers at one time: 10 MB."""
 CHUNK = 16_384
 Signatures = NDArray[np.uint16]
 
@@ -32,12 +34,15 @@ def signatures(words: Words) -> tuple[Signatures, NDArray[np.bool_]]:
     from rensa import RMinHash
 
     shingles = ngrams(words, SHINGLE)
-    has = np.diff(shingles.bounds) > 0
-    made = RMinHash.digest_matrix_from_flat_token_hashes(
-        shingles.hashes, shingles.bounds.astype(np.uint64), HASHES, SEED
-    )
-    rows = np.array(made.to_rows(), np.uint32).reshape(len(has), HASHES)
-    return rows.astype(np.uint16), has
+    values = np.zeros((len(words.bounds) - 1, HASHES), np.uint16)
+    for start in range(0, len(values), AT_ONCE):
+        bounds = shingles.bounds[start : start + AT_ONCE + 1]
+        hashes = shingles.hashes[bounds[0] : bounds[-1]]
+        made = RMinHash.digest_matrix_from_flat_token_hashes(
+            hashes, (bounds - bounds[0]).astype(np.uint64), HASHES, SEED
+        )
+        values[start : start + AT_ONCE] = np.array(made.to_rows(), np.uint32)
+    return values, np.diff(shingles.bounds) > 0
 
 
 def rows_per_band(threshold: float) -> int:

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -68,6 +68,11 @@ class Work:
     def numbers(self) -> dict[Path, int]:
         """The index of each shard by its path."""
         return {shard.path: index for index, shard in enumerate(self.shards)}
+
+    def prepare(self) -> None:
+        """Have ready what every worker needs, before they are forked: it is read once, and its memory is shared."""
+        secrets.load()
+        _ = (self.key, self.numbers, self.learnt)
 
     @cached_property
     def learnt(self) -> contamination.Benchmarks | None:
@@ -163,19 +168,24 @@ def measure_unit(unit: Unit, work: Work, folder: Path) -> None:
     counts = Counts()
     with counts.timed("imports"):
         secrets.load()
-    with ExitStack() as stack:
-        files = _Files(
-            rows=stack.enter_context(open(temporary / "rows.bin", "wb")),
-            signatures=stack.enter_context(open(temporary / "signatures.bin", "wb")),
-            findings=stack.enter_context(open(temporary / "findings.jsonl", "w", encoding="utf-8")),
-            unreadable=stack.enter_context(open(temporary / "unreadable.jsonl", "w", encoding="utf-8")),
-        )
+    with _opened(temporary) as files:
         _measure(unit, work, counts, files)
     counts.words.tofile(temporary / "words.bin")
     too_short = work.learnt.too_short if work.learnt else 0
     said = {"key": _unit_key(unit, work), "too_short": too_short, **counts.plain()}
     (temporary / "receipt.json").write_text(json.dumps(said), encoding="utf-8")
     os.replace(temporary, part(folder, unit))
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[_Files]:
+    with (
+        open(folder / "rows.bin", "wb") as rows,
+        open(folder / "signatures.bin", "wb") as signatures,
+        open(folder / "findings.jsonl", "w", encoding="utf-8") as findings,
+        open(folder / "unreadable.jsonl", "w", encoding="utf-8") as unreadable,
+    ):
+        yield _Files(rows, signatures, findings, unreadable)
 
 
 def _measure(unit: Unit, work: Work, counts: Counts, files: _Files) -> None:

@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tasks.corpus import near, parts
 from tasks.corpus.duplicates import RECORD, Spill, mark_exact
 from tasks.corpus.inputs import Shard, Unit, cut, find_shards
 from tasks.corpus.parts import MOST_FINDINGS, ROW, Work, divide, measure_unit
+from tasks.corpus.pool import on_processes
 from tasks.corpus.summary import Summary
 from tasks.data_config import ValidationConfig
 
@@ -76,28 +77,20 @@ def profile(
     return columns
 
 
-def measure(units: list[Unit], work: Work, folder: Path, *, workers: int = 1) -> None:
-    """Every unit's part, made by processes of their own where there are several."""
+def measure(
+    units: list[Unit], work: Work, folder: Path, *, workers: int = 1, told: Callable[[int], None] = lambda read: None
+) -> None:
+    """Every unit's part that is not there yet, made by processes of their own; `told` hears the bytes that were read."""
     folder.mkdir(parents=True, exist_ok=True)
     left = [unit for unit in units if not parts.receipt(folder, unit, work)]
-    if workers == 1 or len(left) < 2:
-        for unit in left:
-            measure_unit(unit, work, folder)
-        return
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
+    already = sum(unit.bytes for unit in units) - sum(unit.bytes for unit in left)
+    work.prepare()
 
-    with ProcessPoolExecutor(min(workers, len(left)), get_context("spawn"), _one_thread) as pool:
-        try:
-            for done in [pool.submit(measure_unit, unit, work, folder) for unit in left]:
-                done.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    def do(unit: Unit, told: Callable[[int], None]) -> None:
+        measure_unit(unit, work, folder)
+        told(unit.bytes)
 
-
-def _one_thread() -> None:
-    os.environ["RAYON_NUM_THREADS"] = "1"
+    on_processes(left, do, workers=workers, already=already, told=told)
 
 
 def merge(units: list[Unit], work: Work, folder: Path, out: Path, *, began: float) -> dict[str, Any]:
@@ -111,11 +104,7 @@ def merge(units: list[Unit], work: Work, folder: Path, out: Path, *, began: floa
         old.mkdir(parents=True)
     whole = _Whole([parts.part(folder, unit) for unit in units], said, scratch)
     summary = Summary(work, said, whole.folders)
-    with summary.timed("exact duplicates"):
-        exact_of = _exact(whole)
-    with summary.timed("near duplicates"):
-        near_of, similarity = _near(whole, exact_of, work.config)
-    _write_documents(whole, temporary, summary, exact_of, near_of, similarity)
+    _write_documents(whole, temporary, summary, _duplicates(whole, summary, work.config))
     _write_findings(whole, work.shards, temporary)
     _write_unreadable(whole, work.shards, temporary)
     columns = summary.write(temporary, seconds=time.perf_counter() - began)
@@ -165,6 +154,15 @@ class _Whole:
         return made
 
 
+def _duplicates(whole: _Whole, summary: Summary, config: ValidationConfig) -> dict[str, NDArray[Any]]:
+    """The columns of documents.parquet that say what repeats what."""
+    with summary.timed("exact duplicates"):
+        exact_of = _exact(whole)
+    with summary.timed("near duplicates"):
+        near_of, similarity = _near(whole, exact_of, config)
+    return {"exact_of": exact_of, "near_of": near_of, "near_similarity": similarity}
+
+
 def _exact(whole: _Whole) -> NDArray[np.int64]:
     exact_of = whole.column("exact_of", "<i8", -1)
     with Spill(whole.scratch / "exact", whole.rows) as spill:
@@ -201,14 +199,7 @@ def _near(
     return near_of, similarity
 
 
-def _write_documents(
-    whole: _Whole,
-    out: Path,
-    summary: Summary,
-    exact_of: NDArray[np.int64],
-    near_of: NDArray[np.int64],
-    similarity: NDArray[np.float32],
-) -> None:
+def _write_documents(whole: _Whole, out: Path, summary: Summary, found: dict[str, NDArray[Any]]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -219,13 +210,15 @@ def _write_documents(
         for first, rows in whole.chunks():
             here = slice(first, first + len(rows))
             heldout[here] = rows["heldout"]
-            found = {"exact_of": exact_of[here], "near_of": near_of[here], "near_similarity": similarity[here]}
-            columns = {name: np.ascontiguousarray(found[name] if name in found else rows[name]) for name in SCHEMA}
+            columns = {
+                name: np.ascontiguousarray(found[name][here] if name in found else rows[name]) for name in SCHEMA
+            }
             summary.add(columns, heldout)
             waiting.append(pa.table(columns, schema=schema))
             if sum(map(len, waiting)) >= CHUNK:
                 waiting = _write_groups(writer, pa.concat_tables(waiting))
-        writer.write_table(pa.concat_tables(waiting)) if waiting else None
+        if waiting:
+            writer.write_table(pa.concat_tables(waiting))
 
 
 def _write_groups(writer: Any, table: Any) -> list[Any]:

@@ -38,7 +38,7 @@ def rewrite(folder: Path, target: Path, without: Mapping[str, Lines]) -> int:
         if name not in without:
             shutil.copyfile(path, place)
             written += 1
-        elif _copy_without(path, place, without[name]):
+        elif _copy_without(path, place, frozenset(without[name])):
             written += 1
         else:
             place.unlink(missing_ok=True)
@@ -50,17 +50,17 @@ def set_aside(path: Path, lines: Lines) -> Iterator[tuple[int, Any]]:
 
     None stands for what is no JSON, longer than LINE_LIMIT, or a plain file.
     """
-    kind = kind_of(path, named=False)
+    kind, wanted = kind_of(path, named=False), frozenset(lines)
     if kind == "parquet":
-        yield from _rows_of(path, lines)
+        yield from _rows_of(path, wanted)
     elif kind == "text":
-        yield from ((line, None) for line in sorted(lines))
+        yield from ((line, None) for line in sorted(wanted))
     else:
         with opened(path, kind) as (file, _):
-            yield from _lines_of(file, lines)
+            yield from _lines_of(file, wanted)
 
 
-def _copy_without(path: Path, place: Path, lines: Lines) -> bool:
+def _copy_without(path: Path, place: Path, lines: frozenset[int]) -> bool:
     """Write what is left of a shard; whether anything is."""
     kind = kind_of(path, named=False)
     if kind == "text":
@@ -84,7 +84,7 @@ def _parts(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
         number += part.endswith(b"\n")
 
 
-def _lines_of(file: IO[bytes], lines: Lines) -> Iterator[tuple[int, Any]]:
+def _lines_of(file: IO[bytes], lines: frozenset[int]) -> Iterator[tuple[int, Any]]:
     held, raw = 0, bytearray()
     for number, part in _parts(file):
         if number != held and held:
@@ -120,7 +120,7 @@ def _compressed(place: Path, kind: str) -> Iterator[IO[bytes]]:
             yield raw
 
 
-def _copy_rows(path: Path, place: Path, lines: Lines) -> bool:
+def _copy_rows(path: Path, place: Path, lines: frozenset[int]) -> bool:
     """Row groups stay as they are, but for their rows; schema and compression stay."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -140,7 +140,7 @@ def _copy_rows(path: Path, place: Path, lines: Lines) -> bool:
     return kept > 0
 
 
-def _rows_of(path: Path, lines: Lines) -> Iterator[tuple[int, Any]]:
+def _rows_of(path: Path, lines: frozenset[int]) -> Iterator[tuple[int, Any]]:
     import pyarrow.parquet as pq
 
     first = 1

@@ -140,32 +140,40 @@ def _in_characters(texts: Texts, found: list[Finding]) -> Iterator[Finding]:
 
 
 def _in_lines(texts: Texts) -> Iterator[Finding]:
-    """Secrets, cards and IBANs, by bytes: RE2 names the documents, then lines of these at once; the exact look follows."""
+    """Secrets, cards and IBANs, by bytes: RE2 names the documents, then their lines; the exact look follows."""
     import pyarrow as pa
 
-    offsets = pa.py_buffer(np.minimum(texts.starts, len(texts.buffer)))
-    buffers = [None, offsets, pa.py_buffer(texts.buffer)]
-    documents = _matching(pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(texts.texts), buffers))
-    pieces = [(index, *piece) for index in documents for piece in _pieces(texts.encoded[index])]
+    documents = _matching(_parts(texts.buffer, texts.starts))
+    if not documents:
+        return
+    named = Texts([texts.texts[index] for index in documents], [texts.encoded[index] for index in documents])
+    pieces = [(documents[place], *piece) for place, start, line in _lines(named) for piece in _pieces(start, line)]
     for number in _matching(pa.array([piece[-1] for piece in pieces], pa.large_binary())):
-        document, start, low, high, data = pieces[number]
+        document, begin, low, high, data = pieces[number]
         for kind, name, (first, last) in _in_line(data.translate(_ASCII).decode("latin-1")):
             if low <= first < high:
-                yield Finding(document, kind, name, start + first, start + last)
+                yield Finding(document, kind, name, begin + first, begin + last)
 
 
-def _pieces(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """The lines of a document: where a piece begins, between which of its bytes it counts, and the piece."""
-    begin = 0
-    for line in data.split(b"\n"):
-        if len(line) <= 2 * STRIDE:
-            yield begin, 0, len(line), line
-        else:
-            for place in range(0, len(line), STRIDE):
-                before = min(place, 64)
-                piece = line[place - before : place + 2 * STRIDE]
-                yield begin + place - before, before, before + STRIDE, piece
-        begin += len(line) + 1
+def _lines(texts: Texts) -> Iterator[tuple[int, int, bytes]]:
+    """The lines in which RE2 finds anything: document, first byte within it, line."""
+    buffer = texts.buffer
+    feeds = np.flatnonzero(np.frombuffer(buffer, np.uint8) == 10)
+    bounds = np.concatenate(([0], feeds + 1, [len(buffer) + 1]))
+    for number in _matching(_parts(buffer, bounds)):
+        begin, end = int(bounds[number]), int(bounds[number + 1])
+        place = int(texts.documents_at(bounds[number : number + 1])[0])
+        yield place, begin - int(texts.starts[place]), buffer[begin : end - 1]
+
+
+def _pieces(start: int, line: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """A line, in pieces when it is long: where each begins, between which of its bytes it counts, and the piece."""
+    if len(line) <= 2 * STRIDE:
+        yield start, 0, len(line), line
+        return
+    for place in range(0, len(line), STRIDE):
+        before = min(place, 64)
+        yield start + place - before, before, before + STRIDE, line[place - before : place + 2 * STRIDE]
 
 
 def _in_line(line: str) -> Iterator[tuple[Kind, str, tuple[int, int]]]:
@@ -213,6 +221,14 @@ def _address(buffer: bytes, place: int) -> tuple[int, int] | None:
     if b"://" in before and _INSIDE_URL.search(before):
         return None
     return match.span()
+
+
+def _parts(buffer: bytes, bounds: NDArray[np.int64]) -> Any:
+    """Parts of a buffer as pyarrow sees them, without a copy; `bounds` says where each begins, and where one more would."""
+    import pyarrow as pa
+
+    offsets = pa.py_buffer(np.minimum(bounds, len(buffer)))
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(bounds) - 1, [None, offsets, pa.py_buffer(buffer)])
 
 
 def _matching(strings: Any) -> list[int]:

@@ -7,15 +7,14 @@ are read. What is measured: tasks/corpus/profile.py. See docs/data.md.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import time
 from typing import Any
 
 from tasks.corpus.inputs import Unit, find_shards
-from tasks.corpus.parts import Work, divide, measure_unit, receipt
-from tasks.corpus.profile import merge
+from tasks.corpus.parts import Work, divide, receipt
+from tasks.corpus.profile import measure, merge
 from tasks.data_config import ValidationConfig
 from tasks.jobs.runtime import Rank, main
 
@@ -29,7 +28,7 @@ def run(rank: Rank) -> dict[str, Any] | None:
     if not out.exists():
         work = open_work(rank)
         units = divide(work.shards)
-        measure(rank, units, work)
+        measure_share(rank, units, work)
         if rank.rank == 0:
             merge(units, work, folder, out, began=began)
             shutil.rmtree(folder)
@@ -47,28 +46,20 @@ def open_work(rank: Rank) -> Work:
     return Work(shards, config, float(rank.settings["heldout_fraction"]), benchmarks)
 
 
-def measure(rank: Rank, units: list[Unit], work: Work) -> None:
+def measure_share(rank: Rank, units: list[Unit], work: Work) -> None:
     """Measure every n-th unit; rank 0 comes back when all ranks have measured theirs."""
-    left = units
-    for unit in units[rank.rank :: rank.world_size]:
-        measure_unit(unit, work, rank.folder / "parts")
-        left = _left(rank, units, left, work)
-    while rank.rank == 0 and left:
+    mine, folder, read = units[rank.rank :: rank.world_size], rank.folder / "parts", 0
+    total = sum(unit.bytes for unit in mine)
+
+    def told(more: int) -> None:
+        nonlocal read
+        read += more
+        rank.progress(read, total, f"{read / 1e6:.0f} of {total / 1e6:.0f} MB read")
+
+    measure(mine, work, folder, workers=int(rank.settings["threads"]), told=told)
+    while rank.rank == 0 and not all(receipt(folder, unit, work) for unit in units):
         time.sleep(POLL_SECONDS)
-        left = _left(rank, units, left, work)
-
-
-def _left(rank: Rank, units: list[Unit], left: list[Unit], work: Work) -> list[Unit]:
-    """The units that have no receipt yet; rank 0 tells how far all ranks are."""
-    if rank.rank:
-        return []
-    left = [unit for unit in left if not receipt(rank.folder / "parts", unit, work)]
-    total = sum(unit.bytes for unit in units)
-    done = total - sum(unit.bytes for unit in left)
-    rank.progress(done, total, f"{done / 1e6:.0f} of {total / 1e6:.0f} MB read")
-    return left
 
 
 if __name__ == "__main__":
-    os.environ["RAYON_NUM_THREADS"] = "1"
     sys.exit(main(run))

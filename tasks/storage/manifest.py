@@ -133,7 +133,7 @@ def _check_file(path: Path | None, entry: FileEntry) -> list[Problem]:
 
 def remake(manifest: Manifest) -> str:
     """How a person gets a damaged artifact back: equal content is the same version, and mends what is there."""
-    if manifest.content.kind == "dataset":
+    if manifest.content.kind == "dataset" and manifest.provenance.stage != "validate":
         return "Publish the same files again: `headway dataset publish`."
     return f"Make it again: `headway retrain --from {manifest.provenance.stage}`, with the same -c and --set."
 

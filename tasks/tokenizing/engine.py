@@ -30,10 +30,13 @@ AWKWARD = (
     "<|endoftext|> </s> <s> <unk> <pad>",
 )
 SMALL = 2000
-"""Mean characters of a document under which many are encoded in one call: that needs awkward, half a second of imports."""
+"""Mean characters of a document under which many are encoded in one call."""
+MANY = 64
+"""Documents from which that is worth its imports: awkward takes half a second."""
 SLOW_CHARACTERS = 1 << 20
 """Characters that `tokenizers` encodes at once: what it returns takes about 100 bytes a token."""
 SAMPLE_DOCUMENTS = 32
+"""On which the engines must agree; of small ones more than MANY, so that both ways of the fast engine are tried."""
 SAMPLE_CHARACTERS = 2000
 
 
@@ -68,7 +71,7 @@ class Gigatoken:
         self._tokenizer = gigatoken.Tokenizer.from_json(tokenizer.rules)
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        if sum(map(len, texts)) < SMALL * len(texts):
+        if len(texts) > MANY and _are_small(texts):
             return self._encode_many(list(texts))
         found = [self._tokenizer.encode(text) for text in texts]
         lengths = np.fromiter(map(len, found), np.int64, len(found))
@@ -119,10 +122,10 @@ def choose(tokenizer: OpenedTokenizer, texts: Sequence[str]) -> Choice:
         return Choice(reference, "gigatoken is not installed")
     except Exception as error:  # noqa: BLE001 - what it does not support it says in many types
         return Choice(reference, f"gigatoken does not support this tokenizer: {str(error).splitlines()[0]}")
-    sample = [text[:SAMPLE_CHARACTERS] for text in texts[:SAMPLE_DOCUMENTS]]
-    for several in ((*AWKWARD, *sample), sample):
-        if (text := disagreement(fast, reference, several)) is not None:
-            return Choice(reference, f"gigatoken and tokenizers disagree on {text[:40]!r}")
+    some = texts[: 2 * MANY if _are_small(texts) else SAMPLE_DOCUMENTS]
+    sample = [*AWKWARD, *(text[:SAMPLE_CHARACTERS] for text in some)]
+    if (text := disagreement(fast, reference, sample)) is not None:
+        return Choice(reference, f"gigatoken and tokenizers disagree on {text[:40]!r}")
     return Choice(fast)
 
 
@@ -165,6 +168,10 @@ def frame(
             own[places + offset] = False
     tokens[own] = encoded.tokens
     return tokens, lengths.astype(np.int32)
+
+
+def _are_small(texts: Sequence[str]) -> bool:
+    return sum(map(len, texts)) < SMALL * len(texts)
 
 
 def _same(a: Encoded, b: Encoded) -> bool:

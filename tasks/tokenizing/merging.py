@@ -72,11 +72,16 @@ def merge(units: Sequence[Unit], work: Work, parts: Path, *, prefix: Path) -> li
 
 def appear(outputs: Sequence[Output], parts: Path) -> None:
     """Put merged datasets in their places, every `.bin` before every `.idx`: a dataset with an index is whole."""
-    for output in outputs:
-        Path(f"{output.prefix}.idx").unlink(missing_ok=True)
+    withdraw(outputs)
     for suffix in (".bin", ".idx"):
         for index, output in enumerate(outputs):
             os.replace(parts / f"out-{index}{suffix}", f"{output.prefix}{suffix}")
+
+
+def withdraw(outputs: Sequence[Output]) -> None:
+    """Take the indexes of older datasets away: from now on nothing there looks whole."""
+    for output in outputs:
+        Path(f"{output.prefix}.idx").unlink(missing_ok=True)
 
 
 def write_record(path: Path, value: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """From files to checked Megatron datasets, on one machine: find, cut, encode, merge, check, put in place.
 
-A job of many nodes calls the same steps by itself: `plan`, `encode_units` or `encode_parallel` for its share, then `finish`.
+A job of many nodes calls the same steps by itself: `plan`, `encode_units` or `encode_parallel` for each rank's share, then
+`assemble` and `appear` on one of them. Its ranks see the same files with the same times, and one folder of parts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tasks.corpus.inputs import Shard, Unit, cut, find_shards
 from tasks.corpus.reading import read_strictly
 from tasks.tokenizing.checking import require_sound
 from tasks.tokenizing.engine import Choice, Disagreement, Tokenizers, choose
-from tasks.tokenizing.merging import Output, appear, merge, output_prefix, write_record
+from tasks.tokenizing.merging import Output, appear, merge, output_prefix, withdraw, write_record
 from tasks.tokenizing.mixture import Part, blend_file, data_arguments
 from tasks.tokenizing.pool import encode_parallel
 from tasks.tokenizing.units import Work, unit_bytes, unit_key
@@ -106,28 +107,38 @@ def preprocess(
             choice = Choice(Tokenizers(wanted.work.tokenizer), error.message)
             _forget(wanted.parts, keep=set())
             resumed = _encode(wanted, choice, workers=workers, told=told)
-        return finish(wanted, choice=choice, resumed=resumed, seconds=lambda: time.monotonic() - began)
+        return _finish(wanted, choice=choice, resumed=resumed, began=began)
 
 
-def finish(wanted: Plan, *, choice: Choice, resumed: int, seconds: Callable[[], float]) -> Done:
-    """Merge what all units have, check it, put it in place, and forget the parts."""
+def assemble(wanted: Plan) -> list[Output]:
+    """Merge what all units have into the folder of the parts, and check it; `appear` puts it in place.
+
+    Raises IntegrityError when a unit is missing or the result is not sound, ValueError when a file has changed meanwhile.
+    """
     work = wanted.work
     outputs = merge(wanted.units, work, wanted.parts, prefix=wanted.prefix)
     for index in range(len(outputs)):
         require_sound(wanted.parts / f"out-{index}", work.tokenizer, eod=work.eod)
     for shard in wanted.shards:
         shard.require_unchanged()
+    return outputs
+
+
+def _finish(wanted: Plan, *, choice: Choice, resumed: int, began: float) -> Done:
+    """Assemble, put in place with the record of the work, and forget the parts."""
+    outputs = assemble(wanted)
     arguments = _arguments(wanted, outputs)
     done = Done(
         outputs=tuple(output.describe() for output in outputs),
         arguments=arguments,
         bytes_read=wanted.bytes,
-        seconds=round(seconds(), 3),
+        seconds=round(time.monotonic() - began, 3),
         engine=choice.engine.name,
         reason=choice.reason,
         units=len(wanted.units),
         resumed=resumed,
     )
+    withdraw(outputs)
     write_record(wanted.record, {**wanted.describe(), "outputs": done.outputs, "arguments": arguments})
     appear(outputs, wanted.parts)
     shutil.rmtree(wanted.parts)

@@ -80,7 +80,7 @@ def test_a_broken_line_is_named_by_shard_and_line(home, done):
     )
     told = home.run("validate", "broken", "-c", "tiny", "--set", "validation.min_documents=1").said["checks"]
     assert ran.statuses()["validate"] == "gate_closed"
-    assert [each["samples"][0] for each in told if each["name"] == "unreadable"][0].startswith(
+    assert next(each["samples"][0] for each in told if each["name"] == "unreadable").startswith(
         "broken.jsonl:2: not a JSON line"
     )
 

@@ -183,15 +183,7 @@ def test_batches_are_added_up(judged, monkeypatch):
 
 def test_the_verdict_is_json_of_the_whole_corpus(judged, tmp_path):
     found = judged([*GOOD, "x" * 5000, GOOD[0], ""])
-    told = verdict(
-        found.profile,
-        found.checks,
-        apart={},
-        drift=[],
-        strange={},
-        quarantined=found.quarantined,
-        refs={"dataset": "d"},
-    )
+    told = verdict(found, {"dataset": "d"})
     told = json.loads(json.dumps(told, allow_nan=False))
     assert (told["documents"], told["duplicates"], told["dataset"]) == (23, 1, "d")
     assert told["characters"] == sum(len(text) for text in GOOD) + 5000 + len(GOOD[0])

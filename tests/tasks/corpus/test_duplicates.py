@@ -52,7 +52,7 @@ def test_a_partition_of_copies_stays_in_its_bound(tmp_path):
     records = np.zeros(5000, RECORD)
     records["key"], records["row"] = 42, np.arange(5000)
     for spill in spilled(tmp_path, records, 500):
-        assert max(len(block) for block, _ in groups(spill)) == 501
+        assert max(len(block) for block, _ in groups(spill)) == 1001
 
 
 def words_of(texts):

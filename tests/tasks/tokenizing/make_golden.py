@@ -21,10 +21,10 @@ from token_material import KINDS, make_tokenizer, write_documents  # noqa: E402
 
 def run_megatron(megatron: Path, source: Path, tokenizer: Path, *, prefix: Path, python: str = sys.executable) -> None:
     """Megatron's script as people start it."""
+    script = str(megatron / "tools" / "preprocess_data.py")
+    given = ["--input", str(source), "--output-prefix", str(prefix), "--tokenizer-model", str(tokenizer)]
     subprocess.run(
-        [python, str(megatron / "tools" / "preprocess_data.py"), "--input", str(source), "--output-prefix", str(prefix)]
-        + ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(tokenizer), "--append-eod"]
-        + ["--workers", "2"],
+        [python, script, *given, "--tokenizer-type", "HuggingFaceTokenizer", "--append-eod", "--workers", "2"],
         check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(megatron), os.environ.get("PYTHONPATH", "")])},
         stdout=subprocess.DEVNULL,

@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from token_material import AWKWARD, KINDS, make_tokenizer, words
 from tasks.tokenizing.engine import Encoded, Gigatoken, Tokenizers, choose, frame
 from tasks.tokenizing.tokenizer import open_tokenizer
 
-TEXTS = {"small": [*AWKWARD[:10], *(words(5, i) for i in range(50))], "large": [words(4000, i) for i in range(5)]}
+TEXTS = {"small": [*AWKWARD[:10], *(words(5, i) for i in range(80))], "large": [words(4000, i) for i in range(5)]}
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +71,9 @@ def test_documents_are_framed_one_by_one(opened, kind, eod):
     tokenizer, rng = opened[kind], random.Random(1)
     own = [[rng.randrange(500) for _ in range(rng.randrange(6))] for _ in range(200)]
     lengths = np.array([len(document) for document in own], np.int64)
-    tokens, framed = frame(Encoded(np.array(sum(own, []), np.uint32), lengths), tokenizer, eod)
+    tokens, framed = frame(Encoded(np.array(list(chain(*own)), np.uint32), lengths), tokenizer, eod)
     wanted = [[*tokenizer.prefix, *document, *tokenizer.suffix] for document in own]
     wanted = [[*document, eod] if document and eod is not None else document for document in wanted]
-    assert tokens.tolist() == sum(wanted, [])
+    assert tokens.tolist() == list(chain(*wanted))
     assert framed.tolist() == [len(document) for document in wanted]
     assert (tokens.dtype, framed.dtype) == (np.uint16, np.int32)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -278,7 +279,4 @@ def _texts(prefix, tokenizer):
 
     decoder, opened = Tokenizer.from_str(tokenizer.rules), open_tokens(prefix)
     bounds = opened.boundaries
-    return [
-        decoder.decode(opened.tokens[a:b], skip_special_tokens=True)
-        for a, b in zip(bounds[:-1], bounds[1:], strict=True)
-    ]
+    return [decoder.decode(opened.tokens[a:b], skip_special_tokens=True) for a, b in pairwise(bounds)]
