@@ -12,10 +12,11 @@ from typing import Any, Literal, get_args
 from prefect import flow
 
 from flows.closing import close
-from flows.inputs import accepted_before, checked, datasets, resolve
+from flows.data import tokenized, validated
+from flows.inputs import checked
 from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
-from tasks.artifacts import Cluster, Endpoint, Evaluation, Model, Pending, Tokens, unqualified
+from tasks.artifacts import Cluster, Endpoint, Evaluation, Model, Pending, Tokens
 from tasks.benchmark import benchmark
 from tasks.config import RetrainConfig
 from tasks.deploy import deploy, sample
@@ -23,12 +24,10 @@ from tasks.evaluate import champion_checkpoint, compare, evaluate
 from tasks.export import export
 from tasks.lifecycle import current, lifecycle
 from tasks.plan import plan
-from tasks.preprocess import preprocess
 from tasks.registry.audit import acting
 from tasks.registry.policy import load_policy, require
 from tasks.registry.refs import read_ref
 from tasks.train import train
-from tasks.validate import validate
 
 StageName = Literal["validate", "preprocess", "benchmark", "plan", "train", "evaluate", "export", "deploy"]
 STAGES: tuple[StageName, ...] = get_args(StageName)
@@ -77,16 +76,8 @@ def retrain(
 
 def chain(name: str, config: RetrainConfig) -> Endpoint:
     """The stages in their order."""
-    given = resolve(name)
-    validation = validate(
-        given,
-        config.validation,
-        accepted_before(given),
-        config.preprocessing.heldout_fraction,
-        datasets(config.validation.benchmarks),
-        on=unqualified(config.cluster),
-    )
-    tokens = preprocess(validation.require(), config.preprocessing, under=validation, on=unqualified(config.cluster))
+    validation = validated(name, config.validation, config.preprocessing, config.cluster)
+    tokens = tokenized(validation, config.preprocessing, config.cluster)
     cluster = benchmark(config.cluster, config.benchmark).require()
     limits = plan(tokens, config.training, config.planning, on=cluster).require()
     checkpoint = train(tokens, config.training, under=limits, on=cluster)

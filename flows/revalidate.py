@@ -8,7 +8,8 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.closing import close
-from flows.inputs import accepted_before, checked, datasets, resolve
+from flows.data import tokenized, validated
+from flows.inputs import checked
 from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
 from tasks.artifacts import Checkpoint, Evaluation, parse_ref, unqualified
@@ -16,13 +17,11 @@ from tasks.config import RevalidateConfig
 from tasks.errors import Unknown
 from tasks.evaluate import champion_checkpoint, evaluate, hold
 from tasks.lifecycle import Lifecycle, current, lifecycle
-from tasks.preprocess import preprocess
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import note_revalidation
 from tasks.registry.verification import problems_of
 from tasks.storage.manifest import Manifest, require_intact
 from tasks.storage.store import find
-from tasks.validate import validate
 
 STAGES = ("validate", "preprocess", "evaluate")
 
@@ -73,20 +72,11 @@ def sound_champion(run: Lifecycle, model: str) -> Manifest:
 
 def measured(dataset: str, config: RevalidateConfig) -> Evaluation:
     """The champion's checkpoint on the held-out split of the data."""
-    cluster = unqualified(config.cluster)
-    given = resolve(dataset)
-    validation = validate(
-        given,
-        config.validation,
-        accepted_before(given),
-        config.preprocessing.heldout_fraction,
-        datasets(config.validation.benchmarks),
-        on=cluster,
-    )
-    tokens = preprocess(validation.require(), config.preprocessing, under=validation, on=cluster)
+    validation = validated(dataset, config.validation, config.preprocessing, config.cluster)
+    tokens = tokenized(validation, config.preprocessing, config.cluster)
     checkpoint = champion_checkpoint(config.model)
     assert isinstance(checkpoint, Checkpoint), "a champion was exported from a checkpoint"
-    return evaluate(checkpoint, tokens, config.evaluation, on=cluster)
+    return evaluate(checkpoint, tokens, config.evaluation, on=unqualified(config.cluster))
 
 
 def judge(run: Lifecycle, champion: Manifest, scores: Evaluation, config: RevalidateConfig) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 from prefect import flow
 
 from flows.closing import close
-from flows.inputs import accepted_before, checked, datasets, resolve
+from flows.data import validated
+from flows.inputs import checked
 from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
-from tasks.artifacts import Validation, parse_ref, unqualified
+from tasks.artifacts import Validation, parse_ref
 from tasks.config import ValidateConfig
 from tasks.lifecycle import Lifecycle, lifecycle
 from tasks.storage.store import find
-from tasks.validate import validate as judge
 
 STAGES = ("validate",)
 
@@ -47,15 +47,7 @@ def validate(dataset: str, config: ValidateConfig) -> Validation:
             at_end=close,
         ) as run,
     ):
-        given = resolve(dataset)
-        validation = judge(
-            given,
-            config.validation,
-            accepted_before(given),
-            config.preprocessing.heldout_fraction,
-            datasets(config.validation.benchmarks),
-            on=unqualified(config.cluster),
-        )
+        validation = validated(dataset, config.validation, config.preprocessing, config.cluster)
         run.results |= told(run, validation)
         validation.require()
         return validation

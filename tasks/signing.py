@@ -88,7 +88,7 @@ def verify_folder(folder: Path, signature: bytes, public_key: Path) -> None:
 def signed_files(signature: bytes, public_key: Path) -> dict[str, str]:
     """The files that the owner of `public_key` signed: sha256 by name, whether or not they are there.
 
-    Raises IntegrityError when the signature is no bundle or was not made by this key, Missing without the key. DSSE, protocol 1.0:
+    Raises IntegrityError when the signature is no bundle or was not made by this key, Missing without the key. DSSE 1.0:
     https://github.com/secure-systems-lab/dsse/blob/v1.0.0/protocol.md
     """
     from cryptography.exceptions import InvalidSignature

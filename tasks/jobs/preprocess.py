@@ -21,8 +21,9 @@ from tasks.corpus.inputs import Unit, cut, find_shards
 from tasks.corpus.reading import documents, read_strictly
 from tasks.data_config import PreprocessingConfig
 from tasks.jobs.runtime import Rank, main
+from tasks.process import read_json, write_json
 from tasks.tokenizing.checking import require_sound
-from tasks.tokenizing.engine import Choice, choose
+from tasks.tokenizing.engine import Choice, Disagreement, Tokenizers, choose
 from tasks.tokenizing.merging import Output, appear, gather, merge
 from tasks.tokenizing.pool import encode_parallel
 from tasks.tokenizing.splits import Splits
@@ -31,6 +32,8 @@ from tasks.tokenizing.units import Work, read_receipt, unit_bytes
 
 END_OF_DOCUMENT = "<|endoftext|>"
 POLL_SECONDS = 0.2
+SLOW = "slow-engine.json"
+"""In the job's folder when the fast engine may not be used; all ranks of the next attempt see it."""
 SPREAD = 8
 """A corpus this many times larger than the tokenizer's sample is not read whole for it."""
 
@@ -42,7 +45,7 @@ def run(rank: Rank) -> dict[str, Any]:
     units = cut(shards, unit_bytes(shards))
     tokenizer = _tokenizer(rank, config, units)
     work = Work(tokenizer, (config.text_field,), Splits((1 - config.heldout_fraction, config.heldout_fraction)))
-    choice = choose(tokenizer, _first_texts(units, config.text_field))
+    choice = _engine(rank, tokenizer, _first_texts(units, config.text_field))
     parts = rank.folder / "parts"
     _encode(rank, units[rank.rank :: rank.world_size], work, parts, choice=choice)
     if rank.rank:
@@ -122,6 +125,12 @@ def _first_texts(units: Sequence[Unit], text_field: str) -> list[str]:
     return []
 
 
+def _engine(rank: Rank, tokenizer: OpenedTokenizer, texts: list[str]) -> Choice:
+    """The fast engine, unless it gave wrong tokens in an earlier attempt of this job."""
+    said = read_json(rank.folder / SLOW)
+    return Choice(Tokenizers(tokenizer), said["reason"]) if said else choose(tokenizer, texts)
+
+
 def _encode(rank: Rank, units: Sequence[Unit], work: Work, parts: Path, *, choice: Choice) -> None:
     total, read = sum(unit.bytes for unit in units), 0
     if choice.reason:
@@ -133,7 +142,12 @@ def _encode(rank: Rank, units: Sequence[Unit], work: Work, parts: Path, *, choic
         rank.progress(read, total, f"{read / 1e6:.0f} of {total / 1e6:.0f} MB encoded")
 
     workers = int(rank.settings["threads"])
-    encode_parallel(units, work, parts, engine=choice.engine, workers=workers, told=told)
+    try:
+        encode_parallel(units, work, parts, engine=choice.engine, workers=workers, told=told)
+    except Disagreement as error:
+        write_json(rank.folder / SLOW, {"reason": error.message})
+        shutil.rmtree(parts)
+        raise RuntimeError(f"{error.message}: all ranks start again with the slow engine") from error
 
 
 def _wait(units: Sequence[Unit], work: Work, parts: Path) -> None:

@@ -1,6 +1,6 @@
 """From files to checked Megatron datasets, on one machine: find, cut, encode, merge, check, put in place.
 
-A job of many nodes calls the same steps by itself: `plan`, `encode_units` or `encode_parallel` for each rank's share, then
+A job of many nodes calls the same steps by itself: `plan`, `encode_parallel` for each rank's share, then
 `assemble` and `appear` on one of them. Its ranks see the same files with the same times, and one folder of parts.
 """
 

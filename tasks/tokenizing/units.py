@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from tasks.corpus.inputs import Shard, Unit
 from tasks.corpus.reading import Batch, read_strictly
-from tasks.tokenizing.engine import Encoded, Engine, frame, require_agreement
+from tasks.tokenizing.engine import Engine, frame, require_agreement
 from tasks.tokenizing.splits import Splits
 from tasks.tokenizing.tokenizer import OpenedTokenizer
 
@@ -62,9 +62,16 @@ class Counts:
     documents: int = 0
     sequences: int = 0
     tokens: int = 0
+    bytes: int = 0
+    """Of the text, in UTF-8."""
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(self.documents + other.documents, self.sequences + other.sequences, self.tokens + other.tokens)
+        return Counts(
+            self.documents + other.documents,
+            self.sequences + other.sequences,
+            self.tokens + other.tokens,
+            self.bytes + other.bytes,
+        )
 
 
 @dataclass(frozen=True)
@@ -137,26 +144,6 @@ def encode_unit(
     return receipt
 
 
-def encode_units(
-    units: Iterable[Unit],
-    work: Work,
-    parts: Path,
-    *,
-    engine: Engine,
-    told: Callable[[int], None] = lambda read: None,
-) -> list[Receipt]:
-    """The receipts of units, one after the other in this process; what has its receipt is not done again."""
-    parts.mkdir(parents=True, exist_ok=True)
-    receipts = []
-    for unit in units:
-        if receipt := read_receipt(unit, work, parts):
-            told(receipt.bytes_read)
-        else:
-            receipt = encode_unit(unit, work, parts, engine=engine, told=told)
-        receipts.append(receipt)
-    return receipts
-
-
 def _encode(batch: Batch, work: Work, *, engine: Engine, files: list[list[IO[bytes]]]) -> list[Counts]:
     first = batch.columns[work.fields[0]]
     sides = [work.splits.of(text) for text in first] if len(work.splits.names) > 1 else None
@@ -166,15 +153,16 @@ def _encode(batch: Batch, work: Work, *, engine: Engine, files: list[list[IO[byt
         texts = batch.columns[name]
         if sides is not None:
             texts = [text for text, at in zip(texts, sides, strict=True) if at == side]
-        added.append(_append(engine.encode(texts), work, files=files[index]))
+        added.append(_append(texts, work, engine=engine, files=files[index]))
     return added
 
 
-def _append(encoded: Encoded, work: Work, *, files: list[IO[bytes]]) -> Counts:
-    tokens, lengths = frame(encoded, work.tokenizer, work.eod)
+def _append(texts: list[str], work: Work, *, engine: Engine, files: list[IO[bytes]]) -> Counts:
+    tokens, lengths = frame(engine.encode(texts), work.tokenizer, work.eod)
     files[0].write(tokens.data)
     files[1].write(lengths.data)
-    return Counts(len(lengths), int((lengths > 0).sum()), len(tokens))
+    size = sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+    return Counts(len(lengths), int((lengths > 0).sum()), len(tokens), size)
 
 
 def _dependencies(unit: Unit, work: Work) -> dict[str, Any]:

@@ -30,7 +30,8 @@ def test_the_json_is_what_is_documented(folder, tmp_path):
     assert (said["vocab_size"], said["eod_id"], said["bytes_read"]) == (2000, 2, size)
     assert said["seconds"] > 0 and said["engine"] == "gigatoken" and said["resumed_units"] == 0
     (output,) = said["outputs"]
-    assert {**output, "tokens": 0} == {
+    assert output["bytes"] == sum(len(text.encode()) for text in TEXTS)
+    assert {**output, "tokens": 0, "bytes": 0} == {
         "split": "",
         "key": "text",
         "bin": str(tmp_path / "out_text_document.bin"),
@@ -38,6 +39,7 @@ def test_the_json_is_what_is_documented(folder, tmp_path):
         "documents": len(TEXTS),
         "sequences": len(TEXTS),
         "tokens": 0,
+        "bytes": 0,
         "dtype": "uint16",
     }
     assert output["tokens"] * 2 == Path(output["bin"]).stat().st_size

@@ -151,6 +151,14 @@ def test_a_tokenizer_that_is_given_is_used_and_kept(corpus, tmp_path):
     assert kept.get_vocab() == tokenizer.get_vocab()
 
 
+def test_wrong_tokens_of_the_fast_engine_send_all_ranks_to_the_slow_one(corpus, whole, tmp_path):
+    folder = job(tmp_path / "job", {"dataset": corpus})
+    (folder / "slow-engine.json").write_text('{"reason": "gigatoken and tokenizers disagree on \'x\'"}')
+    assert done(folder) == whole[0]
+    assert json.loads((folder / "out" / "tokens" / "tokens.json").read_text())["engine"] == "tokenizers"
+    assert "encoding with tokenizers: gigatoken and tokenizers disagree" in (folder / "logs" / "rank-0.log").read_text()
+
+
 def test_a_tokenizer_without_end_of_document_is_refused(corpus, tmp_path):
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
     (tmp_path / "tokenizer").mkdir()

@@ -23,7 +23,7 @@ from tasks.tokenizing.pool import encode_parallel
 from tasks.tokenizing.run import plan, preprocess
 from tasks.tokenizing.splits import Splits, split_of
 from tasks.tokenizing.tokenizer import open_tokenizer
-from tasks.tokenizing.units import Work, encode_units, unit_bytes
+from tasks.tokenizing.units import Work, unit_bytes
 
 TEXTS = [*AWKWARD, *(words(200, i) for i in range(400))]
 
@@ -136,7 +136,7 @@ def test_ranks_encode_their_share_and_one_merges(tokenizer, source, tmp_path, sm
     assert len(job.units) > 9
     engine = choose(tokenizer, []).engine
     for rank in (2, 0):
-        encode_units(job.units[rank::3], job.work, job.parts, engine=engine)
+        encode_parallel(job.units[rank::3], job.work, job.parts, engine=engine, workers=1)
     with pytest.raises(IntegrityError, match="no whole part of"):
         merge(job.units, job.work, job.parts, prefix=job.prefix)
     assert encode_parallel(job.units[1::3], job.work, job.parts, engine=engine, workers=2) == 0
@@ -150,7 +150,7 @@ def test_ranks_encode_their_share_and_one_merges(tokenizer, source, tmp_path, sm
 def test_a_part_without_a_sound_receipt_is_made_again(tokenizer, source, tmp_path, small_units, harm):
     job = plan([source], Work(tokenizer), prefix=tmp_path / "job")
     engine = Gigatoken(tokenizer)
-    encode_units(job.units, job.work, job.parts, engine=engine)
+    encode_parallel(job.units, job.work, job.parts, engine=engine, workers=1)
     key = units_module.unit_key(job.units[3], job.work)
     if harm == "cut part":
         os.truncate(job.parts / f"{key}.0.bin", 8)
