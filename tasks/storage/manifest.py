@@ -85,7 +85,7 @@ class Problem(_Part):
     """One way in which a folder is not what its manifest says."""
 
     path: str
-    problem: Literal["missing", "extra", "size", "sha256", "link", "signature"]
+    problem: Literal["missing", "extra", "size", "sha256", "link", "signature", "format"]
     expected: str | int | None = None
     actual: str | int | None = None
 

@@ -9,11 +9,13 @@ import re
 import pytest
 
 from tasks.errors import HeadwayError
+from tasks.formats.mmididx import TokenWriter
 from tasks.registry import records
 from tasks.registry.ancestry import walk
 from tasks.registry.journal import StoreJournal
 from tasks.registry.records import Record
 from tasks.registry.refs import audit, made_from, move_ref, read_ref
+from tasks.registry.verification import problems_of
 from tasks.storage import open_store
 from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Provenance
@@ -284,3 +286,26 @@ def test_what_was_deleted_keeps_its_name_in_the_lineage(store, family, tmp_path)
     assert (node["version"], node["uri"], node["stage"]) == (raw, None, None)
     with pytest.raises(HeadwayError, match="dataset/raw is not in"):
         walk(store, "dataset/raw")
+
+
+def tokens_folder(folder, last):
+    """Three documents of a vocabulary of 300 with end of document 0; the last one ends with `last`."""
+    folder.mkdir(parents=True)
+    writer = TokenWriter(folder / "train_text_document", 300)
+    for document in ([5, 6, 0], [7, 0], [8, 299, last]):
+        writer.add_document(document)
+    writer.close()
+    (folder / "tokens.json").write_text(json.dumps({"vocab_size": 300, "eod_id": 0, "splits": {"train": {}}}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("last", "said"), [(0, None), (9, "((0, 2), (9, 1))"), (300, "token 300; the vocabulary has 300")]
+)
+def test_verify_looks_into_token_files(store, tmp_path, last, said):
+    made = store.publish(
+        tokens_folder(tmp_path / "in", last), kind="tokens", inputs=(), provenance=Provenance(name="t")
+    )
+    _, problems = problems_of(store, made.ref, keys=tmp_path / "keys")
+    assert [problem.problem for problem in problems] == (["format"] if said else [])
+    assert not said or said in problems[0].actual
