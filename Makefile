@@ -41,6 +41,8 @@ check: .venv/.dev
 
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks.orchestration
+	$(BIN)/python -m benchmarks.validation
+	$(BIN)/python -m benchmarks.preprocessing
 
 soak: .venv/.dev
 	N=$(N) SEED=$(SEED) $(BIN)/python -m pytest -m soak -s $(ARGS)

@@ -31,8 +31,6 @@ TOTALS = (
     "near",
     "contaminated",
     "heldout",
-    "speed",
-    "seconds",
 )
 TYPES = ("secret_types", "personal_types")
 OF_A_SHARD = ("name", "documents", "unreadable", "bytes", "characters", "duplicates", "near", "secrets", "personal")

@@ -204,3 +204,8 @@ def test_the_quarantine_says_where_and_why(judged, tmp_path):
         (2, ["unreadable"], "half a"), (3, ["exact duplicates"], {"text": GOOD[0]}), (23, ["too short"], {"text": ""}),
     ]  # fmt: skip
     assert told[1]["detail"] == "repeats a.jsonl:1"
+
+
+def test_the_same_corpus_gives_the_same_verdict_whenever_it_is_judged(judged):
+    first, second = (verdict(judged([*GOOD, GOOD[3], "", "again and again\n" * 50]), {}) for _ in range(2))
+    assert first == second
