@@ -25,6 +25,23 @@ Rule = Literal[
     "personal data",
 ]
 """What one document can break."""
+CharacterClass = Literal[
+    "letters",
+    "digits",
+    "space",
+    "punctuation",
+    "control",
+    "latin",
+    "greek",
+    "cyrillic",
+    "arabic_hebrew",
+    "indic_thai",
+    "cjk",
+    "hangul",
+    "emoji_other",
+    "other",
+]
+"""How characters are told apart; what belongs to which: tasks/corpus/measures.py."""
 DROPPED: tuple[Rule, ...] = (
     "unreadable",
     "too short",
@@ -103,9 +120,9 @@ class ValidationConfig(Settings):
     """Largest share of documents that may hold a secret: a key, a token, a password in code."""
     max_personal_share: Fraction = 0.0
     """Largest share of documents that may hold personal data: an e-mail address, a card or account number."""
-    min_class_share: dict[str, Fraction] = Field(default_factory=dict)
+    min_class_share: dict[CharacterClass, Fraction] = Field(default={})
     """Least share of a class of characters in the corpus, by its name: `{latin: 0.5}`. docs/data.md lists the classes."""
-    max_class_share: dict[str, Fraction] = Field(default_factory=dict)
+    max_class_share: dict[CharacterClass, Fraction] = Field(default={})
     """Largest share of a class of characters in the corpus."""
     max_shard_divergence: Fraction = 0.5
     """Largest distance of one shard to all others together (Jensen-Shannon, base 2, of classes and lengths)."""

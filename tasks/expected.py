@@ -133,13 +133,11 @@ def of_border(found: int, left: int, samples: tuple[str, ...]) -> Figure:
 
 
 def of_classes(config: ValidationConfig, shares: Mapping[str, float]) -> list[Figure]:
-    """Classes of characters that have a limit. Raises ValueError for a class that there is not."""
+    """Classes of characters that have a limit."""
     found = []
     for setting, limits in (("min_class_share", config.min_class_share), ("max_class_share", config.max_class_share)):
         least = setting == "min_class_share"
         for name, limit in limits.items():
-            if name not in shares:
-                raise ValueError(f"validation.{setting}: there is no class {name!r}; there are {', '.join(shares)}")
             said = f"{'>=' if least else '<='} {limit:.2%} of characters"
             low, high = (limit, None) if least else (None, limit)
             remedy = f"Is this the corpus that you meant? If so, change validation.{setting}."

@@ -212,7 +212,7 @@ def _profile(
         "validation": config.model_dump(mode="json"),
         "heldout_fraction": heldout or 0.0,
         "benchmarks": list(names),
-        "threads": on.threads_per_rank,
+        "threads": on.threads_per_node,
     }
     inputs: dict[str, Artifact] = {"dataset": dataset, **{f"benchmark-{each.name}": each for each in benchmarks}}
     job = run_job("tasks.jobs.profile", settings, inputs=inputs, on=on, ranks=1, threads=on.threads_per_node)

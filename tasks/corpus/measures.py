@@ -11,27 +11,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.data_config import CharacterClass
+
 WINDOW = 1 << 20
-CLASSES = (
-    "letters",
-    "digits",
-    "space",
-    "punctuation",
-    "control",
-    "latin",
-    "greek",
-    "cyrillic",
-    "arabic_hebrew",
-    "indic_thai",
-    "cjk",
-    "hangul",
-    "emoji_other",
-    "other",
-)
+CLASSES: tuple[CharacterClass, ...] = get_args(CharacterClass)
 """Classes of characters, told by the first byte of their UTF-8 form alone (hexadecimal, and the code points it opens):
 
 letters, digits, punctuation: ASCII; punctuation also C2 (U+0080-00BF) and E2 (U+2000-2FFF: dashes, quotes, arrows, symbols).

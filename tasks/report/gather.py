@@ -54,6 +54,8 @@ def gather(store: Store, stages: list[dict[str, Any]], endpoint: dict[str, Any] 
     parts = {_part(file): _read_json(store, by_name.get(stage), file) for stage, file in PARTS.items()}
     if parts["validation"]:
         parts["validation"]["before"] = _before(store, parts["validation"].get("reference"))
+        speed = by_name["validate"]["metrics"].get("megabytes_per_second")
+        parts["validation"]["megabytes_per_second"] = speed
     log = _read(store, by_name.get("train"), "training_log.jsonl")
     made = [ref for stage in stages for ref in stage["outputs"]]
     return {

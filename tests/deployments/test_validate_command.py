@@ -69,4 +69,5 @@ def test_a_benchmark_or_class_that_there_is_not_is_named(home, tmp_path, texts):
     ran = home.run("validate", "alone", *QUICK, "--set", "validation.benchmarks=[no-exam]")
     assert ran.code == 2 and "dataset/no-exam" in ran.said["error"]["message"]
     ran = home.run("validate", "alone", *QUICK, "--set", "validation.min_class_share={runes: 0.1}")
-    assert ran.code == 2 and "no class 'runes'" in ran.said["error"]["message"]
+    message = ran.said["error"]["message"]
+    assert ran.code == 2 and "min_class_share.runes" in message and "'letters', 'digits'" in message

@@ -152,8 +152,6 @@ def test_classes_tokens_and_admission_have_limits(judged):
     found = judged(GOOD, min_class_share={"letters": 0.99}, max_class_share={"digits": 0.01}, min_tokens=10**6)
     assert failed(found) == ["estimated tokens", "class letters", "class digits"]
     assert check(found, "class letters").limit == ">= 99.00% of characters"
-    with pytest.raises(ValueError, match="no class 'runes'; there are letters, digits"):
-        judged(GOOD, min_class_share={"runes": 0.1})
     assert failed(judged(GOOD, strange={"a.jsonl": "from /tmp"})) == ["admission"]
 
 
