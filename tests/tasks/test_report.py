@@ -314,9 +314,10 @@ def test_what_came_before_is_read_from_the_verdict_that_is_named(tmp_path):
         (folder / "validation.json").write_text(json.dumps({**counts, "reference": named[-1] if named else None}))
         about = Provenance(name="code", stage="validate")
         named.append(store.publish(folder, kind="validation", inputs=(), provenance=about).ref)
-    outcome = {"name": "validate", "outputs": [named[1]]}
+    outcome = {"name": "validate", "outputs": [named[1]], "metrics": {"megabytes_per_second": 80.5}}
     told = gather(store, [outcome], None)["validation"]
     assert (told["classes"], told["before"]["classes"]) == ({"letters": 0.75}, {"letters": 0.5})
+    assert told["megabytes_per_second"] == 80.5
     assert gather(store, [{**outcome, "outputs": [named[0]]}], None)["validation"]["before"] is None
 
 
