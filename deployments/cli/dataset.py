@@ -58,7 +58,7 @@ def make_version(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Publish files as a dataset version; what is told of it, and the files that were left out with the reason."""
     from tasks.artifacts import parse_ref
-    from tasks.formats.documents import pack
+    from tasks.corpus.packing import pack
     from tasks.registry.audit import audit
     from tasks.settings import home
     from tasks.storage import open_store

@@ -10,9 +10,9 @@ import pytest
 
 from tasks.corpus.inputs import cut as cut_up
 from tasks.corpus.inputs import find_shards
+from tasks.corpus.packing import pack
 from tasks.corpus.reading import documents
 from tasks.errors import IntegrityError
-from tasks.formats.documents import pack
 from tasks.formats.mmididx import TokenWriter, open_tokens
 
 

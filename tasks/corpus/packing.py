@@ -1,34 +1,21 @@
-"""A corpus: JSON lines in shards, plain or gzipped, read as a stream of documents and packed from files.
+"""Files and trees as the folder of a dataset: containers of documents are copied, other text becomes JSON lines.
 
-Reading knows shard and line, so that an error can name them. Nothing is judged here: tasks/validate.py does that. Packing
-also takes what it does not read: `.zst` and Parquet are kept as they are.
+What is in them is not judged here: tasks/validate.py does that. Reading them is tasks/corpus/reading.py.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import gzip
 import json
 import shutil
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from tasks.corpus.inputs import kind_of
+from tasks.corpus.opening import opened
+
 SHARD_BYTES = 32 << 20
-JSON_LINES = (".jsonl", ".jsonl.gz")
-COMPRESSED = tuple(f".{lines}{by}" for lines in ("jsonl", "ndjson", "json") for by in (".gz", ".zst"))
-KEPT_AS_THEY_ARE = (".jsonl", ".ndjson", *COMPRESSED, ".parquet")
-UNREADABLE = (EOFError, zlib.error, UnicodeDecodeError, OSError)
-
-
-class Document(NamedTuple):
-    """One text and where it stands."""
-
-    text: str
-    shard: str
-    line: int
 
 
 class Packed(NamedTuple):
@@ -39,52 +26,6 @@ class Packed(NamedTuple):
     skipped: dict[str, str]
     sources: dict[str, list[str]]
     """Of each shard, the absolute paths that it was made of: the file that was copied, or the roots of the text files."""
-
-
-def shards(folder: Path) -> list[Path]:
-    """The shards of a dataset in their order."""
-    return sorted(path for path in folder.rglob("*") if path.name.endswith(JSON_LINES))
-
-
-def read_documents(folder: Path, text_field: str) -> Iterator[Document]:
-    """Every document of a dataset. Raises ValueError that names shard and line."""
-    for shard in shards(folder):
-        name = shard.relative_to(folder).as_posix()
-        with _open(shard) as file:
-            number = 0
-            try:
-                for number, line in enumerate(file, 1):
-                    yield Document(_text(line, text_field, f"{name}:{number}"), name, number)
-            except UNREADABLE as error:
-                raise ValueError(
-                    f"{name}, after line {number}: cannot be read: {error}; publish a sound file"
-                ) from error
-
-
-def _open(path: Path) -> IO[str]:
-    if path.name.endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8", newline="\n")
-    return open(path, encoding="utf-8", newline="\n")
-
-
-def _text(line: str, text_field: str, where: str) -> str:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not a JSON line: {error}") from error
-    text = value.get(text_field) if isinstance(value, dict) else None
-    if not isinstance(text, str):
-        fields = ", ".join(sorted(value)) if isinstance(value, dict) else f"no object but {type(value).__name__}"
-        raise ValueError(
-            f"{where}: no text in field {text_field!r} (there: {fields}); set validation.text_field and preprocessing.text_field"
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{where}: a lone surrogate at character {error.start} is no text; publish it decoded"
-        ) from error
-    return text
 
 
 def pack(paths: list[Path], target: Path, *, include: str = "*", exclude: tuple[str, ...] = ()) -> Packed:
@@ -102,7 +43,7 @@ def pack(paths: list[Path], target: Path, *, include: str = "*", exclude: tuple[
         if not root.exists():
             raise ValueError(f"{root} does not exist; name files or folders to publish")
         for path in _files(root, include, exclude):
-            if path.name.endswith(KEPT_AS_THEY_ARE):
+            if kind_of(path, named=False) != "text":
                 place = _copy(path, target)
                 sources[place.name] = [str(path.resolve())]
                 copied += _count(place, path)
@@ -147,13 +88,13 @@ def _copy(path: Path, target: Path) -> Path:
 def _count(place: Path, path: Path) -> int:
     """Lines, or rows, of a copied file. Raises ValueError when it cannot be read."""
     try:
-        if place.name.endswith(".parquet"):
+        if kind_of(place) == "parquet":
             import pyarrow.parquet as pq
 
             return int(pq.read_metadata(place).num_rows)
-        with _decoded(place) as file:
+        with opened(place, kind_of(place)) as (file, _):
             return _lines(file)
-    except (*UNREADABLE, ValueError) as error:
+    except (EOFError, OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}; publish a sound file") from error
 
 
@@ -162,22 +103,6 @@ def _lines(file: IO[bytes]) -> int:
     while block := file.read(1 << 20):
         count, last = count + block.count(b"\n"), block[-1:]
     return count + (last != b"\n")
-
-
-@contextmanager
-def _decoded(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, without its compression."""
-    if path.name.endswith(".zst"):
-        import zstandard
-
-        with open(path, "rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as file:
-            try:
-                yield file
-            except zstandard.ZstdError as error:
-                raise OSError(str(error)) from error
-    else:
-        with gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb") as file:
-            yield file  # type: ignore[misc]
 
 
 class _ShardWriter:
