@@ -146,9 +146,7 @@ def lifecycle(
     While another run of the same flow and subject is at work, it waits. `at_end` is called however the flow ended, when
     `run.error` and all outcomes are known: it writes the report.
     """
-    _check_stages(flow, stages, first, last)
-    clean_logs()
-    require_no_secrets(config.model_dump(mode="json"))
+    _check(flow, config, stages, first, last)
     base = home()
     run = Lifecycle(
         flow=flow,
@@ -181,12 +179,15 @@ def lifecycle(
         _current.reset(token)
 
 
-def _check_stages(flow: str, stages: Sequence[str], first: str | None, last: str | None) -> None:
+def _check(flow: str, config: Settings, stages: Sequence[str], first: str | None, last: str | None) -> None:
+    """Refuse what cannot run before anything is written, and see to it that no log holds a secret."""
     for name in (first, last):
         if name is not None and name not in stages:
             raise ValueError(f"{name!r} is not a stage of {flow}; the stages are {', '.join(stages)}")
     if first and last and stages.index(first) > stages.index(last):
         raise ValueError(f"--from {first} comes after --to {last}: nothing would run; the order is {', '.join(stages)}")
+    clean_logs()
+    require_no_secrets(config.model_dump(mode="json"))
 
 
 @contextmanager

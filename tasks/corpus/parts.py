@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -22,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.corpus import contamination, measures, near, secrets
+from tasks.corpus.counts import WORDS, Counts, Tally
 from tasks.corpus.inputs import UNIT_BYTES, Shard, Unit, cut, find_shards
-from tasks.corpus.measures import CLASSES, Texts
+from tasks.corpus.measures import Texts
 from tasks.corpus.reading import Batch, read_strictly, read_unit
 from tasks.corpus.words import read_words
 from tasks.data_config import ValidationConfig
 from tasks.settings import digest
 
-WORDS = 4096
 SAMPLE_BYTES = 2048
 UNITS, LEAST_UNIT = 64, 1 << 20
 """A corpus is divided into about 64 units, of 1 to 64 MiB: enough for many ranks, and little is lost by a kill."""
@@ -83,47 +81,6 @@ class Work:
             (batch.texts for unit in cut(find_shards([folder])) for batch in read_strictly(unit, fields))
             for folder in self.benchmarks.values()
         )
-
-
-@dataclass
-class Tally:
-    """What is counted of one shard within one unit."""
-
-    lines: int = 0
-    documents: int = 0
-    unreadable: int = 0
-    bytes: int = 0
-    characters: int = 0
-    classes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(CLASSES), np.int64))
-
-
-@dataclass
-class Counts:
-    """What is counted of one unit."""
-
-    rows: int = 0
-    read: int = 0
-    shards: dict[int, Tally] = field(default_factory=dict)
-    types: dict[str, Counter[str]] = field(default_factory=lambda: {"secret": Counter(), "personal": Counter()})
-    words: NDArray[np.int64] = field(default_factory=lambda: np.zeros(WORDS, np.int64))
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        began = time.process_time()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - began
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON."""
-        shards = {index: {**asdict(tally), "classes": tally.classes.tolist()} for index, tally in self.shards.items()}
-        return {
-            "rows": self.rows,
-            "read": self.read,
-            "shards": shards,
-            "types": self.types,
-            "seconds": self.seconds,
-        }
 
 
 @dataclass(frozen=True)

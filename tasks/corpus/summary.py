@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.corpus import histograms
+from tasks.corpus.counts import WORDS
 from tasks.corpus.histograms import EDGES, LENGTHS
 from tasks.corpus.measures import CLASSES
-from tasks.corpus.parts import WORDS, Work
+from tasks.corpus.parts import Work
 
 CHEAP = ("read", "cheap", "secrets", "exact duplicates")
 NEAR = ("words", "near", "near duplicates")
