@@ -252,7 +252,8 @@ def parse_ref(text: str, *, kind: str = "") -> tuple[str, str, str]:
     if not match or match["kind"] not in (*KINDS, "endpoint") or (kind and match["kind"] != kind):
         raise ValueError(
             f"{text!r} is not a reference{f' to a {kind}' if kind else ''}: write KIND/NAME or KIND/NAME@VERSION "
-            f"(8 or more hex digits), where KIND is one of {', '.join((*KINDS, 'endpoint'))}"
+            f"(8 or more hex digits), where KIND is {kind or 'one of ' + ', '.join((*KINDS, 'endpoint'))} and NAME is of "
+            "lower case letters, digits, dot, dash and underscore"
         )
     return match["kind"], match["name"], match["version"] or ""
 

@@ -256,8 +256,6 @@ class ValidateConfig(Settings):
     preprocessing: PreprocessingConfig = PreprocessingConfig()
     cluster: ClusterConfig = ClusterConfig()
 
-    _one_text = model_validator(mode="after")(_one_text_field)
-
 
 class QualifyConfig(Settings):
     """A cluster, measured by itself. What a retraining run has too is named and meant as there."""

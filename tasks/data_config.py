@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.settings import Fraction, Positive, Settings
 
@@ -134,6 +134,15 @@ class ValidationConfig(Settings):
     """Fewest documents on either side that a distance is computed from."""
     admission: AdmissionConfig = AdmissionConfig()
     """Where data may come from."""
+
+    @model_validator(mode="after")
+    def _what_is_accepted_can_be_read(self) -> ValidationConfig:
+        if self.max_unreadable_share and "unreadable" not in self.quarantine:
+            raise ValueError(
+                f"max_unreadable_share {self.max_unreadable_share} lets lines pass that preprocessing refuses: "
+                "name unreadable in quarantine too, or set it to 0"
+            )
+        return self
 
 
 class TokenizerConfig(Settings):

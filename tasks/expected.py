@@ -119,7 +119,8 @@ def of_unreadable(config: ValidationConfig, count: int, documents: int, samples:
     """The share of lines that are no documents."""
     most = config.max_unreadable_share
     remedy = (
-        "Mend the lines that are named, name the field that holds the text, or raise validation.max_unreadable_share."
+        "Mend the lines that are named, set validation.text_field to the field that holds the text, or raise "
+        "validation.max_unreadable_share."
     )
     share = count / max(count + documents, 1)
     return Figure("unreadable", share, f"<= {most:.2%} of lines", remedy, None, most, count, samples, found=count > 0)

@@ -140,6 +140,8 @@ def run_and_tell(
         if show:
             out.print(show(fields))
     if error is not None:
+        if fields["report"]:
+            out.print(f"Report: {fields['report']}", markup=False, highlight=False, soft_wrap=True)
         raise CommandError(error, fields, running.run.stopped_at if running.run else "") from error
     say(fields, running.words(), as_json=as_json)
 

@@ -76,11 +76,18 @@ class Work:
     def learnt(self) -> contamination.Benchmarks | None:
         if not self.benchmarks:
             return None
-        fields = (self.config.text_field,)
         return contamination.learn(
-            (batch.texts for unit in cut(find_shards([folder])) for batch in read_strictly(unit, fields))
-            for folder in self.benchmarks.values()
+            _benchmark(name, folder, self.config.text_field) for name, folder in self.benchmarks.items()
         )
+
+
+def _benchmark(name: str, folder: Path, text_field: str) -> Iterator[list[str]]:
+    """The texts of a benchmark. Raises ValueError, naming it, when a line of it is no document."""
+    try:
+        for unit in cut(find_shards([folder])):
+            yield from (batch.texts for batch in read_strictly(unit, (text_field,)))
+    except ValueError as error:
+        raise ValueError(f"benchmark {name}: {error}; mend it, a benchmark is read strictly") from error
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.formats.mmididx import read_header
+from tasks.tokenizing.checking import look
 
 SPLITS = {"train": "train", "heldout": "valid", "valid": "valid", "test": "test"}
 """Megatron's name of each split."""
@@ -29,7 +29,8 @@ class Part:
 def parse_mixture(words: Sequence[str]) -> tuple[Part, ...]:
     """`WEIGHT PREFIX WEIGHT PREFIX ...` as parts.
 
-    Raises ValueError when a weight is no positive number, a dataset is named twice, is not there, or stores another type.
+    Raises ValueError when a weight is no positive number, a dataset is named twice, is not there, or stores another type;
+    IntegrityError when one is not whole.
     """
     if not words or len(words) % 2:
         raise ValueError(
@@ -42,7 +43,7 @@ def parse_mixture(words: Sequence[str]) -> tuple[Part, ...]:
     for part in parts:
         if not Path(f"{part.prefix}.idx").is_file():
             raise ValueError(f"{part.prefix}.idx does not exist; name the prefix of a dataset, without .bin or .idx")
-    types = {read_header(part.prefix).dtype.name for part in parts}
+    types = {look(part.prefix, samples=1).dtype for part in parts}
     if len(types) > 1:
         raise ValueError(f"the datasets store {' and '.join(sorted(types))}: they are of different tokenizers")
     return parts

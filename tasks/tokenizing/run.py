@@ -226,8 +226,17 @@ def _held(parts: Path) -> Iterator[None]:
                     f"another process writes to {parts.with_suffix('')}; wait for it, or stop it"
                 ) from None
             if _is_same(path, file.fileno()):
-                yield
+                try:
+                    yield
+                finally:
+                    _drop_empty(parts)
                 return
+
+
+def _drop_empty(parts: Path) -> None:
+    """Leave no folder behind in which there is nothing to go on from."""
+    if parts.is_dir() and [path.name for path in parts.iterdir()] == [".lock"]:
+        shutil.rmtree(parts)
 
 
 def _is_same(path: Path, descriptor: int) -> bool:

@@ -172,7 +172,10 @@ def _through_transformers(folder: Path) -> OpenedTokenizer:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         said = str(error).splitlines()[0]
-        raise ValueError(f"{folder} holds no tokenizer that transformers can read: {said}") from error
+        raise ValueError(
+            f"{folder} holds no tokenizer that transformers can read ({said.strip(' :')}); it needs a tokenizer.json and a "
+            "tokenizer_config.json, as save_pretrained writes them"
+        ) from error
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ValueError(f"{folder} is read by Python code only; save it as tokenizer.json with save_pretrained first")
     return _opened(folder, tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token or tokenizer.sep_token)
