@@ -99,8 +99,8 @@ def test_lines_that_are_no_documents_are_counted_and_set_aside(judged):
     assert [sample.partition(" ")[0] for sample in told.samples] == ["a.jsonl:21:", "a.jsonl:22:", "a.jsonl:23:"]
     assert "not UTF-8" in told.samples[2]
     assert failed(judged(lines, max_unreadable_share=0.2)) == [] and found.quarantined["unreadable"] == 3
-    kept = judged(lines, max_unreadable_share=0.2, quarantine=["too short"])
-    assert kept.quarantined == {"documents": 0}
+    with pytest.raises(ValueError, match="lets lines pass that preprocessing refuses: name unreadable in quarantine"):
+        judged(lines, max_unreadable_share=0.2, quarantine=["too short"])
 
 
 def test_a_rule_that_only_warns_closes_no_gate_but_is_told(judged):
