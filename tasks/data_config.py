@@ -5,7 +5,7 @@ A field's docstring is its help text, in docs/configuration.md and in Prefect's 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -42,17 +42,9 @@ CharacterClass = Literal[
     "other",
 ]
 """How characters are told apart; what belongs to which: tasks/corpus/measures.py."""
-DROPPED: tuple[Rule, ...] = (
-    "unreadable",
-    "too short",
-    "too long",
-    "control characters",
-    "replacement characters",
-    "repeated lines",
-    "exact duplicates",
-    "near duplicates",
-    "contamination",
-)
+TOLD: tuple[Rule, ...] = ("secrets", "personal data")
+"""Rules that are only told, as shipped: what they find is for a person to judge."""
+DROPPED: tuple[Rule, ...] = tuple(rule for rule in get_args(Rule) if rule not in TOLD)
 
 
 class AdmissionConfig(Settings):
@@ -76,7 +68,7 @@ class ValidationConfig(Settings):
     """Field of a JSON line, or column of a Parquet file, that holds the document."""
     quarantine: tuple[Rule, ...] = DROPPED
     """Rules whose offenders are set aside, with the reason; what is left is a dataset version of its own."""
-    only_warn: tuple[Rule, ...] = ("secrets", "personal data")
+    only_warn: tuple[Rule, ...] = TOLD
     """Rules that never close the gate: what breaks them is counted and told."""
     min_documents: Positive = 10
     """Fewest documents that make a corpus."""

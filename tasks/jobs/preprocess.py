@@ -44,7 +44,7 @@ def run(rank: Rank) -> dict[str, Any]:
     shards = find_shards([rank.inputs["dataset"]])
     units = cut(shards, unit_bytes(shards))
     tokenizer = _tokenizer(rank, config, units)
-    work = Work(tokenizer, (config.text_field,), Splits((1 - config.heldout_fraction, config.heldout_fraction)))
+    work = Work(tokenizer, (config.text_field,), _splits(config))
     choice = _engine(rank, tokenizer, _first_texts(units, config.text_field))
     parts = rank.folder / "parts"
     _encode(rank, units[rank.rank :: rank.world_size], work, parts, choice=choice)
@@ -79,13 +79,17 @@ def sample(units: Sequence[Unit], config: PreprocessingConfig) -> Iterator[str]:
     """
     total = sum(unit.bytes for unit in units)
     wanted = config.tokenizer.sample_bytes
+    splits = _splits(config)
     read = list(units)[:: max(1, total // (SPREAD * wanted))]
     share = min(1.0, wanted / max(1, sum(unit.bytes for unit in read)))
     for document in documents(read, config.text_field):
-        digest = hashlib.sha256(document.text.encode()).digest()
-        heldout = int.from_bytes(digest[:8], "big") < config.heldout_fraction * 2**64
-        if not heldout and int.from_bytes(digest[8:16], "big") < share * 2**64:
+        drawn = int.from_bytes(hashlib.sha256(document.text.encode()).digest()[8:16], "big") < share * 2**64
+        if drawn and not splits.of(document.text):
             yield document.text
+
+
+def _splits(config: PreprocessingConfig) -> Splits:
+    return Splits((1 - config.heldout_fraction, config.heldout_fraction))
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:

@@ -27,7 +27,7 @@ SECRETS = {
     "GitLab Token": [f"glpat-{LETTERS[:20]}", f"GR1348941{LETTERS[:20]}"],
     "JSON Web Token": [f"{token({'alg': 'HS256'})}.{token({'sub': '1234567890'})}.{'c2ln' * 8}"],
     "Mailchimp Access Key": [f"{'0123456789abcdef' * 2}-us12"],
-    "NPM tokens": [f"//registry.npmjs.org/:_authToken=npm_{LETTERS[:36]}"],
+    "NPM tokens": [f"//packages.example/:_authToken=npm_{LETTERS[:36]}"],
     "OpenAI Token": [f"sk-{LETTERS[:20]}T3BlbkFJ{LETTERS[:20]}"],
     "Private Key": ["BEGIN RSA PRIVATE KEY", "BEGIN OPENSSH PRIVATE KEY", "PuTTY-User-Key-File-2"],
     "PyPI Token": [f"pypi-AgEIcHlwaS5vcmc{LETTERS[:70]}"],
