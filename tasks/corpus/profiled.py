@@ -30,6 +30,8 @@ class Profile:
     """Names of the datasets that the column `benchmark` counts in."""
     split: bool = True
     """Whether the column `heldout` says anything."""
+    batch_rows: int = BATCH_ROWS
+    """Most rows that are in memory at once."""
 
     @cached_property
     def columns(self) -> Columns:
@@ -51,13 +53,13 @@ class Profile:
         return int(self.columns["documents"])
 
     def batches(self, columns: Iterable[str] | None = None) -> Iterator[tuple[int, Any]]:
-        """The rows as pyarrow batches of at most BATCH_ROWS, each with the number of its first row."""
+        """The rows as pyarrow batches of at most `batch_rows`, each with the number of its first row."""
         import pyarrow.parquet as pq
 
         first = 0
         wanted = None if columns is None else list(columns)
         file = pq.ParquetFile(self.folder / "documents.parquet")
-        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=wanted):
+        for batch in file.iter_batches(batch_size=self.batch_rows, columns=wanted):
             yield first, batch
             first += batch.num_rows
 

@@ -1,12 +1,13 @@
 """A profile judged by the real Great Expectations suite: each rule, its limits, and what is told of it."""
 
+import dataclasses
 import json
 import math
 
 import pytest
 
 from tasks.corpus.profile import profile
-from tasks.corpus.profiled import BATCH_ROWS, Profile
+from tasks.corpus.profiled import Profile
 from tasks.corpus.quarantine import write
 from tasks.data_config import ValidationConfig
 from tasks.validate import judge
@@ -170,11 +171,11 @@ def test_drift_against_the_version_before_is_a_check_of_every_column(judged, tmp
     assert {check.measured for check in few.checks if check.name.startswith("drift")} == {"insufficient data"}
 
 
-def test_batches_are_added_up(judged, monkeypatch):
+def test_batches_are_added_up(judged):
     whole = judged([*GOOD, *GOOD, "", *GOOD[:3]], max_duplicate_share=0.1)
-    assert BATCH_ROWS > 44
-    monkeypatch.setattr("tasks.corpus.profiled.BATCH_ROWS", 7)
-    parts = judged([*GOOD, *GOOD, "", *GOOD[:3]], max_duplicate_share=0.1)
+    assert whole.profile.batch_rows > 44
+    few = dataclasses.replace(whole.profile, batch_rows=7)
+    parts = judge(few, ValidationConfig(max_duplicate_share=0.1), before=None, strange={})
     assert parts.checks == whole.checks and failed(parts) == ["exact duplicates"]
     assert (parts.bits == whole.bits).all()
 
