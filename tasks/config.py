@@ -47,6 +47,8 @@ class BenchmarkConfig(Settings):
     """Time that each of the two measurements takes."""
     min_of_peers: Fraction = 0.70
     """A rank slower than this share of the median of the other ranks closes the gate."""
+    rounds: Positive = 3
+    """Most times that the rates are measured, when a rank is slow against its peers; each rank's best counts."""
     max_age_hours: float = Field(24.0, gt=0)
     """A passed qualification older than this is measured anew."""
 

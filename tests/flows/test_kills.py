@@ -179,7 +179,7 @@ def test_a_rank_throttled_to_half_a_core_closes_the_gate_by_name(measuring):
     for seconds in (3.0, 3.2, 3.4):
         command, folder = measuring(seconds)
         throttle(rank_pids(folder)[1])
-        out, err = command.communicate(timeout=60)
+        out, err = command.communicate(timeout=120)
         said = json.loads(out)
         if command.returncode == 3:
             break
