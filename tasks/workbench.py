@@ -28,6 +28,7 @@ from tasks.process import read_json, write_json
 from tasks.redaction import redacted
 from tasks.registry import records
 from tasks.registry.audit import actor
+from tasks.registry.publishing import publish as publish_artifact
 from tasks.registry.refs import move_ref
 from tasks.settings import Settings
 from tasks.storage.manifest import Manifest, Provenance
@@ -220,10 +221,10 @@ def _publish(work: Work, folder: Path, kind: str, inputs: tuple[str, ...], prove
     """A job's output is linked into the store, noted, and only then deleted: a kill in between loses nothing."""
     store = work.lifecycle.store
     if work.job is None or not folder.is_relative_to(work.job.folder):
-        return store.publish(folder, kind=kind, inputs=inputs, provenance=provenance)
+        return publish_artifact(store, folder, kind=kind, inputs=inputs, provenance=provenance)
     note = Path(work.job.folder) / f"published-{kind}.json"
     if folder.exists():
-        manifest = store.publish(folder, kind=kind, inputs=inputs, provenance=provenance, link=True)
+        manifest = publish_artifact(store, folder, kind=kind, inputs=inputs, provenance=provenance, link=True)
         write_json(note, {"version": manifest.version})
         shutil.rmtree(folder)
         return manifest
@@ -246,6 +247,7 @@ def _provenance(work: Work, name: str, inputs: tuple[Artifact, ...], metrics: di
         config_digest=work.lifecycle.config_digest,
         config=_plain(work.lifecycle.config),
         metrics=metrics,
+        flow_run=(work.lifecycle.flow_run or {}).get("id"),
     )
 
 

@@ -59,7 +59,7 @@ def make_version(
     """Publish files as a dataset version; what is told of it, and the files that were left out with the reason."""
     from tasks.artifacts import parse_ref
     from tasks.corpus.packing import pack
-    from tasks.registry.audit import audit
+    from tasks.registry.publishing import publish as publish_artifact
     from tasks.settings import home
     from tasks.storage import open_store
 
@@ -71,9 +71,8 @@ def make_version(
         out = Path(folder) / "out"
         packed = pack(paths, out, include=include, exclude=tuple(exclude))
         bundles = _bundles(out, sign_key, signatures)
-        manifest = store.publish(out, kind="dataset", inputs=(), provenance=_provenance(name, packed))
+        manifest = publish_artifact(store, out, kind="dataset", inputs=(), provenance=_provenance(name, packed))
         kept = keep_signatures(store, manifest, bundles)
-        audit(store, "publish dataset", right="publish", what=manifest.ref)
     fields = {
         "ref": manifest.ref,
         "documents": packed.documents,

@@ -16,6 +16,7 @@ from deployments.cli import (
     deployments,
     doctor,
     endpoint,
+    lineage,
     notify,
     person,
     platform,
@@ -60,7 +61,7 @@ app.add_typer(tokenizer.app, name="tokenizer")
 app.command("preprocess")(preprocess.preprocess)
 app.command("tokens")(preprocess.tokens)
 app.command("mixture")(preprocess.mixture)
-app.command("lineage")(artifacts.lineage)
+app.command("lineage")(lineage.lineage)
 app.command("artifacts")(artifacts.artifacts)
 app.command("verify")(artifacts.verify)
 app.add_typer(endpoint.app, name="endpoint")

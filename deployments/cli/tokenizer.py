@@ -29,7 +29,7 @@ def publish(
     Only the tokenizer's own files are taken: no code, no weights.
     """
     from tasks.artifacts import parse_ref
-    from tasks.registry.audit import audit
+    from tasks.registry.publishing import publish as publish_artifact
     from tasks.settings import home
     from tasks.storage import open_store
     from tasks.storage.manifest import Provenance
@@ -45,7 +45,6 @@ def publish(
         for file in taken:
             shutil.copyfile(folder / file, Path(temporary) / file)
         provenance = Provenance(name=name, created=datetime.now(UTC).isoformat(timespec="seconds"), stage="publish")
-        manifest = store.publish(Path(temporary), kind="tokenizer", inputs=(), provenance=provenance)
-        audit(store, "publish tokenizer", right="publish", what=manifest.ref)
+        manifest = publish_artifact(store, Path(temporary), kind="tokenizer", inputs=(), provenance=provenance)
     fields = {"ref": manifest.ref, "vocab_size": opened.vocab_size, "eod_id": eod, "files": taken}
     say(fields, f"{manifest.ref}\n{opened.vocab_size} entries, end of document {eod}", as_json=as_json)

@@ -103,6 +103,16 @@ class LocalStore:
             path.is_file() and path.stat().st_size == size for path, size in sizes
         )
 
+    def promote(self, manifest: Manifest) -> None:
+        """Every version has a folder of its own here: there is nothing to move."""
+        require_intact(manifest, self.verify(manifest))
+
+    def delete(self, manifest: Manifest) -> None:
+        place = self._place(manifest)
+        with locked(place.parent / ".lock"):
+            (place / "manifest.json").unlink(missing_ok=True)
+            shutil.rmtree(place, ignore_errors=True)
+
     def manifest(self, kind: str, name: str, version: str) -> Manifest | None:
         return _read_manifest(self.root / "artifacts" / kind / name / version / "manifest.json")
 

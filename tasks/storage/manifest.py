@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,6 +21,7 @@ from tasks.settings import digest
 
 SCHEMA = "headway/manifest/1"
 CHUNK = 4 << 20
+_NOT_PLAIN = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 class _Part(BaseModel):
@@ -61,6 +63,15 @@ class Provenance(_Part):
     config_digest: str | None = None
     config: dict[str, Any] | None = None
     metrics: dict[str, float] = {}
+    blob_versions: dict[str, str] = {}
+    """Blob version id by file, where the store is Azure Blob; `snapshot:TIME` where the account has no versions."""
+    who: str | None = None
+    host: str | None = None
+    flow_run: str | None = None
+    environment: str | None = None
+    """Digest of the installed packages, or of the image."""
+    sku: str | None = None
+    """What the machine is: the size of its VM, else its processor."""
 
 
 class Manifest(_Part):
@@ -102,7 +113,22 @@ def describe(folder: Path) -> tuple[FileEntry, ...]:
             raise ValueError(f"{relative} is a link or a special file; only plain files can be published")
         size, sha256 = hash_file(path)
         entries.append(FileEntry(path=relative, size=size, sha256=sha256))
+    require_plain_paths(entries)
     return tuple(entries)
+
+
+def require_plain_paths(files: Iterable[FileEntry]) -> None:
+    """Raise ValueError unless every path stays inside the artifact, and means one file on every file system."""
+    seen: dict[str, str] = {}
+    for entry in files:
+        parts = entry.path.split("/")
+        if _NOT_PLAIN.search(entry.path) or any(part in ("", ".", "..") for part in parts):
+            raise ValueError(
+                f"{entry.path!r} is no path inside an artifact: no leading /, no .., no \\, no control sign"
+            )
+        other = seen.setdefault(entry.path.casefold(), entry.path)
+        if other != entry.path:
+            raise ValueError(f"{entry.path!r} and {other!r} differ in case only: they are one file on some systems")
 
 
 def check(folder: Path, files: Iterable[FileEntry]) -> list[Problem]:

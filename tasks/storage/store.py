@@ -1,7 +1,7 @@
 """What every store can do: publish and fetch artifacts, and keep small documents with compare-and-set.
 
-Stages never see a store: tasks/stage.py hands them `publish` and `fetch`. Implementations: local.py (a folder); the
-Azure Blob store is the artifacts issue's. See docs/DESIGN.md, "Artifact, store".
+Stages never see a store: tasks/stage.py hands them `publish` and `fetch`. Implementations: local.py (a folder), blob/ (Azure
+Blob). See docs/DESIGN.md, "Artifact, store".
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from tasks.errors import Unknown
+from tasks.storage.history import current
 from tasks.storage.manifest import FileEntry, Manifest, Problem, Provenance
 
 
@@ -54,6 +55,17 @@ class Store(Protocol):
         """All published manifests of a kind and name, newest first within a name."""
         ...
 
+    def promote(self, manifest: Manifest) -> None:
+        """Make the files of an older version the ones that lie under the stable paths again, without moving bytes through us.
+
+        Only where there are stable paths (Azure Blob); which version is current is said by history.py.
+        """
+        ...
+
+    def delete(self, manifest: Manifest) -> None:
+        """Remove a version for good: its manifest first, then the files that no other version refers to."""
+        ...
+
     def uri_of(self, manifest: Manifest) -> str: ...
 
     def location(self, manifest: Manifest, file: FileEntry) -> str:
@@ -82,15 +94,18 @@ class Store(Protocol):
 
 
 def find(store: Store, kind: str, name: str, version: str = "") -> Manifest:
-    """The manifest that a reference means: a version by its first digits, or the newest.
+    """The manifest that a reference means: a version by its first digits, or the current one.
 
-    The newest dataset is the newest that somebody published: what validation left of one counts only by its version.
-    Raises Unknown when there is none, and ValueError when the digits fit several.
+    The current version is the one that was published last, or rolled back to; what validation left of a dataset counts only by
+    its version. Raises Unknown when there is none, and ValueError when the digits fit several.
     """
-    exact = store.manifest(kind, name, version) if len(version) == 64 else None
+    wanted = version or current(store, kind, name) or ""
+    exact = store.manifest(kind, name, wanted) if len(wanted) == 64 else None
     if exact:
         return exact
-    fitting = [m for m in store.manifests(kind, name) if m.version.startswith(version) and (version or _published(m))]
+    fitting = [
+        m for m in store.manifests(kind, name) if m.version.startswith(version) and (version or counts_as_newest(m))
+    ]
     if not fitting:
         known = sorted({m.provenance.name for m in store.manifests(kind)})
         there = f"There are: {', '.join(f'{kind}/{each}' for each in known)}" if known else f"There is no {kind} yet"
@@ -103,5 +118,6 @@ def find(store: Store, kind: str, name: str, version: str = "") -> Manifest:
     return fitting[0]
 
 
-def _published(manifest: Manifest) -> bool:
+def counts_as_newest(manifest: Manifest) -> bool:
+    """Whether a name alone may mean this version: what validation left of a dataset is asked for by its version."""
     return manifest.content.kind != "dataset" or manifest.provenance.stage != "validate"

@@ -1,0 +1,76 @@
+"""Which stores there are, and which one a home works in: `stores.yaml` of the home, or the file that HEADWAY_STORES names.
+
+Without that file a home works in the folder `store` below it. How a credential is made is blob/'s.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from tasks.errors import Missing
+from tasks.settings import Name, Settings
+
+Credential = Literal["managed_identity", "workload_identity", "cli", "service_principal", "connection_string"]
+LOCAL = "local"
+"""Name of the folder below the home."""
+
+
+class StoreConfig(Settings):
+    """One store."""
+
+    uri: Annotated[
+        str, Field(pattern=r"^(az://[a-z0-9]{3,24}/[a-z0-9-]{3,63}(/.*)?|azureml://registries/[\w-]+|file://.+|/.+)$")
+    ]
+    """az://ACCOUNT/CONTAINER/PREFIX, a folder, or azureml://registries/NAME (to copy models to)."""
+    credential: Credential = "cli"
+    """How Azure knows us: this way and no other."""
+    tenant: str = ""
+    client: str = ""
+    """Client id of a service principal, or of a managed identity that a user assigned."""
+    secret: str = ""
+    """env:NAME of the variable that holds a service principal's secret, or a connection string."""
+
+    @field_validator("secret")
+    @classmethod
+    def _by_name(cls, value: str) -> str:
+        if value and not re.fullmatch(r"env:[A-Za-z_]\w*", value):
+            raise ValueError("a secret is never written here: name the variable that holds it, as env:NAME")
+        return value
+
+    def secret_value(self) -> str:
+        """The secret itself. Raises Missing when its variable is not set."""
+        name = self.secret.removeprefix("env:")
+        if not name or not os.environ.get(name):
+            raise Missing(
+                f"{name or 'the secret of ' + self.uri} is not set",
+                remedy="Export it, and name it in stores.yaml as env:NAME.",
+            )
+        return os.environ[name]
+
+
+class Stores(Settings):
+    """The file."""
+
+    use: str = LOCAL
+    """The store that this home works in."""
+    stores: dict[Name, StoreConfig] = Field(default={})
+
+
+def load_stores(home: Path) -> Stores:
+    """The stores of a home. Raises ValueError for a file that is not one, Missing when HEADWAY_STORES names none."""
+    named = os.environ.get("HEADWAY_STORES")
+    path = Path(named) if named else home / "stores.yaml"
+    if not path.is_file():
+        if named:
+            raise Missing(f"HEADWAY_STORES names {path}, and there is no such file", remedy="Correct or unset it.")
+        return Stores()
+    try:
+        return Stores.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    except (ValidationError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} does not say which stores there are: {error}") from error
