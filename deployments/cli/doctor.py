@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -56,6 +56,8 @@ def doctor(as_json: Json = False) -> None:
 
 def examine(home: Path) -> Iterator[Finding]:
     """Everything that a run on this machine stands on."""
+    from deployments.cli.store_findings import store_findings
+
     yield _python()
     for extra, modules in EXTRAS.items():
         yield _packages(extra, modules)
@@ -65,7 +67,7 @@ def examine(home: Path) -> Iterator[Finding]:
     if not writable.ok:
         return
     yield _room(home)
-    yield _store(home)
+    yield from store_findings(home)
     yield _server(home)
     yield from _endpoints(home)
 
@@ -116,14 +118,6 @@ def _room(home: Path) -> Finding:
     return Finding("disk", free >= NEEDED_GB, f"{free:.1f} GB free", f"Free room: {NEEDED_GB:.0f} GB are needed.")
 
 
-def _store(home: Path) -> Finding:
-    from tasks.storage import open_store
-
-    count = _try(lambda: sum(1 for _ in open_store(home).manifests()))
-    ok = isinstance(count, int)
-    return Finding("store", ok, f"{count} artifact(s)" if ok else str(count), "Restore the file that is named.")
-
-
 def _server(home: Path) -> Finding:
     from deployments.platform import prefect_server
 
@@ -138,12 +132,3 @@ def _endpoints(home: Path) -> Iterator[Finding]:
         served = endpoint_of(home, name).observe()
         said = f"{served.url} serves {served.model_ref[:40]}" if served else "stopped; the next retrain starts it"
         yield Finding(f"endpoint {name}", True, said)
-
-
-def _try(work: Callable[[], int]) -> int | Exception:
-    from tasks.errors import HeadwayError
-
-    try:
-        return work()
-    except (HeadwayError, ValueError, OSError) as error:
-        return error

@@ -41,4 +41,9 @@ def _open_configured(home: Path, config: StoreConfig) -> Store:
 
     if config.uri.startswith(("/", "file://")):
         return LocalStore(Path(config.uri.removeprefix("file://")))
-    raise NotImplementedError(config.uri)
+    if config.uri.startswith("az://"):
+        from tasks.storage.blob.client import open_container
+        from tasks.storage.blob.store import BlobStore
+
+        return BlobStore(open_container(config), home)
+    raise ValueError(f"{config.uri} is no store to work in: models are copied to a registry with `headway copy`")

@@ -58,6 +58,15 @@ def current(store: Documents, kind: str, name: str) -> str | None:
     return None
 
 
+def published_as(store: Documents, kind: str, name: str, version: str) -> int:
+    """Number of the newest change that published a version; 0 when none did: it was copied here, or is older than histories."""
+    for key in reversed(store.list(_prefix(kind, name))):
+        change = _read(store, key)
+        if change and change.action == "publish" and change.version == version:
+            return change.number
+    return 0
+
+
 def note_change(store: Documents, kind: str, name: str, *, action: Action, version: str, **said: Any) -> Change:
     """Write a change under the next number: of two that are made at once, one comes after the other."""
     while True:

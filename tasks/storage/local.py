@@ -7,7 +7,6 @@ which is linked into place last and only once. See store.py for what the methods
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -15,11 +14,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.errors import IntegrityError, Missing
+from tasks.errors import Missing
 from tasks.process import locked
 from tasks.storage.manifest import (
     CHUNK,
-    SCHEMA,
     Content,
     FileEntry,
     Manifest,
@@ -27,9 +25,11 @@ from tasks.storage.manifest import (
     Provenance,
     check,
     describe,
+    manifest_bytes,
+    parse_manifest,
     require_intact,
 )
-from tasks.storage.store import Document
+from tasks.storage.store import Document, Listed
 
 HEADROOM_BYTES = 64 << 20
 ABANDONED_SECONDS = 24 * 3600
@@ -87,7 +87,7 @@ class LocalStore:
         (place / "manifest.json").unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
         os.rename(arriving, place)
-        _create(place / "manifest.json", _manifest_bytes(manifest))
+        _create(place / "manifest.json", manifest_bytes(manifest))
 
     def fetch(self, manifest: Manifest) -> Path:
         require_intact(manifest, self.verify(manifest))
@@ -122,6 +122,13 @@ class LocalStore:
             manifest = _read_manifest(path)
             if manifest:
                 yield manifest
+
+    def versions(self) -> Iterator[Listed]:
+        for kind in _folders(self.root / "artifacts"):
+            for name in _folders(kind):
+                for version in _folders(name):
+                    if stamp := _stamp(f"{version.path}/manifest.json"):
+                        yield Listed(kind.name, name.name, version.name, stamp)
 
     def uri_of(self, manifest: Manifest) -> str:
         return self._place(manifest).absolute().as_uri()
@@ -223,32 +230,31 @@ def _temporary(path: Path, data: bytes) -> str:
     return name
 
 
-def _manifest_bytes(manifest: Manifest) -> bytes:
-    parts = manifest.model_dump(mode="json", exclude={"schema_"})
-    return json.dumps({"schema": SCHEMA, **parts}, indent=1, ensure_ascii=False).encode()
-
-
 def _read_manifest(path: Path) -> Manifest | None:
     try:
-        value = dict(json.loads(path.read_bytes()))
-        schema = value.pop("schema")
-        manifest = Manifest.model_validate(value) if schema == SCHEMA else None
+        data = path.read_bytes()
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError) as error:
-        raise _edited(path, "it is no manifest") from error
-    if manifest is None:
-        raise ValueError(f"{path} is of a schema that this Headway does not know; it reads {SCHEMA}: upgrade Headway")
-    if path.parts[-4:-1] != (manifest.content.kind, manifest.provenance.name, manifest.version):
-        raise _edited(path, f"it says {manifest.ref}")
-    return manifest
+    kind, name, version = path.parts[-4:-1]
+    return parse_manifest(data, where=str(path), kind=kind, name=name, version=version)
 
 
-def _edited(path: Path, how: str) -> IntegrityError:
-    return IntegrityError(
-        f"{path} was edited: {how}",
-        remedy="Restore the manifest, or delete the version's folder and run the stage again.",
-    )
+def _folders(path: os.PathLike[str]) -> list[os.DirEntry[str]]:
+    """Folders below one, in no order, without those that are hidden; none where it is not there."""
+    try:
+        with os.scandir(path) as entries:
+            return [entry for entry in entries if entry.name[0] != "."]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _stamp(path: str) -> str:
+    """Changes with every write to a file, and every change of its times; empty when there is none."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a hundred thousand of these are one listing
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    return f"{status.st_ctime_ns}-{status.st_size}"
 
 
 def _mtime(path: Path) -> int:

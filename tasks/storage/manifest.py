@@ -7,6 +7,7 @@ by whom) is provenance. See docs/DESIGN.md, "Artifact, store".
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import stat
@@ -67,7 +68,10 @@ class Provenance(_Part):
     """Blob version id by file, where the store is Azure Blob; `snapshot:TIME` where the account has no versions."""
     who: str | None = None
     host: str | None = None
+    flow: str | None = None
     flow_run: str | None = None
+    key: str | None = None
+    """Of the stage's record, with `stage`: records/STAGE/KEY.json."""
     environment: str | None = None
     """Digest of the installed packages, or of the image."""
     sku: str | None = None
@@ -107,28 +111,31 @@ def describe(folder: Path) -> tuple[FileEntry, ...]:
     Raises ValueError for links and special files: what is published is bytes, and nothing else.
     """
     entries = []
-    for path in _walk(folder):
-        relative = path.relative_to(folder).as_posix()
-        if not stat.S_ISREG(path.lstat().st_mode):
-            raise ValueError(f"{relative} is a link or a special file; only plain files can be published")
+    for relative, path in plain_files(folder).items():
         size, sha256 = hash_file(path)
         entries.append(FileEntry(path=relative, size=size, sha256=sha256))
-    require_plain_paths(entries)
     return tuple(entries)
 
 
-def require_plain_paths(files: Iterable[FileEntry]) -> None:
+def plain_files(folder: Path) -> dict[str, Path]:
+    """Every file below a folder by its path inside the artifact, in the order of a manifest. Raises ValueError as `describe`."""
+    found = {path.relative_to(folder).as_posix(): path for path in _walk(folder)}
+    for relative, path in found.items():
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise ValueError(f"{relative} is a link or a special file; only plain files can be published")
+    require_plain_paths(found)
+    return found
+
+
+def require_plain_paths(paths: Iterable[str]) -> None:
     """Raise ValueError unless every path stays inside the artifact, and means one file on every file system."""
     seen: dict[str, str] = {}
-    for entry in files:
-        parts = entry.path.split("/")
-        if _NOT_PLAIN.search(entry.path) or any(part in ("", ".", "..") for part in parts):
-            raise ValueError(
-                f"{entry.path!r} is no path inside an artifact: no leading /, no .., no \\, no control sign"
-            )
-        other = seen.setdefault(entry.path.casefold(), entry.path)
-        if other != entry.path:
-            raise ValueError(f"{entry.path!r} and {other!r} differ in case only: they are one file on some systems")
+    for path in paths:
+        if _NOT_PLAIN.search(path) or any(part in ("", ".", "..") for part in path.split("/")):
+            raise ValueError(f"{path!r} is no path inside an artifact: no leading /, no .., no \\, no control sign")
+        other = seen.setdefault(path.casefold(), path)
+        if other != path:
+            raise ValueError(f"{path!r} and {other!r} differ in case only: they are one file on some systems")
 
 
 def check(folder: Path, files: Iterable[FileEntry]) -> list[Problem]:
@@ -187,6 +194,39 @@ def hash_file(path: Path, copy_to: Callable[[bytes], object] | None = None) -> t
             if copy_to:
                 copy_to(chunk)
     return size, sha256.hexdigest()
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """A manifest as it is written into a store."""
+    parts = manifest.model_dump(mode="json", exclude={"schema_"})
+    return json.dumps({"schema": SCHEMA, **parts}, indent=1, ensure_ascii=False).encode()
+
+
+def parse_manifest(data: bytes, *, where: str, kind: str, name: str, version: str) -> Manifest:
+    """A manifest as it was read, which must be the one that its place says.
+
+    Raises ValueError for one of a schema that this Headway does not know, IntegrityError for one that was edited.
+    """
+    try:
+        value = dict(json.loads(data))
+        schema = value.pop("schema")
+        manifest = Manifest.model_validate(value) if schema == SCHEMA else None
+        if manifest:
+            require_plain_paths(file.path for file in manifest.content.files)
+    except (ValueError, TypeError, KeyError) as error:
+        raise _edited(where, "it is no manifest") from error
+    if manifest is None:
+        raise ValueError(f"{where} is of a schema that this Headway does not know; it reads {SCHEMA}: upgrade Headway")
+    if (manifest.content.kind, manifest.provenance.name, manifest.version) != (kind, name, version):
+        raise _edited(where, f"it says {manifest.ref}")
+    return manifest
+
+
+def _edited(where: str, how: str) -> IntegrityError:
+    return IntegrityError(
+        f"{where} was edited: {how}",
+        remedy="Restore the manifest, or delete the version's folder and run the stage again.",
+    )
 
 
 def _walk(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tasks.errors import Missing
 from tasks.settings import Name, Settings
@@ -21,15 +21,14 @@ LOCAL = "local"
 """Name of the folder below the home."""
 
 
-class StoreConfig(Settings):
-    """One store."""
+class Identity(Settings):
+    """How Azure knows us: a store's, and a key vault's (tasks/registry/trust.py)."""
 
-    uri: Annotated[
-        str, Field(pattern=r"^(az://[a-z0-9]{3,24}/[a-z0-9-]{3,63}(/.*)?|azureml://registries/[\w-]+|file://.+|/.+)$")
-    ]
-    """az://ACCOUNT/CONTAINER/PREFIX, a folder, or azureml://registries/NAME (to copy models to)."""
+    model_config = ConfigDict(hide_input_in_errors=True)
+    """Who writes a secret where its variable's name belongs must not find it in a log too."""
+
     credential: Credential = "cli"
-    """How Azure knows us: this way and no other."""
+    """This way and no other."""
     tenant: str = ""
     client: str = ""
     """Client id of a service principal, or of a managed identity that a user assigned."""
@@ -48,17 +47,46 @@ class StoreConfig(Settings):
         name = self.secret.removeprefix("env:")
         if not name or not os.environ.get(name):
             raise Missing(
-                f"{name or 'the secret of ' + self.uri} is not set",
-                remedy="Export it, and name it in stores.yaml as env:NAME.",
+                f"{name or 'the secret of the credential ' + self.credential} is not set",
+                remedy="Export it, and name it as env:NAME in the file that names the credential.",
             )
         return os.environ[name]
+
+
+class StoreConfig(Identity):
+    """One store."""
+
+    uri: Annotated[
+        str, Field(pattern=r"^(az://[a-z0-9]{3,24}/[a-z0-9-]{3,63}(/.*)?|azureml://registries/[\w-]+|file://.+|/.+)$")
+    ]
+    """az://ACCOUNT/CONTAINER/PREFIX, a folder, or azureml://registries/NAME (to copy models to)."""
+
+    @field_validator("uri")
+    @classmethod
+    def _inside(cls, value: str) -> str:
+        if any(part in (".", "..") for part in value.removeprefix("az://").split("/")) and value.startswith("az://"):
+            raise ValueError(f"{value} leads out of itself: no . and no .. in a prefix")
+        return value
+
+    @model_validator(mode="after")
+    def _whole(self) -> StoreConfig:
+        """What a kind of credential cannot do without."""
+        needed = {"service_principal": ("tenant", "client", "secret"), "connection_string": ("secret",)}
+        missing = [name for name in needed.get(self.credential, ()) if not getattr(self, name)]
+        if missing:
+            raise ValueError(f"{self.uri}: the credential {self.credential} needs {' and '.join(missing)}")
+        return self
 
 
 class Stores(Settings):
     """The file."""
 
+    model_config = ConfigDict(hide_input_in_errors=True)
+
     use: str = LOCAL
     """The store that this home works in."""
+    audit_copy: str = ""
+    """The store in Azure Blob that the audit log is copied to as well; empty: none. Its container can be made immutable."""
     stores: dict[Name, StoreConfig] = Field(default={})
 
 

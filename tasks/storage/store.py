@@ -22,6 +22,15 @@ class Document(NamedTuple):
     etag: str
 
 
+class Listed(NamedTuple):
+    """A published version, as a listing knows it. `stamp` changes whenever its manifest is written again."""
+
+    kind: str
+    name: str
+    version: str
+    stamp: str
+
+
 class Store(Protocol):
     """Artifacts are immutable and appear with their manifest, which is written last; documents change by etag."""
 
@@ -53,6 +62,10 @@ class Store(Protocol):
 
     def manifests(self, kind: str = "", name: str = "") -> Iterator[Manifest]:
         """All published manifests of a kind and name, newest first within a name."""
+        ...
+
+    def versions(self) -> Iterator[Listed]:
+        """Every published version, in no order, by a listing alone: no manifest is read."""
         ...
 
     def promote(self, manifest: Manifest) -> None:

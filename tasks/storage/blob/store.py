@@ -1,0 +1,220 @@
+"""A store in Azure Blob storage. See tasks/storage/store.py for what the methods promise, layout.py for what lies where.
+
+Files have stable paths that are overwritten; the manifest, written last and only once, names what each was at that moment.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from azure.storage.blob import BlobProperties
+
+from tasks.errors import IntegrityError
+from tasks.storage.blob import cache, layout
+from tasks.storage.blob.client import Container, in_parallel
+from tasks.storage.blob.promotion import promote
+from tasks.storage.blob.publication import Publication, mode
+from tasks.storage.blob.removal import remove
+from tasks.storage.blob.transfer import check_stored, over_files
+from tasks.storage.history import current
+from tasks.storage.manifest import (
+    FileEntry,
+    Manifest,
+    Problem,
+    Provenance,
+    parse_manifest,
+    remake,
+    require_intact,
+)
+from tasks.storage.store import Document, Listed
+
+READ_TRIES = 3
+PAGE = 32
+Names = list[tuple[str, str]]
+Problems = list[Problem]
+"""Aliases, because a store has a method of that name."""
+
+
+class BlobStore:
+    """A prefix of a container, safe for several writers at once; fetched files are kept below the home."""
+
+    def __init__(self, container: Container, home: Path) -> None:
+        self.container, self.home = container, home
+        self.uri = container.uri
+
+    def publish(
+        self, folder: Path, *, kind: str, inputs: tuple[str, ...], provenance: Provenance, link: bool = False
+    ) -> Manifest:
+        layout.name_folder(kind, provenance.name)
+        publication = Publication(self.container, folder, kind=kind, provenance=provenance)
+        made = publication.bring(self._known(kind, provenance.name), inputs)
+        there = self.manifest(kind, provenance.name, made.version)
+        published = self._mended(there, publication) if there else publication.appear(made)
+        if published is None:  # somebody else made the same version at the same time
+            published = self.manifest(kind, provenance.name, made.version) or made
+        if link:
+            cache.keep(cache.place_of(self.home, published), published, folder)
+        return published
+
+    def _known(self, kind: str, name: str) -> Iterator[Manifest]:
+        """Versions of a name whose files need not be uploaded again, the current one first."""
+        version = current(self, kind, name)
+        if version and (now := self.manifest(kind, name, version)):
+            yield now
+        yield from itertools.islice(self.manifests(kind, name), PAGE)
+
+    def _mended(self, there: Manifest, publication: Publication) -> Manifest:
+        """What is published again is the newest again; what was damaged meanwhile is uploaded again."""
+        problems = self.verify(there)
+        if problems:
+            return publication.replace(there, {problem.path for problem in problems})
+        key = layout.folder_of(there) + layout.MANIFEST
+        head = self.container.head(key)
+        if head:
+            self.container.touch(key, {**(head.metadata or {}), "published": str(time.time_ns())})
+        return there
+
+    def fetch(self, manifest: Manifest) -> Path:
+        def download(entries: list[FileEntry], into: Path) -> None:
+            found = over_files(lambda e: self._download(manifest, e, into / e.path), entries, size_of=_size)
+            _require_there(manifest, problems := [problem for problem in found if problem])
+            require_intact(manifest, problems)
+
+        return cache.filled(cache.place_of(self.home, manifest), manifest, download)
+
+    def _download(self, manifest: Manifest, entry: FileEntry, target: Path) -> Problem | None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for _ in range(READ_TRIES):
+            with open(target, "wb") as file:
+                problem = self._check(manifest, entry, file.write)
+            if not problem or problem.problem == "missing":
+                break
+        return problem
+
+    def verify(self, manifest: Manifest) -> list[Problem]:
+        found = over_files(lambda entry: self._verified(manifest, entry), list(manifest.content.files), size_of=_size)
+        return [problem for problem in found if problem]
+
+    def _verified(self, manifest: Manifest, entry: FileEntry) -> Problem | None:
+        """What was flipped on the way is whole the next time; what is damaged there is not."""
+        return self._check(manifest, entry) and self._check(manifest, entry)
+
+    def _check(
+        self, manifest: Manifest, entry: FileEntry, write: Callable[[bytes], object] | None = None
+    ) -> Problem | None:
+        version = manifest.provenance.blob_versions.get(entry.path)
+        if not version:
+            return Problem(path=entry.path, problem="missing", expected=entry.size)
+        return check_stored(self.container, layout.files_folder(manifest) + entry.path, entry, version, write)
+
+    def present(self, manifest: Manifest) -> bool:
+        folder, named = layout.files_folder(manifest), manifest.provenance.blob_versions
+
+        def there(entry: FileEntry) -> bool:
+            head = self.container.head(folder + entry.path, named[entry.path]) if entry.path in named else None
+            return head is not None and head.size == entry.size
+
+        if not self.container.head(layout.folder_of(manifest) + layout.MANIFEST):
+            return False
+        return all(in_parallel(there, list(manifest.content.files)))
+
+    def manifest(self, kind: str, name: str, version: str) -> Manifest | None:
+        key = layout.version_folder(kind, name, version) + layout.MANIFEST
+        found = self.container.get(key)
+        where = f"{self.uri}/{key}"
+        return parse_manifest(found.data, where=where, kind=kind, name=name, version=version) if found else None
+
+    def manifests(self, kind: str = "", name: str = "") -> Iterator[Manifest]:
+        for each_kind, each_name in self._names(kind, name):
+            found = sorted(self._versions(each_kind, each_name), key=_age)
+            read = partial(self.manifest, each_kind, each_name)
+            for start in range(0, len(found), PAGE):
+                page = in_parallel(read, [version for version, _ in found[start : start + PAGE]])
+                yield from (manifest for manifest in page if manifest)
+
+    def versions(self) -> Iterator[Listed]:
+        names = self._names("", "")
+        for (kind, name), found in zip(names, in_parallel(lambda n: list(self._versions(*n)), names), strict=True):
+            for version, blob in found:
+                yield Listed(kind, name, version, str(blob.etag))
+
+    def promote(self, manifest: Manifest) -> None:
+        promote(self.container, manifest, mode(self.container))
+
+    def delete(self, manifest: Manifest) -> None:
+        kind, name = manifest.content.kind, manifest.provenance.name
+        remove(self.container, manifest, mode(self.container), lambda: self.manifests(kind, name))
+        cache.drop(cache.place_of(self.home, manifest))
+
+    def uri_of(self, manifest: Manifest) -> str:
+        return f"{self.uri}/{layout.folder_of(manifest)}".rstrip("/")
+
+    def location(self, manifest: Manifest, file: FileEntry) -> str:
+        version = manifest.provenance.blob_versions.get(file.path, "")
+        kind = "snapshot" if version.startswith("snapshot:") else "versionid"
+        named = version.removeprefix("snapshot:")
+        return f"{self.uri}/{layout.files_folder(manifest)}{file.path}" + (f"?{kind}={named}" if named else "")
+
+    def attach(self, manifest: Manifest, name: str, data: bytes) -> None:
+        self.container.put(layout.folder_of(manifest) + layout.attachment_name(name), data)
+
+    def attachment(self, manifest: Manifest, name: str) -> bytes | None:
+        found = self.container.get(layout.folder_of(manifest) + layout.attachment_name(name))
+        return found.data if found else None
+
+    def read(self, key: str) -> Document | None:
+        found = self.container.get(layout.document_key(key))
+        return Document(found.data, found.etag) if found else None
+
+    def create(self, key: str, data: bytes) -> bool:
+        return self.container.put(layout.document_key(key), data, new=True) is not None
+
+    def replace(self, key: str, data: bytes, *, etag: str | None) -> bool:
+        if etag is None:
+            return self.create(key, data)
+        return self.container.put(layout.document_key(key), data, etag=etag) is not None
+
+    def list(self, prefix: str) -> list[str]:
+        folder = layout.document_key(prefix).rstrip("/") + "/"
+        return sorted(blob.name.removeprefix("documents/") for blob in self.container.listing(folder))
+
+    def _names(self, kind: str, name: str) -> Names:
+        """Kinds and names that match, sorted; an empty word matches all."""
+        kinds = [kind] if kind else self.container.folders("artifacts/")
+        if name:
+            return [(each, name) for each in kinds]
+        found = in_parallel(lambda each: self.container.folders(f"artifacts/{each}/"), kinds)
+        return sorted((each, inside) for each, names in zip(kinds, found, strict=True) for inside in names)
+
+    def _versions(self, kind: str, name: str) -> Iterator[tuple[str, BlobProperties]]:
+        folder = f"{layout.name_folder(kind, name)}versions/"
+        for blob in self.container.listing(folder, include=("metadata",)):
+            version, _, rest = blob.name.removeprefix(folder).partition("/")
+            if rest == layout.MANIFEST:
+                yield version, blob
+
+
+def _age(listed: tuple[str, BlobProperties]) -> tuple[float, int]:
+    """Newest first: by the service's clock, which counts seconds; within a second by that of who published."""
+    _, blob = listed
+    return -blob.last_modified.timestamp(), -int((blob.metadata or {}).get("published", 0))
+
+
+def _size(entry: FileEntry) -> int:
+    return entry.size
+
+
+def _require_there(manifest: Manifest, problems: Problems) -> None:
+    """A version whose bytes the account no longer has is told as that: it is not damage on the way."""
+    gone = [problem.path for problem in problems if problem.problem == "missing"]
+    if gone:
+        raise IntegrityError(
+            f"{manifest.ref}: the stored version of {', '.join(gone[:5])} is gone: deleted, or expired by a lifecycle rule",
+            problems=[problem.model_dump() for problem in problems],
+            remedy="Undelete it while the account keeps it (soft delete: az storage blob undelete), restore it from a backup "
+            f"(headway restore), or: {remake(manifest)}",
+        )

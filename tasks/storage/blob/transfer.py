@@ -1,0 +1,187 @@
+"""Moves files: in blocks, several at once, in bounded memory, hashed while they pass. What they are named later is versions.py's.
+
+Each block carries the MD5 of its bytes, which the service holds against what arrived; the sha256 of what was read goes into the
+manifest, and what is read back is held against it. A block's id is made of its content, so an upload that was cut off goes on.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
+from azure.storage.blob import BlobBlock, BlobClient
+
+from tasks.errors import Missing
+from tasks.storage.blob import faults
+from tasks.storage.blob.client import BLOCK, Container, Written, in_parallel, md5, until_whole
+from tasks.storage.blob.retries import SLOW_READ_SECONDS
+from tasks.storage.manifest import FileEntry, Problem
+
+A = TypeVar("A")
+R = TypeVar("R")
+STREAMS = 6
+"""Blocks or ranges of one file that move at once."""
+MOST_BLOCKS = 50_000
+CONTESTED_TRIES = 5
+_DISCARDED = ("InvalidBlockList", "InvalidBlockId", "InvalidBlobOrBlock")
+
+
+class Uploaded(NamedTuple):
+    """A file as it was read, and what the service took."""
+
+    size: int
+    sha256: str
+    written: Written
+
+
+def upload(container: Container, name: str, path: Path) -> Uploaded:
+    """Upload a file over what lies under a name. Raises Missing, and OSError for a file that cannot be read."""
+    if path.stat().st_size <= BLOCK:
+        return _upload_whole(container, name, path.read_bytes())
+    for _ in range(CONTESTED_TRIES):
+        done = container.ask(lambda: _upload_blocks(container.blob(name), path), name)
+        if done:
+            return done
+    raise Missing(
+        f"{container.uri}/{name}: others write the same file all the time", remedy="Publish again when they end."
+    )
+
+
+def _upload_whole(container: Container, name: str, data: bytes) -> Uploaded:
+    sha256 = hashlib.sha256(data).hexdigest()
+    blob, headers = container.blob(name), {"Content-MD5": base64.b64encode(md5(data)).decode()}
+
+    def send() -> Written:
+        done = blob.upload_blob(
+            io.BytesIO(data), length=len(data), overwrite=True, metadata={"sha256": sha256}, headers=dict(headers)
+        )
+        return Written(str(done["etag"]), done.get("version_id"))
+
+    return Uploaded(len(data), sha256, container.ask(lambda: until_whole(send), name))
+
+
+def _upload_blocks(blob: BlobClient, path: Path) -> Uploaded | None:
+    """None when another writer's commit threw our blocks away."""
+    sha256, size, ids = hashlib.sha256(), 0, list[str]()
+    staged = _staged(blob)
+
+    def send(block: bytes) -> str:
+        digest = md5(block)
+        key = f"{digest.hex()}{len(block):08x}"
+        if staged.get(key) != len(block):
+            headers = {"Content-MD5": base64.b64encode(digest).decode()}
+            until_whole(
+                lambda: blob.stage_block(key, io.BytesIO(block), length=len(block), headers=dict(headers))  # type: ignore[arg-type]
+            )
+        return key
+
+    def blocks() -> Iterator[bytes]:
+        nonlocal size
+        with open(path, "rb", buffering=0) as file:
+            length = _block_bytes(path.stat().st_size)
+            while block := file.read(length):
+                sha256.update(block)
+                size += len(block)
+                yield block
+
+    try:
+        ids = list(in_order(send, blocks(), workers=STREAMS))
+        done = blob.commit_block_list(
+            [BlobBlock(key) for key in ids],
+            metadata={"sha256": sha256.hexdigest()},
+            read_timeout=SLOW_READ_SECONDS,
+        )
+    except HttpResponseError as error:
+        if faults.code_of(error) in _DISCARDED:
+            return None
+        raise
+    return Uploaded(size, sha256.hexdigest(), Written(str(done["etag"]), str(done["version_id"] or "") or None))
+
+
+def _staged(blob: BlobClient) -> dict[str, int]:
+    """Blocks that an upload before this one left, by id."""
+    try:
+        _, waiting = blob.get_block_list("uncommitted")
+    except ResourceNotFoundError as error:
+        if faults.code_of(error) == "ContainerNotFound":
+            raise
+        return {}
+    return {str(block.id): int(block.size) for block in waiting}
+
+
+def check_stored(
+    container: Container, name: str, file: FileEntry, version: str, write: Callable[[bytes], object] | None = None
+) -> Problem | None:
+    """Read a stored file once, in several ranges at a time, and say how it differs from its entry, if it does."""
+    blob, sha256, stored = container.blob(name, version), hashlib.sha256(), file.size
+
+    def get(start: int) -> tuple[bytes, int]:
+        stream = blob.download_blob(
+            offset=start, length=min(BLOCK, file.size - start), max_concurrency=1, decompress=False
+        )
+        return stream.readall(), int(str(stream.properties.content_range).rpartition("/")[2])
+
+    if not file.size:
+        there = container.head(name, version)
+        return None if there and not there.size else _other_size(file, there.size if there else None)
+    with container.told(name):
+        try:
+            for piece, total in in_order(get, iter(range(0, file.size, BLOCK)), workers=_streams(file.size)):
+                stored = total
+                sha256.update(piece)
+                if write:
+                    write(piece)
+        except ResourceNotFoundError as error:
+            if faults.code_of(error) == "ContainerNotFound":
+                raise
+            return _other_size(file, None)
+    if stored != file.size:
+        return _other_size(file, stored)
+    if sha256.hexdigest() != file.sha256:
+        return Problem(path=file.path, problem="sha256", expected=file.sha256, actual=sha256.hexdigest())
+    return None
+
+
+def _other_size(file: FileEntry, stored: int | None) -> Problem:
+    if stored is None:
+        return Problem(path=file.path, problem="missing", expected=file.size)
+    return Problem(path=file.path, problem="size", expected=file.size, actual=stored)
+
+
+def _streams(size: int) -> int:
+    return max(1, min(STREAMS, -(-size // BLOCK)))
+
+
+def over_files(work: Callable[[A], R], items: list[A], *, size_of: Callable[[A], int]) -> list[R]:
+    """Results in the order of the items: small files many at once, large ones one after the other, each in parallel itself."""
+    small = [item for item in items if size_of(item) <= BLOCK]
+    done = iter(in_parallel(work, small))
+    return [next(done) if size_of(item) <= BLOCK else work(item) for item in items]
+
+
+def in_order(work: Callable[[A], R], items: Iterator[A], *, workers: int) -> Iterator[R]:
+    """Results in the order of the items; no more than a few are under way or waiting at any time."""
+    waiting: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _block_bytes(size: int) -> int:
+    """The same for the same size, so that an upload that goes on cuts the file as the one before did."""
+    return BLOCK * max(1, -(-size // (BLOCK * MOST_BLOCKS)))
