@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import Endpoint, Model
 from tasks.config import DeploymentConfig, ExportConfig
 from tasks.endpoints.known import ask, endpoint_of
-from tasks.errors import IntegrityError
 from tasks.process import locked
 from tasks.settings import home
-from tasks.signing import SIGNATURE, ensure_key, public_key_of, verify_folder
 from tasks.stage import stage
-from tasks.workbench import attachment, crown, fetch, home_folder, note
+from tasks.workbench import crown, fetch, home_folder, logged, note, require_signed
 
 SAMPLE_TOKENS = 64
 
@@ -34,8 +31,8 @@ def serves(model: Model, config: DeploymentConfig) -> bool:
 @stage(version=1, reconciles=serves)
 def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
     """Serve a model, register it, and make it the champion. Raises IntegrityError before anything is started."""
+    require_signed(model)  # before any byte is moved; fetch then holds every byte to the digests that were signed
     folder = fetch(model)
-    require_signature(model, folder)
     endpoint = endpoint_of(home_folder(""), config.endpoint)
     golden = json.loads((folder / "golden.json").read_text())
 
@@ -52,20 +49,16 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
             threads=os.cpu_count() or 1,
             journal=write_down,
         )
-        served = endpoint.switch(candidate, journal=write_down)
+        before = endpoint.observe()
+        said = {
+            "what": f"endpoint/{config.endpoint}",
+            "before": before.model_ref if before else None,
+            "after": model.ref,
+        }
+        with logged("deploy", right="promote", reason="the stage deploy", **said):
+            served = endpoint.switch(candidate, journal=write_down)
     crown(model, reason=f"deployed to endpoint/{config.endpoint}")
     return Endpoint(name=config.endpoint, url=served.url, model=model)
-
-
-def require_signature(model: Model, folder: Path) -> None:
-    """Raise IntegrityError unless our key signed exactly these files."""
-    signature = attachment(model, SIGNATURE)
-    if signature is None:
-        raise IntegrityError(
-            f"{model.ref} is not signed",
-            remedy="Export it again: `headway retrain --from export`; nothing unsigned is served.",
-        )
-    verify_folder(folder, signature, public_key_of(ensure_key(home_folder("keys"))))
 
 
 def sample(endpoint: Endpoint, config: ExportConfig) -> dict[str, str]:

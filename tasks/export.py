@@ -1,28 +1,32 @@
 """Checkpoint -> Model: ONNX with KV cache, parity proven, every file hashed, signed.
 
-The program is tasks/jobs/export.py; signatures are tasks/signing.py. A model that does not answer as the checkpoint does is never
-published.
+The program is tasks/jobs/export.py; signatures are tasks/registry/signatures.py. A model that does not answer as the checkpoint
+does is never published, and a checkpoint that nobody trusted signed is never exported.
 """
 
 from __future__ import annotations
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Model, require_checks
 from tasks.config import ExportConfig
-from tasks.signing import SIGNATURE, ensure_key, sign_folder
 from tasks.stage import stage
-from tasks.workbench import attach, fetch, home_folder, publish, run_job
+from tasks.workbench import publish, require_signed, require_signer, run_job, sign
 
 
 @stage(version=1)
 def export(checkpoint: Checkpoint, config: ExportConfig, *, under: Evaluation, on: Cluster) -> Model:
-    """Export what an evaluation allowed, prove parity of logits and greedy tokens, publish and sign."""
+    """Export what an evaluation allowed, prove parity of logits and greedy tokens, publish and sign.
+
+    Raises IntegrityError for a checkpoint whose signature does not count.
+    """
+    require_signed(checkpoint)
+    require_signer(Model, checkpoint.name)
     threads = on.ranks_per_node * on.threads_per_rank
     settings = {"export": config.model_dump(mode="json"), "threads": threads}
     job = run_job("tasks.jobs.export", settings, inputs={"checkpoint": checkpoint}, on=on, ranks=1, threads=threads)
     metrics: dict[str, float] = job.result["metrics"]
     require_checks("export", parity_checks(metrics, config))
     model = publish(job.output, Model, name=checkpoint.name, metrics=metrics)
-    attach(model, SIGNATURE, sign_folder(fetch(model), ensure_key(home_folder("keys"))))
+    sign(model)
     return model
 
 

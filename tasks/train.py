@@ -9,16 +9,19 @@ from __future__ import annotations
 from tasks.artifacts import Checkpoint, Cluster, Plan, Tokens
 from tasks.config import TrainingConfig
 from tasks.stage import stage
-from tasks.workbench import publish, run_job
+from tasks.workbench import publish, require_signer, run_job, sign
 
 
 @stage(version=1)
 def train(tokens: Tokens, config: TrainingConfig, *, under: Plan, on: Cluster) -> Checkpoint:
-    """Train a network on the train split, within the plan."""
+    """Train a network on the train split, within the plan, and sign what came out."""
+    require_signer(Checkpoint, config.model)
     settings = {
         "training": config.model_dump(mode="json"),
         "checkpoint_every_steps": under.checkpoint_every_steps,
         "keep_checkpoints": under.keep_checkpoints,
     }
     job = run_job("tasks.jobs.train", settings, inputs={"tokens": tokens}, on=on, progress="checkpoints/LATEST")
-    return publish(job.output, Checkpoint, name=config.model, metrics=job.result["metrics"])
+    checkpoint = publish(job.output, Checkpoint, name=config.model, metrics=job.result["metrics"])
+    sign(checkpoint)
+    return checkpoint

@@ -1,4 +1,4 @@
-"""Every byte of an artifact against its manifest, a model's files against its signature, token files against their format."""
+"""Every byte against the manifest, checkpoints and models against their signatures, token files against their format."""
 
 from __future__ import annotations
 
@@ -7,31 +7,52 @@ from pathlib import Path
 
 from tasks.artifacts import parse_ref
 from tasks.errors import IntegrityError
-from tasks.signing import SIGNATURE, ensure_key, public_key_of, verify_folder
-from tasks.storage.manifest import Manifest, Problem
+from tasks.registry.signatures import KINDS, remedy_for, require_signed
+from tasks.signing.bundle import SIGNATURE
+from tasks.storage.manifest import Manifest, Problem, remake
 from tasks.storage.store import Store, find
 from tasks.tokenizing.checking import look
 
 
 def problems_of(store: Store, ref: str, *, keys: Path) -> tuple[Manifest, list[Problem]]:
-    """The manifest that a reference means, and everything that is wrong with what it names."""
+    """The manifest that a reference means, and everything that is wrong with what it names.
+
+    `keys` is the home's folder of keys; the trust policy lies beside it.
+    """
     manifest = find(store, *parse_ref(ref))
     problems = store.verify(manifest)
-    if manifest.content.kind == "model" and not problems:
-        problems = _signature_problems(store, manifest, keys)
+    if manifest.content.kind in KINDS and not problems:
+        problems = _signature_problems(store, manifest, keys.parent)
     if manifest.content.kind == "tokens" and not problems:
         problems = _format_problems(store.fetch(manifest))
     return manifest, problems
 
 
-def _signature_problems(store: Store, manifest: Manifest, keys: Path) -> list[Problem]:
-    signature = store.attachment(manifest, SIGNATURE)
-    if signature is None:
-        return [Problem(path=SIGNATURE, problem="signature", expected="a signature", actual="none")]
+def refusal(manifest: Manifest, problems: list[Problem]) -> IntegrityError:
+    """The error that says what is wrong with an artifact, and what to do."""
+    told = problems[0]
+    if told.problem == "signature":
+        return IntegrityError(
+            f"{manifest.ref}: {told.actual}",
+            problems=[problem.model_dump() for problem in problems],
+            remedy=remedy_for(manifest.ref),
+        )
+    said = ", ".join(f"{p.path} ({p.problem})" for p in problems[:5])
+    more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+    return IntegrityError(
+        f"{manifest.ref} is damaged: {said}{more}",
+        problems=[problem.model_dump() for problem in problems],
+        remedy=remake(manifest),
+    )
+
+
+def _signature_problems(store: Store, manifest: Manifest, home: Path) -> list[Problem]:
+    """The store has just compared every byte with the manifest, so comparing the manifest with the signature is enough."""
     try:
-        verify_folder(store.fetch(manifest), signature, public_key_of(ensure_key(keys)))
+        require_signed(store, home, manifest)
     except IntegrityError as error:
-        return [Problem(path=SIGNATURE, problem="signature", expected="valid", actual=error.message)]
+        said = error.message.removeprefix(f"{manifest.ref}: ")
+        return [Problem(path=SIGNATURE, problem="signature", expected="one that counts", actual=said)]
     return []
 
 

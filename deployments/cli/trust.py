@@ -1,0 +1,152 @@
+"""`headway trust`, `headway sign`: whose signatures count, and signing an artifact anew. See docs/trust.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deployments.cli.output import say
+from deployments.cli.person import As, asked
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+app = typer.Typer(help="Whose signatures count: list keys, let one in, revoke one.", no_args_is_help=True)
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+Why = Annotated[str, typer.Option("--reason", help="Why, for the audit log.")]
+
+
+@app.command("list")
+def list_(as_json: Json = False) -> None:
+    """List the keys whose signatures count, what each may sign, and the revoked ones."""
+    from tasks.registry.trust import held_keys, load_or_none
+    from tasks.settings import home, trust_file
+
+    file = load_or_none(home())
+    keys: list[dict[str, Any]] = [
+        {
+            "name": one.name,
+            "key": one.id,
+            "may_sign": list(one.may_sign),
+            "revoked": one.revoked.model_dump(mode="json") if one.revoked else None,
+        }
+        for one in held_keys(home())
+    ]
+    path = str(trust_file(home())[0]) if file else None
+    signs = file.sign_with.key if file and file.sign_with else "the home's own key"
+    words = [f"{one['name']:<20}{one['key'][:16]}  {_words(one)}" for one in keys] or [
+        "No key yet: the first run makes it."
+    ]
+    words.append(f"signs here: {signs}" + (f"   in {path}" if path else "   (there is no trust.yaml)"))
+    say({"trust": path, "keys": keys, "sign_with": signs}, "\n".join(words), as_json=as_json)
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="What to call the key. Lower case, digits, dot, dash.")],
+    key: Annotated[
+        str, typer.Argument(help="A public key (PEM), or https://VAULT.vault.azure.net/keys/NAME[/VERSION].")
+    ],
+    may_sign: Annotated[
+        str, typer.Option(help="KIND/NAME with * and ?, with commas: 'model/codeparrot*,checkpoint/*'.")
+    ],
+    reason: Why = "",
+    as_: As = "",
+    as_json: Json = False,
+) -> None:
+    """Let a key in. The first one makes trust.yaml, in which the home's own key stays trusted."""
+    from tasks.registry.trust import add_key
+    from tasks.settings import home
+    from tasks.signing.keys import key_id
+
+    patterns = tuple(word.strip() for word in may_sign.split(",") if word.strip())
+    what = f"key {name} for {', '.join(patterns)}"
+    with asked("override", as_, what=f"trust {what}", reason=_given(reason)):
+        public = _public_key(key)
+        with _noted("trust key", what, reason, after=key_id(public)):
+            add_key(home(), name, public, patterns)
+    fields = {"name": name, "key": key_id(public), "may_sign": list(patterns)}
+    say(fields, f"{name} ({fields['key'][:16]}) may sign {', '.join(patterns)}", as_json=as_json)
+
+
+@app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(help="`headway trust list` shows the names.")],
+    reason: Why = "",
+    as_: As = "",
+    as_json: Json = False,
+) -> None:
+    """Let a key count for nothing any more, neither for what comes nor for what it has signed."""
+    from tasks.registry.trust import revoke_key
+    from tasks.settings import home
+
+    with (
+        asked("override", as_, what=f"revoke key {name}", reason=_given(reason)),
+        _noted("revoke key", f"key {name}", reason),
+    ):
+        revoke_key(home(), name, reason)
+    words = f"{name} is revoked: what it signed counts no more. What you stand by: headway sign REF --reason TEXT"
+    say({"name": name, "revoked": True}, words, as_json=as_json)
+
+
+def sign(
+    ref: Annotated[str, typer.Argument(help="KIND/NAME or KIND/NAME@VERSION, of a checkpoint or model.")],
+    reason: Why = "",
+    as_: As = "",
+    as_json: Json = False,
+) -> None:
+    """Sign an artifact anew with this home's key, after every byte of it was checked. You vouch for where it comes from."""
+    from tasks.artifacts import parse_ref
+    from tasks.registry.signatures import KINDS
+    from tasks.registry.signatures import sign as sign_artifact
+    from tasks.settings import home
+    from tasks.storage import open_store
+    from tasks.storage.manifest import require_intact
+    from tasks.storage.store import find
+
+    kind, name, version = parse_ref(ref)
+    if kind not in KINDS:
+        raise ValueError(
+            f"{ref} is not signed here: checkpoints and models are; for a dataset: headway dataset publish --sign-key"
+        )
+    store = open_store(home())
+    with asked("override", as_, what=f"sign {ref}", reason=_given(reason)):
+        manifest = find(store, kind, name, version)
+        require_intact(manifest, store.verify(manifest))
+        statement = sign_artifact(store, home(), manifest, reason=reason)
+    fields = {"ref": manifest.ref, "key": statement.key, "index": statement.index, "time": statement.time}
+    say(fields, f"{manifest.ref} is signed by key {statement.key[:16]}", as_json=as_json)
+
+
+def _given(reason: str) -> str:
+    """The reason, which these commands ask of everybody: they decide what is believed from now on."""
+    if not reason.strip():
+        raise ValueError("say why: --reason TEXT goes into the audit log")
+    return reason
+
+
+def _noted(action: str, what: str, reason: str, **details: Any) -> Any:
+    from tasks.registry.audit import audited
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    return audited(open_store(home()), action, right="override", what=what, reason=reason, **details)
+
+
+def _public_key(said: str) -> ec.EllipticCurvePublicKey:
+    from tasks.registry.trust import load_or_none, vault_key
+    from tasks.settings import home
+    from tasks.signing.keys import load_public_key
+    from tasks.storage.settings import Identity
+
+    if not said.startswith("https://"):
+        return load_public_key(Path(said))
+    file = load_or_none(home())
+    return vault_key(said, (file.sign_with if file else None) or Identity()).public_key()
+
+
+def _words(one: dict[str, Any]) -> str:
+    revoked = one["revoked"]
+    return f"revoked since {revoked['since']}: {revoked['reason']}" if revoked else ", ".join(one["may_sign"])

@@ -1,0 +1,100 @@
+"""What a signer says of an artifact: which one it is, what it was made from, when. An in-toto statement in a DSSE envelope.
+
+The bundle (bundle.py) signs bytes; the statement says whose bytes these are, so that a good signature cannot be shown under
+another name. Whether it is true of an artifact is asked in tasks/registry/signatures.py. https://github.com/in-toto/attestation.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.errors import IntegrityError
+from tasks.settings import canonical_json
+from tasks.signing.envelope import claimed_payload, seal, unseal
+from tasks.signing.keys import Signer, key_id
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+STATEMENT = "statement.json"
+"""Name under which a statement is kept beside the artifact that it is about."""
+TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "urn:headway:signature:1"
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Statement(BaseModel):
+    """What is signed beside the bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    kind: str
+    name: str
+    version: Digest
+    base: Digest | None
+    """Version of the weights that these were made from: a checkpoint, or a base model; None for training from nothing."""
+    lineage: Digest
+    """Digest of inputs, context, stage, code and configuration, as the manifest's provenance names them."""
+    index: Annotated[int, Field(ge=0)]
+    """Number of the change in the name's history that published this version: it only grows."""
+    time: str
+    """UTC, ISO 8601, by the signer's own clock: nothing is decided by it."""
+    key: Digest
+    """Who signs; see keys.key_id."""
+    bundle: Digest
+    """sha256 of the bundle over the files."""
+
+
+def seal_statement(statement: Statement, signer: Signer) -> bytes:
+    """The envelope of a statement, in its one spelling."""
+    assert statement.key == key_id(signer.public_key()), "a statement names the key that signs it"
+    predicate = statement.model_dump(mode="json", exclude={"kind", "name", "version"})
+    said = {
+        "_type": TYPE,
+        "subject": [{"name": f"{statement.kind}/{statement.name}", "digest": {"sha256": statement.version}}],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": predicate,
+    }
+    return canonical_json(seal(canonical_json(said).encode(), signer, keyid=statement.key)).encode()
+
+
+def claimed_statement(envelope: bytes) -> Statement:
+    """What an envelope says, not authenticated: whose key to ask for. Raises IntegrityError."""
+    try:
+        sealed = json.loads(envelope)
+        said = json.loads(claimed_payload(sealed))
+        statement = _statement(said)
+        # One spelling only: a byte that no signature covers (a space, a key id, base64's idle bits) has no room to differ.
+        plain = canonical_json(sealed).encode() == envelope and _same_base64(sealed)
+        told = (said["_type"], said["predicateType"], [signature["keyid"] for signature in sealed["signatures"]])
+    except (ValueError, KeyError, TypeError, AttributeError, IntegrityError) as error:
+        raise IntegrityError(f"this is no statement of a signer: {error!r}") from error
+    if not plain or told != (TYPE, PREDICATE_TYPE, [statement.key]):
+        raise IntegrityError("the statement is not written as Headway writes it")
+    return statement
+
+
+def open_statement(envelope: bytes, key: ec.EllipticCurvePublicKey) -> Statement:
+    """What the owner of a key stated. Raises IntegrityError when it is no statement, or was not made by this key."""
+    statement = claimed_statement(envelope)
+    if statement.key != key_id(key):
+        raise IntegrityError(f"the statement names the key {statement.key[:16]}, and not {key_id(key)[:16]}")
+    unseal(json.loads(envelope), key)
+    return statement
+
+
+def _statement(said: Any) -> Statement:
+    (subject,) = said["subject"]
+    kind, _, name = subject["name"].partition("/")
+    return Statement.model_validate(
+        {**said["predicate"], "kind": kind, "name": name, "version": subject["digest"]["sha256"]}
+    )
+
+
+def _same_base64(sealed: Any) -> bool:
+    texts = [sealed["payload"], *(signature["sig"] for signature in sealed["signatures"])]
+    return all(base64.b64encode(base64.b64decode(text, validate=True)).decode() == text for text in texts)

@@ -1,0 +1,116 @@
+"""What leaves training is signed; nothing unsigned, revoked or copied from elsewhere is exported, registered or deployed."""
+
+import base64
+import json
+import shutil
+from contextlib import contextmanager
+
+import pytest
+from support import Home
+
+from tasks.registry.refs import read_ref
+from tasks.signing.keys import LocalKey, ensure_key, key_id, load_public_key, pem_of
+from tasks.storage import open_store
+
+
+@pytest.fixture
+def alone(home, done, tmp_path):
+    """The store and keys of the finished lifecycle, as a home of their own."""
+    made = Home(tmp_path / "home")
+    for name in ("store", "keys"):
+        shutil.copytree(home.path / name, made.path / name)
+    return made
+
+
+def refs(done):
+    """The checkpoint and the model of the run."""
+    made = [*done.stage("train")["outputs"], *done.stage("export")["outputs"]]
+    return tuple(next(ref for ref in made if ref.startswith(kind)) for kind in ("checkpoint/", "model/"))
+
+
+def statement(home, ref):
+    envelope = json.loads((home.folder_of(ref) / "statement.json").read_bytes())
+    return json.loads(base64.b64decode(envelope["payload"]))
+
+
+@contextmanager
+def changed(path, data):
+    """A file that is something else, or not there, inside the block."""
+    before = path.read_bytes()
+    path.unlink() if data is None else path.write_bytes(data)
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+
+
+def test_checkpoint_and_model_are_signed_with_what_they_are(alone, done):
+    checkpoint, model = refs(done)
+    key = key_id(load_public_key(alone.path / "keys" / "signing.pub"))
+    for ref, base in ((checkpoint, None), (model, checkpoint.rpartition("@")[2])):
+        said = statement(alone, ref)
+        assert said["subject"] == [{"name": ref.partition("@")[0], "digest": {"sha256": ref.rpartition("@")[2]}}]
+        assert (said["predicate"]["base"], said["predicate"]["key"]) == (base, key)
+        assert alone.ok("verify", ref).said["ok"]
+    signed = [entry for entry in alone.ok("audit-log").said["entries"] if entry["action"] == "sign"]
+    assert {entry["what"] for entry in signed} == {checkpoint, model}
+
+
+def test_nothing_whose_signature_does_not_count_is_deployed(home, done):
+    """The model of the run, with another artifact's good statement: the endpoint and the champion stay what they are."""
+    checkpoint, model = refs(done)
+    serving, champion = home.ok("endpoint", "list").said, read_ref(open_store(home.path), "tiny/champion")
+    other = (home.folder_of(checkpoint) / "statement.json").read_bytes()
+    with changed(home.folder_of(model) / "statement.json", other):
+        ran = home.retrain("--from", "deploy")
+    assert (ran.code, ran.said["error"]["type"]) == (5, "IntegrityError")
+    assert "kind checkpoint, and not model" in ran.said["error"]["message"]
+    assert "headway sign" in ran.said["error"]["remedy"]
+    assert ran.statuses()["deploy"] == "failed"
+    assert home.ok("endpoint", "list").said["endpoints"] == serving["endpoints"]
+    assert read_ref(open_store(home.path), "tiny/champion") == champion
+
+
+def test_a_checkpoint_that_is_not_signed_is_not_exported(home, done):
+    checkpoint, _ = refs(done)
+    with changed(home.folder_of(checkpoint) / "statement.json", None):
+        ran = home.retrain("--from", "export")
+    assert (ran.code, ran.statuses()["export"], ran.statuses()["deploy"]) == (5, "failed", "not_run")
+    assert "signed in the old form" in ran.said["error"]["message"]
+    assert f"headway sign {checkpoint}" in ran.said["error"]["remedy"]
+
+
+def test_a_key_is_rotated_and_the_old_one_revoked(alone, done, tmp_path):
+    """From the commands alone: what the old key signed is refused until somebody stands by it with the new one."""
+    _, model = refs(done)
+    new = ensure_key(tmp_path / "new")
+    (tmp_path / "new.pub").write_bytes(pem_of(LocalKey(new).public_key()))
+    assert alone.run("trust", "add", "new", tmp_path / "new.pub", "--may-sign", "model/*").code == 2
+    added = alone.ok("trust", "add", "new", tmp_path / "new.pub", "--may-sign", "model/*", "--reason", "rotation").said
+    assert alone.ok("verify", model).said["ok"]
+    assert alone.run("trust", "revoke", "home").code == 2
+    alone.ok("trust", "revoke", "home", "--reason", "rotation")
+    refused = alone.run("verify", model)
+    assert refused.code == 5 and [problem["problem"] for problem in refused.said["problems"]] == ["signature"]
+    assert "is revoked" in refused.said["error"]["message"]
+    assert alone.run("sign", model, "--reason", "with a revoked key").code == 5
+    trust = alone.path / "trust.yaml"
+    trust.write_text(f"{trust.read_text()}sign_with:\n  key: {new}\n")
+    assert alone.run("sign", model).code == 2
+    assert alone.ok("sign", model, "--reason", "it is ours").said["key"] == added["key"]
+    assert alone.ok("verify", model).said["ok"]
+    assert alone.run("sign", refs(done)[0], "--reason", "it may sign models only").code == 5
+    listed = alone.ok("trust", "list").said
+    assert [(key["name"], bool(key["revoked"])) for key in listed["keys"]] == [("home", True), ("new", False)]
+    told = [(entry["action"], entry["reason"]) for entry in alone.ok("audit-log").said["entries"]]
+    for entry in (("trust key", "rotation"), ("revoke key", "rotation"), ("sign", "it is ours")):
+        assert entry in told
+
+
+def test_only_what_leaves_training_is_signed_and_only_when_it_is_whole(alone, done):
+    _, model = refs(done)
+    assert alone.run("sign", "dataset/tiny", "--reason", "x").code == 2
+    path = next(path for path in (alone.folder_of(model) / "files").iterdir() if path.is_file())
+    with changed(path, path.read_bytes() + b"x"):
+        ran = alone.run("sign", model, "--reason", "x")
+    assert ran.code == 5 and [problem["path"] for problem in ran.said["error"]["problems"]] == [path.name]
