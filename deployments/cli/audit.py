@@ -1,39 +1,121 @@
-"""`headway audit`: who did what, and who was refused."""
+"""`headway audit-log`: who did what, and who was refused; whether the log is whole; who read what. See docs/audit.md."""
 
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.output import say
+from deployments.cli.output import CommandError, say
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tasks.registry.audit_chain import Link
 
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+HASH = r"[0-9a-fA-F]{12,64}"
 
 
-def audit(
+def audit_log(
     person: Annotated[str, typer.Option(help="Only what this name did, or was claimed for.")] = "",
     what: Annotated[str, typer.Option(help="Only entries with this text in what was done, or to what.")] = "",
     since: Annotated[str, typer.Option(help="Only from here on: 90m, 12h, 7d, or a date, 2026-01-31.")] = "",
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check that no entry was changed, put in or taken out.")
+    ] = False,
+    head: Annotated[
+        str, typer.Option(help="With --verify: the hash of an entry that you wrote down and that must be in the log.")
+    ] = "",
+    access: Annotated[bool, typer.Option("--access", help="Who read which artifact, instead of who did what.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """List the audit log, newest first: who did what, when, why; and who was refused."""
-    from tasks.registry.audit import entries
     from tasks.settings import home
+
+    if head and not verify:
+        raise ValueError("--head is for --verify: headway audit-log --verify --head HASH")
+    if verify and (access or person or what or since):
+        raise ValueError("--verify looks at the whole audit log: it goes with --head only")
+    if verify:
+        _verify(home(), head, as_json)
+    elif access:
+        _accesses(home(), person, what, _start(since), as_json)
+    else:
+        _entries(home(), person, what, _start(since), as_json)
+
+
+def _entries(home: Path, person: str, what: str, start: float, as_json: bool) -> None:
+    from tasks.registry.audit import entries
     from tasks.storage import open_store
 
-    start = _start(since)
     found = [
         entry
-        for entry in entries(open_store(home()))
+        for entry in entries(open_store(home))
         if entry.time >= start
         and person in ("", entry.who, entry.claimed)
         and what in f"{entry.action} {entry.right} {entry.what} {entry.after}"
     ]
     rows = [{**entry.model_dump(), "time": _utc(entry.time)} for entry in found]
-    say({"entries": rows}, "\n".join(map(_line, rows)) or "No entry.", as_json=as_json)
+    say({"entries": rows}, _words(map(_line, rows), "No entry."), as_json=as_json)
+
+
+def _accesses(home: Path, person: str, what: str, start: float, as_json: bool) -> None:
+    from tasks.registry.access import accesses
+
+    found = [
+        one
+        for one in accesses(home)
+        if one.time >= start and person in ("", one.who) and what in f"{one.what} {one.ref}"
+    ]
+    rows = [{**one.model_dump(), "time": _utc(one.time)} for one in found]
+    lines = (f"{r['time']}  {r['who']:<16}  {r['what']:<10}  {r['bytes'] / 1e6:9.2f} MB  {r['ref']}" for r in rows)
+    say({"access": rows}, _words(lines, "No read."), as_json=as_json)
+
+
+def _verify(home: Path, head: str, as_json: bool) -> None:
+    """Walk the chain; against the copy too, where there is one that answers. Raises IntegrityError in a CommandError."""
+    from tasks.errors import IntegrityError
+    from tasks.registry.audit_chain import check
+    from tasks.storage import open_store
+
+    if head and not re.fullmatch(HASH, head):
+        raise ValueError(f"--head {head!r} is no hash: --verify prints it, and twelve digits or more of it will do")
+    copy = _newest_copied(home)
+    found = check(open_store(home), contains=[head] if head else [], shipped=copy)
+    broken = found.broken
+    fields: dict[str, Any] = {
+        "ok": broken is None,
+        "checked": found.entries,
+        "head": found.head.hash or None,
+        "copied": copy.number if copy else None,
+        "broken": {"number": broken.number, "problem": broken.problem} if broken else None,
+    }
+    if broken:
+        error = IntegrityError(
+            f"the audit log does not hold: {broken.words}",
+            remedy="Entries before it stand. Compare with the copy or a backup, and see who may write there: docs/audit.md.",
+        )
+        raise CommandError(error, fields)
+    words = f"entries: {found.entries}, each as it was written\nhead {found.head.hash or '(none yet)'}"
+    say(fields, words + (f"\nthe copy has {copy.number} of them" if copy else ""), as_json=as_json)
+
+
+def _newest_copied(home: Path) -> Link | None:
+    """What the copy elsewhere has; None where there is none, or where it does not answer, which is said."""
+    from tasks.errors import Missing
+    from tasks.registry.audit_copy import copy_of, newest_copied
+
+    try:
+        lines = copy_of(home)
+        return newest_copied(lines) if lines else None
+    except Missing as error:
+        print(f"The copy was not compared: {error.message}", file=sys.stderr)
+        return None
 
 
 def _start(since: str) -> float:
@@ -52,6 +134,10 @@ def _start(since: str) -> float:
 
 def _utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _words(lines: Iterable[str], nothing: str) -> str:
+    return "\n".join(lines) or nothing
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from deployments.settings import PlatformConfig, TelemetryConfig
 from deployments.telemetry import instruments as of
+from deployments.telemetry.audited import ITEM, Audited
 from deployments.telemetry.host import Host
 from deployments.telemetry.instruments import Point
 from deployments.telemetry.jobs import Jobs
@@ -38,7 +39,7 @@ class Telemetry:
         self.home, self._config = home, config.telemetry
         self.folder = home / "telemetry"
         self._ledger = Ledger(self.folder / "ledger.db")
-        self._runs, self._jobs, self._host = Runs(home), Jobs(home), Host(home)
+        self._runs, self._jobs, self._host, self._audited = Runs(home), Jobs(home), Host(home), Audited(home)
         self._counter = self._reader(COUNTER)
         self._sinks = [(sink, self._reader(sink.name)) for sink in sinks(self._config, self.folder, self._ledger)]
         self._scrape = Scrape()
@@ -92,11 +93,13 @@ class Telemetry:
             reader.skip_history(sizes, now)
         spans, logs, to = reader.read(sizes)
         failed, ends = self._failed_jobs(sink, now)
-        if not to and not ends:
+        entries, told = self._audited.read(self._ledger.positions(sink.name).get(ITEM, 0), now)
+        if not to and not ends and not told:
             return
-        arrived = sink.send(spans, [*logs, *failed])
+        new = [entry for entry in entries if sink.history or now - entry.time < HISTORY_SECONDS]
+        arrived = sink.send(spans, [*logs, *failed, *new])
         if arrived or sink.keeps:
-            reader.remember({**to, **ends, **sink.marks()}, sizes)
+            reader.remember({**to, **ends, **told, **sink.marks()}, sizes)
         reader.rest(now, well=arrived)
 
     def _failed_jobs(self, sink: Sink, now: float) -> tuple[list[Log], dict[str, int]]:

@@ -1,8 +1,8 @@
 """The watch: one process that looks after everything that can die, be missed or go wrong while nobody looks.
 
 Every few seconds it takes its duties in turn, each in a file beside this one: flow runs whose process died, schedules, what
-MLflow missed, alerts, telemetry, and the other parts of the platform. A duty that fails is logged and taken again at the next
-turn; the process itself is supervised. Nothing here decides about a model.
+MLflow missed, alerts, telemetry, the audit log's copy, and the other parts of the platform. A duty that fails is logged and
+taken again at the next turn; the process itself is supervised. Nothing here decides about a model.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
     from deployments.telemetry.export import Telemetry
     from deployments.watch.alert_sources import platform_sources
     from deployments.watch.alerts import Alerts
+    from deployments.watch.audit_copy import AuditCopy
     from deployments.watch.dead_runs import DeadRuns
     from deployments.watch.schedules import Schedules
     from deployments.watch.spools import Spools
@@ -52,6 +53,7 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
         "schedules": asked(schedules.tick),
         "spools": spools.tick,
         "alerts": alerts.tick,
+        "audit copy": AuditCopy(home).tick,
     }
 
 

@@ -15,6 +15,8 @@ from deployments.settings import AlertsConfig
 from deployments.telemetry import instruments as of
 from deployments.telemetry.measure import failing
 from deployments.telemetry.runs import RunView
+from tasks.registry import unusual
+from tasks.registry.unusual import Habits, Unusual
 
 DISK_MARGIN = 1.05
 """Room must be so many times the limit before a full disk counts as over: it would come and go otherwise."""
@@ -41,6 +43,8 @@ class Seen:
     """Scheduled runs that did not start in time: `deployment`, `name`, `expected` in seconds since the epoch."""
     down: Sequence[Mapping[str, Any]] | None = None
     """Parts of the platform that do not run: `name`, `details`."""
+    habits: Habits | None = None
+    """Who read what, who was refused, and where each name was seen."""
     firing: frozenset[str] = frozenset()
     """Instances that fire already, as RULE/INSTANCE."""
 
@@ -171,6 +175,31 @@ def _down(seen: Seen, limits: AlertsConfig) -> Found:
     ]
 
 
+def _habit(judge: Callable[[Habits, float, AlertsConfig], list[Unusual]]) -> Callable[[Seen, AlertsConfig], Found]:
+    """What is unusual, as a rule of tasks/registry/unusual.py judges it."""
+
+    def find(seen: Seen, limits: AlertsConfig) -> Found:
+        if seen.habits is None:
+            return None
+        found = judge(seen.habits, seen.now, limits)
+        return [Instance(one.name, one.summary, one.details, one.labels) for one in found]
+
+    return find
+
+
+def _denied(habits: Habits, now: float, limits: AlertsConfig) -> list[Unusual]:
+    return unusual.many_denials(habits, now, most=limits.denials, minutes=limits.denials_minutes)
+
+
+def _bulk(habits: Habits, now: float, limits: AlertsConfig) -> list[Unusual]:
+    gb, artifacts, times = limits.download_gb, limits.download_artifacts, limits.download_times_usual
+    return unusual.bulk_downloads(habits, now, most_gb=gb, most_artifacts=artifacts, times_usual=times)
+
+
+def _moved(habits: Habits, now: float, limits: AlertsConfig) -> list[Unusual]:
+    return unusual.new_places(habits, now, hours=limits.new_place_hours)
+
+
 def _clock(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
@@ -239,5 +268,29 @@ RULES = (
         "critical",
         _down,
         _fires("platform_part_down"),
+    ),
+    Rule(
+        "many_denials",
+        "A name, or several from one place, was refused `denials` times within `denials_minutes`.",
+        "`headway audit-log --person NAME` says what was tried and from where. `headway person renew NAME` ends a token.",
+        "warning",
+        _habit(_denied),
+        _fires("many_denials"),
+    ),
+    Rule(
+        "bulk_download",
+        "A name read more of artifacts within an hour than `download_gb`, `download_artifacts` or `download_times_usual` allow.",
+        "`headway audit-log --access --person NAME` lists what was read. `headway person remove NAME` ends their token.",
+        "warning",
+        _habit(_bulk),
+        _fires("bulk_download"),
+    ),
+    Rule(
+        "new_place",
+        "A name was seen at a host or account where it never was before; ends by itself after `new_place_hours`.",
+        "Ask them. If it was not they: `headway person renew NAME` ends the token, and the audit log says what was done.",
+        "warning",
+        _habit(_moved),
+        _fires("new_place"),
     ),
 )

@@ -19,14 +19,16 @@ from deployments.telemetry.host import free_room
 from deployments.telemetry.runs import Runs, read_object
 from deployments.watch.alert_events import event_of, send
 from deployments.watch.alert_rules import RULES, Champion, Instance, Rule, Seen
+from deployments.watch.habits import Follower
 from tasks import process
+from tasks.errors import HeadwayError
 from tasks.redaction import redact_value
 from tasks.registry.revalidations import champions, last_revalidated
 from tasks.storage import open_store
 
 SLOW_SECONDS = 30.0
 """Time between two questions to Prefect, the store and the other parts."""
-AWAY = (OSError, RuntimeError, ValueError, LookupError, httpx.HTTPError)
+AWAY = (OSError, RuntimeError, ValueError, LookupError, HeadwayError, httpx.HTTPError)
 """What asking and telling may raise while somebody does not answer, or answers something odd."""
 
 
@@ -48,6 +50,7 @@ class Alerts:
         self.home, self._limits, self._sources = home, config.alerts, sources
         self._path = home / "platform" / "alerts.json"
         self._runs = Runs(home)
+        self._habits = Follower(home, config.alerts)
         self._kept = _read(self._path)
         self._asked = float("-inf")
         self._slow: dict[str, Any] = {}
@@ -76,6 +79,7 @@ class Alerts:
             "late": lambda: self._sources.late(now),
             "champions": self._champions,
             "down": self._sources.down,
+            "habits": lambda: self._habits.look(now),
         }
         found = {}
         for name, ask in asked.items():

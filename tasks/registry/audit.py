@@ -1,24 +1,25 @@
 """Who did what: the audit log in the store, append-only; and who acts now, which each entry names.
 
-Who may do it is policy.py. An entry names the hash of the one before it, so that an edit shows. See docs/access.md.
+Who may do it is policy.py; how entries hang together, so that an edit shows, is audit_chain.py. Who read what is access.py: that
+is no entry. An entry is written before the change that it tells of, so that nothing changes unlogged. See docs/audit.md.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pwd
 import socket
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from tasks.errors import HeadwayError
 from tasks.redaction import redact_value
+from tasks.registry import audit_chain
 from tasks.storage.store import Store
 
 AUTOMATIC = ("schedule", "prefect")
@@ -48,16 +49,20 @@ class Entry(BaseModel):
     claimed: str = ""
     """The name that a refused one gave."""
     host: str = ""
+    account: str = ""
+    """The account of the process, whoever it acts for."""
     action: str
     right: str = ""
     what: str = ""
     outcome: str = "done"
-    """done or refused."""
+    """done; refused; or failed, when a later entry says that it did not come to it."""
     reason: str = ""
     why: str = ""
-    """Why it was refused."""
+    """Why it was refused, or failed."""
     before: str | None = None
     after: str | None = None
+    of: int | None = None
+    """Number of the entry whose change did not happen."""
 
 
 _actor: ContextVar[Actor | None] = ContextVar("headway_actor", default=None)
@@ -86,24 +91,47 @@ def account() -> str:
         return f"uid {os.getuid()}"
 
 
-def audit(store: Store, action: str, *, outcome: Literal["done", "refused"] = "done", **details: Any) -> None:
-    """Append one entry to the audit log: each names the hash of the one before it, so that an edit shows."""
+def audit(store: Store, action: str, *, outcome: Literal["done", "refused", "failed"] = "done", **details: Any) -> int:
+    """Append one entry to the audit log; returns its number. For what is about to change, use `audited`."""
     now = actor()
-    said = {"action": action, **redact_value(details), "outcome": outcome}
-    who = {"who": now.name, "identity": now.identity, "host": socket.gethostname()}
-    while True:
-        keys = store.list("audit")
-        last = store.read(keys[-1]) if keys else None
-        link = hashlib.sha256(last.data).hexdigest() if last else None
-        entry = {**said, **who, "time": time.time(), "previous": link}
-        if store.create(f"audit/{len(keys) + 1:08d}.json", json.dumps(entry, indent=1).encode()):
-            return
+    who = {"who": now.name, "identity": now.identity, "host": socket.gethostname(), "account": account()}
+    entry = {"action": action, **redact_value(details), "outcome": outcome, **who}
+    return audit_chain.append(store, entry).number
+
+
+@contextmanager
+def audited(store: Store, action: str, **details: Any) -> Iterator[int]:
+    """Write an entry, then make the change inside. When it raises, a second entry says that the first one's change failed.
+
+    A process that is killed inside leaves the first entry alone: a change that is told and did not happen, never one that
+    happened and is not told.
+    """
+    number = audit(store, action, **details)
+    try:
+        yield number
+    except BaseException as error:
+        with suppress(HeadwayError, OSError):  # what went wrong with the change is what the caller must hear
+            audit(store, action, **{**details, "outcome": "failed", "of": number, "why": _why(error)})
+        raise
 
 
 def entries(store: Store) -> Iterator[Entry]:
-    """The audit log, newest first."""
-    for key in reversed(store.list("audit")):
-        document = store.read(key)
-        if document:
-            number = int(key.rpartition("/")[2].removesuffix(".json"))
-            yield Entry.model_validate({**json.loads(document.data), "number": number})
+    """The audit log, newest first; an entry whose change failed is told as failed."""
+    failed: set[int] = set()
+    for number, data in audit_chain.backwards(store):
+        entry = _entry(number, data)
+        if entry.outcome == "failed" and entry.of:
+            failed.add(entry.of)
+        yield entry.model_copy(update={"outcome": "failed"}) if number in failed else entry
+
+
+def _entry(number: int, data: bytes) -> Entry:
+    """One that cannot be read is told as such, and does not hide the others."""
+    try:
+        return Entry.model_validate({**json.loads(data), "number": number})
+    except (ValueError, TypeError):
+        return Entry(number=number, time=0.0, who="", action="not readable", why="`headway audit-log --verify`")
+
+
+def _why(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
