@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from deployments.cli.output import say
+from deployments.cli.output import say, short_ref
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+LINES_SHOWN = 200
+"""Of the tree: nobody reads ten thousand."""
+DEEPEST = 24
+"""Steps by which the tree is indented at most: a model may be trained on for years."""
+THROUGH = {"data": "made from it", "verdict": "judged or measured under it"}
 
 
 def lineage(
     ref: Annotated[str, typer.Argument(help="KIND/NAME[@VERSION] of an artifact, or endpoint/NAME.")] = "",
+    forward: Annotated[
+        bool, typer.Option("--forward", help="The other way: which models and endpoints stand on it.")
+    ] = False,
+    html: Annotated[str, typer.Option("--html", metavar="FILE", help="Draw it, as a page of its own.")] = "",
+    openlineage: Annotated[
+        str, typer.Option("--openlineage", metavar="FILE|URL", help="Hand it on as OpenLineage events.")
+    ] = "",
     sync: Annotated[bool, typer.Option("--sync", help="Tell MLflow what it missed while it was away.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -21,36 +34,120 @@ def lineage(
         return _sync(as_json)
     if not ref:
         raise ValueError("name what to look at, for example: headway lineage endpoint/local; or --sync")
-    from tasks.endpoints.known import served_model
+    found = _walk(ref, forward)
+    lines = [*(_answer(found) if forward else []), *_tree(found), *_warning(found)]
+    if html:
+        found["html"] = _draw(found, Path(html))
+        lines = [found["html"]]
+    if openlineage:
+        found["events"] = _hand_on(found, openlineage)
+        lines = [*(lines if html else []), f"{found['events']} events for {openlineage}"]
+    say(_apart(found) if forward else found, "\n".join(lines), as_json=as_json)
+    return None
+
+
+def _walk(ref: str, forward: bool) -> dict[str, Any]:
+    from tasks.endpoints.known import known_endpoints, served_model
     from tasks.registry.ancestry import walk
+    from tasks.registry.lineage_index import PLACE
     from tasks.settings import home
     from tasks.storage import open_store
 
     serves = served_model(home(), ref.partition("/")[2]) if ref.startswith("endpoint/") else None
-    found = walk(open_store(home()), ref, serves=serves)
-    say(found, "\n".join(_tree(found, found["root"], "")), as_json=as_json)
-    return None
+    serving = {name: served_model(home(), name) for name in known_endpoints(home())} if forward else {}
+    return walk(
+        open_store(home()),
+        ref,
+        direction="up" if forward else "down",
+        serves=serves,
+        serving=serving,
+        index=home() / PLACE,
+    )
 
 
-def _tree(found: dict[str, Any], ref: str, indent: str) -> list[str]:
+def _apart(found: dict[str, Any]) -> dict[str, Any]:
+    """Each configuration once, by its digest: thousands of artifacts were made with one, and forward there may be thousands."""
+    configs = {node["config_digest"]: node["config"] for node in found["nodes"] if node["config_digest"]}
+    nodes = [{**node, "config": None} if node["config_digest"] else node for node in found["nodes"]]
+    return {**found, "nodes": nodes, "configurations": configs}
+
+
+def _answer(found: dict[str, Any]) -> list[str]:
+    """What stands on it, endpoints first: after a poisoning, they are what has to stop."""
+    stand = [*found["endpoints"], *found["models"]]
+    if not stand:
+        return [f"No model and no endpoint stands on {short_ref(found['root'])}.", ""]
+    serving = {edge["output"]: edge["input"] for edge in found["edges"] if edge["how"] == "serves"}
+    heads = [f"{len(found['endpoints'])} endpoint(s) and {len(found['models'])} model(s) stand on {found['root']}:"]
+    for each in stand[:LINES_SHOWN]:
+        served = f"  serves {short_ref(serving[each['ref']])}" if each["ref"] in serving else ""
+        heads.append(
+            f"  {short_ref(each['ref']):<50}{THROUGH[each['through']]}{served}  {each['created'] or ''}".rstrip()
+        )
+    return [*heads, *_more(len(stand)), ""]
+
+
+def _tree(found: dict[str, Any]) -> list[str]:
     """The lineage as an indented list; what was shown before is not unfolded again."""
     nodes = {node["ref"]: node for node in found["nodes"]}
+    near, far = ("output", "input") if found["direction"] == "down" else ("input", "output")
+    ahead: dict[str, list[str]] = {}
+    for edge in found["edges"]:
+        ahead.setdefault(edge[near], []).append(edge[far])
+    lines: list[str] = []
     shown: set[str] = set()
+    left = [(found["root"], 0)]
+    while left and len(lines) < LINES_SHOWN:
+        at, depth = left.pop()
+        lines.append(f"{'  ' * min(depth, DEEPEST)}{_line(nodes[at], at in shown)}")
+        if at not in shown:
+            shown.add(at)
+            left += [(each, depth + 1) for each in reversed(ahead.get(at, []))]
+    return [*lines, *_more(len(nodes), len(shown))] if left else lines
 
-    def unfold(at: str, depth: str) -> list[str]:
-        node = nodes[at]
-        commit = f"  commit {node['commit'][:10]}{' (changed)' if node['dirty'] else ''}" if node["commit"] else ""
-        config = f"  config {node['config_digest'][:10]}" if node["config_digest"] else ""
-        line = f"{depth}{at.partition('@')[0]}@{(node['version'] or '')[:12]}".rstrip("@")
-        if at in shown:
-            return [f"{line}  (above)"]
-        shown.add(at)
-        below = [edge["input"] for edge in found["edges"] if edge["output"] == at]
-        return [f"{line}{commit}{config}  {node['created'] or ''}".rstrip()] + [
-            text for ref in below for text in unfold(ref, depth + "  ")
-        ]
 
-    return unfold(ref, indent)
+def _line(node: dict[str, Any], again: bool) -> str:
+    short = short_ref(node["ref"])
+    if again:
+        return f"{short}  (above)"
+    commit = f"  commit {node['commit'][:10]}{' (changed)' if node['dirty'] else ''}" if node["commit"] else ""
+    config = f"  config {node['config_digest'][:10]}" if node["config_digest"] else ""
+    return f"{short}{commit}{config}  {node['created'] or ''}".rstrip()
+
+
+def _more(count: int, shown: int = LINES_SHOWN) -> list[str]:
+    return [f"... {count - shown} more; --json lists all"] if count > shown else []
+
+
+def _warning(found: dict[str, Any]) -> list[str]:
+    refs = found["damaged"]
+    said = "The manifest of {} cannot be read, so what it was made from is not known: headway verify says more."
+    return [said.format(", ".join(map(short_ref, refs[:5])) + (" ..." if len(refs) > 5 else ""))] if refs else []
+
+
+def _draw(found: dict[str, Any], path: Path) -> str:
+    from tasks.report.lineage_page import write_lineage_page
+
+    return str(write_lineage_page(path, found).absolute())
+
+
+def _hand_on(found: dict[str, Any], target: str) -> int:
+    """Events of the runs behind the lineage, to a file or a server; returns how many."""
+    from tasks.lineage.openlineage import events_of, hand_on
+    from tasks.registry.records import load
+    from tasks.settings import home, openlineage_key
+    from tasks.storage import open_store
+    from tasks.surroundings import code_place
+
+    store = open_store(home())
+    seconds = {
+        (node["stage"], node["key"]): record.seconds
+        for node in found["nodes"]
+        if node["stage"] and node["key"] and (record := load(store, node["stage"], node["key"]))
+    }
+    events = events_of(found, store=store.uri, seconds=seconds, code=code_place())
+    hand_on(events, target, key=openlineage_key())
+    return len(events)
 
 
 def _sync(as_json: bool) -> None:

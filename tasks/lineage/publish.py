@@ -157,10 +157,16 @@ class Publisher:
     def _on_inputs(self, event: dict[str, Any]) -> None:
         inputs = [
             DatasetInput(
-                MlflowDataset(i["name"], i["digest"][:36], "headway", json.dumps({"uri": i["uri"], "ref": i["ref"]})),
-                [InputTag("mlflow.data.context", i["kind"])],
+                MlflowDataset(
+                    each["name"],
+                    each["digest"][:36],
+                    "headway",
+                    json.dumps(each.get("source") or {"uri": each["uri"], "ref": each["ref"]}),
+                    profile=json.dumps(each["profile"]) if "profile" in each else None,
+                ),
+                [InputTag("mlflow.data.context", each["kind"])],
             )
-            for i in event["inputs"]
+            for each in event["inputs"]
         ]
         self.client.log_inputs(self._id(event), inputs)
 

@@ -51,8 +51,8 @@ class Spool:
         self._append("start_run", run=run, name=name, parent=parent, tags=tags, params=params)
         return run
 
-    def log_inputs(self, run: str, inputs: list[dict[str, str]]) -> None:
-        """Artifacts that a run read: name, digest, source and kind of each."""
+    def log_inputs(self, run: str, inputs: list[dict[str, Any]]) -> None:
+        """Artifacts that a run read, each as words.as_input says it."""
         self._append("inputs", run=run, inputs=inputs)
 
     def log_metrics(self, run: str, metrics: list[tuple[str, float, int]]) -> None:
@@ -63,6 +63,13 @@ class Spool:
     def log_file(self, run: str, path: Path) -> None:
         """Attach a file to a run; it is read when the event is published."""
         self._append("file", run=run, path=str(path))
+
+    def log_json(self, run: str, name: str, value: Any) -> None:
+        """Attach a value as a file; it waits in the spool's own folder until it is published."""
+        path = self.folder / "files" / run / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(redact(json.dumps(value, indent=1)), encoding="utf-8")
+        self.log_file(run, path)
 
     def register(
         self, run: str, *, name: str, uri: str, alias: str, tags: dict[str, str], note: str = "", about: str = ""

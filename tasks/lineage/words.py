@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tasks.lineage.links import TRAINING
+from tasks.settings import digest
 
 RUN_PAGE = "headway:run"
 """Stands for the address of the described run's page, which is known only when it is published."""
@@ -94,6 +95,37 @@ def why(error: BaseException | None, stage: str) -> str:
         return ""
     where = f"in {stage}: " if stage else ""
     return f"{where}{error}\n\n{getattr(error, 'remedy', '')}".strip()
+
+
+def surroundings_tags(surroundings: Mapping[str, str]) -> dict[str, str]:
+    """Where a run ran and with what, as tags that people search by."""
+    return {f"headway.{name}": value for name, value in surroundings.items()}
+
+
+def as_input(told: Mapping[str, Any]) -> dict[str, Any]:
+    """An artifact that a run read, as one of MLflow's datasets; the Blob versions of its files in short."""
+    source = {"uri": told["uri"], "ref": told["ref"]}
+    if told["blob_versions"]:
+        source["blob_versions"] = _counted(told["blob_versions"])
+    profile = {"files": told["files"], "bytes": told["bytes"]}
+    named = {key: told[key] for key in ("name", "digest", "uri", "ref", "kind")}
+    return {**named, "source": source, "profile": profile}
+
+
+def output_tags(told: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What a run made: reference, place, and the Blob versions in short; the file lineage.json of the run has them whole."""
+    tags = {}
+    for number, each in enumerate(told):
+        tags[f"headway.output.{number}"] = each["ref"]
+        tags[f"headway.output.{number}.uri"] = each["uri"]
+        if each["blob_versions"]:
+            tags[f"headway.output.{number}.blob_versions"] = _counted(each["blob_versions"])
+    return tags
+
+
+def _counted(versions: Mapping[str, str]) -> str:
+    """A hundred thousand files have as many Blob versions: how many, and a digest to compare two lists by."""
+    return f"{len(versions)} files, sha256 {digest(dict(versions))}"
 
 
 def version_tags(facts: Mapping[str, str]) -> dict[str, str]:

@@ -1,69 +1,162 @@
-"""What an artifact was made from, and what was made from it: walked over the manifests in the store.
+"""What an artifact was made from, and what was made from it.
 
-MLflow is not asked: the store is where truth is. Endpoints are refs, so the caller says what they serve.
+MLflow is not asked: the store is where truth is, and lineage_index.py makes large ones quick. Endpoints are refs, so the caller
+says what they serve. See docs/lineage.md.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 from tasks.artifacts import parse_ref
-from tasks.errors import Unknown
-from tasks.storage.manifest import Manifest
+from tasks.errors import HeadwayError, Unknown
+from tasks.registry import foreign
+from tasks.registry.lineage_index import (
+    Direction,
+    LineageIndex,
+    Reached,
+    ask,
+    empty_node,
+    gone_node,
+    made_from,
+    node_of,
+)
 from tasks.storage.store import Store, find
 
 
 def walk(
-    store: Store, root: str, *, direction: Literal["down", "up"] = "down", serves: str | None = None
+    store: Store,
+    root: str,
+    *,
+    direction: Direction = "down",
+    serves: str | None = None,
+    serving: Mapping[str, str] = {},
+    index: Path | None = None,
 ) -> dict[str, Any]:
-    """Nodes and edges around a reference. `serves` is the model that an endpoint serves.
+    """Nodes and edges around a reference.
 
-    `down` follows inputs to the raw data, `up` follows what was made of it. Raises Unknown when the root is not there.
+    `down` follows inputs to the raw data, `up` what was made of it, to the endpoints. `serves` is the model that the endpoint
+    `root` serves, `serving` the model of each endpoint by its name, `index` the file of the index; without one, the way down
+    reads manifest by manifest, and the way up reads all. `damaged` names artifacts whose manifest nobody can read, on the way
+    down those that were met, on the way up all, for each of them may have been made from anything. Raises
+    Unknown when the root is not there.
     """
     if root.startswith("endpoint/"):
-        if serves is None:
-            raise Unknown(f"{root} serves nothing", remedy="`headway endpoint list` shows what is served.")
-        found = walk(store, serves, direction=direction)
-        endpoint = {**_empty_node(root), "kind": "endpoint", "name": root.partition("/")[2]}
-        edge = {"output": root, "input": found["root"]}
-        return {**found, "root": root, "nodes": [endpoint, *found["nodes"]], "edges": [edge, *found["edges"]]}
-    start = find(store, *parse_ref(root))
-    known = {manifest.ref: manifest for manifest in store.manifests()}
-    edges = _edges(known, start.ref, direction)
-    refs = [start.ref, *(ref for edge in edges for ref in edge.values())]
-    nodes = [_node(store, ref, known.get(ref)) for ref in dict.fromkeys(refs)]
-    return {"root": start.ref, "direction": direction, "nodes": nodes, "edges": edges}
+        return _walk_endpoint(store, root, direction=direction, serves=serves, index=index)
+    if direction == "down" and index is None:
+        return _walk_manifests(store, find(store, *parse_ref(root)).ref)
+
+    def question(known: LineageIndex) -> dict[str, Any]:
+        start = _start(store, known, root, direction)
+        found, damaged = known.reach(start, direction), known.damaged()
+        on_the_way = {node["ref"] for node in found.nodes} if direction == "down" else set(damaged)
+        return _told(start, direction, found, [ref for ref in damaged if ref in on_the_way])
+
+    found = ask(index, store, question)
+    return _with_endpoints(found, serving) if direction == "up" else found
 
 
-def _edges(known: dict[str, Manifest], start: str, direction: str) -> list[dict[str, str]]:
-    """All edges that are reached from the start, each once."""
-    ahead: dict[str, list[tuple[str, str]]] = {}
-    for ref, manifest in known.items():
-        for read in (*manifest.provenance.inputs, *manifest.provenance.context):
-            ahead.setdefault(ref if direction == "down" else read, []).append((ref, read))
-    found: list[dict[str, str]] = []
+def told(store: Store, ref: str) -> dict[str, Any]:
+    """What MLflow is told of an artifact: name, version, where it lies, how large it is, and the Blob versions of its files.
+
+    Of one that is gone or damaged, its name and version: a run is not stopped by what is only told of it.
+    """
+    kind, name, version = parse_ref(ref)
+    known = {"ref": ref, "kind": kind, "name": name, "digest": version}
+    try:
+        manifest = store.manifest(kind, name, version)
+    except (HeadwayError, ValueError):
+        manifest = None
+    if manifest is None:
+        return {**known, "uri": "", "files": None, "bytes": None, "blob_versions": {}}
+    size = {"files": len(manifest.content.files), "bytes": manifest.bytes}
+    return {**known, "uri": store.uri_of(manifest), **size, "blob_versions": dict(manifest.provenance.blob_versions)}
+
+
+def _walk_endpoint(
+    store: Store, root: str, *, direction: Direction, serves: str | None, index: Path | None
+) -> dict[str, Any]:
+    if serves is None:
+        raise Unknown(f"{root} serves nothing", remedy="`headway endpoint list` shows what is served.")
+    if direction == "up":
+        return _with_endpoints(_told(root, direction, Reached([_endpoint_node(root)], []), []), {})
+    found = walk(store, serves, index=index)
+    edge = {"output": root, "input": found["root"], "how": "serves"}
+    return {**found, "root": root, "nodes": [_endpoint_node(root), *found["nodes"]], "edges": [edge, *found["edges"]]}
+
+
+def _start(store: Store, known: LineageIndex, root: str, direction: Direction) -> str:
+    """The reference that is meant. On the way up it may be of an artifact that is gone: others were made from it all the same."""
+    kind, name, version = parse_ref(root)
+    fitting = known.fitting(root) if version else []
+    if len(fitting) == 1 and (direction == "up" or store.manifest(*parse_ref(fitting[0]))):
+        return fitting[0]
+    return find(store, kind, name, version).ref
+
+
+def _walk_manifests(store: Store, start: str) -> dict[str, Any]:
+    """The way down without an index: some tens of manifests, each asked for by its version."""
+    nodes: list[dict[str, Any]] = []
+    edges: list[dict[str, str]] = []
+    damaged: list[str] = []
     queue, seen = [start], {start}
     while queue:
-        for output, read in ahead.get(queue.pop(0), []):
-            found.append({"output": output, "input": read})
-            following = read if direction == "down" else output
-            if following not in seen:
-                seen.add(following)
-                queue.append(following)
-    return found
+        ref = queue.pop(0)
+        try:
+            manifest = here = store.manifest(*parse_ref(ref))
+            manifest = manifest or foreign.manifest_of(store, ref)
+        except (HeadwayError, ValueError):
+            manifest = here = None
+            damaged.append(ref)
+        nodes.append(node_of(store, manifest, held=here is not None) if manifest else gone_node(ref))
+        edges += [{"output": ref, "input": read, "how": how} for read, how in made_from(manifest)]
+        for read, _ in made_from(manifest):
+            if read not in seen:
+                seen.add(read)
+                queue.append(read)
+    return _told(start, "down", Reached(nodes, edges), damaged)
 
 
-def _node(store: Store, ref: str, manifest: Manifest | None) -> dict[str, Any]:
-    """A node as the command line prints it; one whose artifact is gone keeps its name and version."""
-    kind, name, version = parse_ref(ref)
-    node = {**_empty_node(ref), "kind": kind, "name": name, "version": version}
-    if manifest is None:
-        return node
-    made = manifest.provenance
-    fields = {"stage", "commit", "dirty", "config_digest", "config", "created"}
-    return {**node, "uri": store.uri_of(manifest), **made.model_dump(mode="json", include=fields)}
+def _told(root: str, direction: Direction, found: Reached, damaged: list[str]) -> dict[str, Any]:
+    nodes = found.nodes or [gone_node(root)]
+    return {"root": root, "direction": direction, "nodes": nodes, "edges": found.edges, "damaged": damaged}
 
 
-def _empty_node(ref: str) -> dict[str, Any]:
-    names = ("kind", "name", "version", "uri", "stage", "commit", "dirty", "config_digest", "config", "created")
-    return {"ref": ref, **dict.fromkeys(names)}
+def _with_endpoints(found: dict[str, Any], serving: Mapping[str, str]) -> dict[str, Any]:
+    """Endpoints on top of the models that they serve; then the answer: which models and endpoints stand on the root, and how."""
+    by_version = {ref.rpartition("@")[2]: ref for ref in (node["ref"] for node in reversed(found["nodes"]))}
+    edges = [
+        {"output": f"endpoint/{name}", "input": by_version[model.rpartition("@")[2]], "how": "serves"}
+        for name, model in sorted(serving.items())
+        if model.rpartition("@")[2] in by_version
+    ]
+    nodes = [*found["nodes"], *(_endpoint_node(edge["output"]) for edge in edges)]
+    edges = [*found["edges"], *edges]
+    by_data = _reached(found["root"], (edge for edge in edges if edge["how"] != "context"))
+    stand = [
+        {"ref": node["ref"], "created": node["created"], "through": "data" if node["ref"] in by_data else "verdict"}
+        for node in nodes
+        if node["ref"] != found["root"] and node["kind"] in ("model", "endpoint")
+    ]
+    models = [each for each in stand if each["ref"].startswith("model/")]
+    endpoints = [each for each in stand if each["ref"].startswith("endpoint/")]
+    return {**found, "nodes": nodes, "edges": edges, "models": models, "endpoints": endpoints}
+
+
+def _reached(start: str, edges: Iterable[Mapping[str, str]]) -> set[str]:
+    ahead: dict[str, list[str]] = {}
+    for edge in edges:
+        ahead.setdefault(edge["input"], []).append(edge["output"])
+    seen, queue = {start}, [start]
+    while queue:
+        for each in ahead.get(queue.pop(), []):
+            if each not in seen:
+                seen.add(each)
+                queue.append(each)
+    return seen
+
+
+def _endpoint_node(ref: str) -> dict[str, Any]:
+    return {**empty_node(ref), "kind": "endpoint", "name": ref.partition("/")[2]}

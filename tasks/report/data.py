@@ -77,13 +77,18 @@ class Node(Value):
     stage: str | None = None
     created: str | None = None
     uri: str | None = None
+    commit: str | None = None
+    config_digest: str | None = None
+    count: int = 1
+    """How many versions it stands for, where a large lineage is drawn."""
 
 
 class Edge(Value):
-    """`output` was made from `input`; both are references."""
+    """`output` was made from `input`, or under it (`context`); both are references."""
 
     output: str
     input: str
+    how: str = "input"
 
 
 class Lineage(Value):

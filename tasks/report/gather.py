@@ -72,7 +72,12 @@ def _part(file: str) -> str:
 
 def _lineage(store: Store, ref: str, endpoint: dict[str, Any] | None) -> dict[str, Any]:
     found = walk(store, endpoint["ref"], serves=endpoint["model"]) if endpoint else walk(store, ref)
-    shown = ("ref", "kind", "name", "version", "stage", "created", "uri")
+    return drawn(found)
+
+
+def drawn(found: dict[str, Any]) -> dict[str, Any]:
+    """What is drawn of a lineage as tasks/registry/ancestry.py walks it."""
+    shown = ("ref", "kind", "name", "version", "stage", "created", "uri", "commit", "config_digest")
     return {"nodes": [{key: node[key] for key in shown} for node in found["nodes"]], "edges": found["edges"]}
 
 

@@ -1,4 +1,4 @@
-"""The lineage of a run as a layered drawing, raw data on the left, the endpoint on the right: a lineage in, SVG out.
+"""A lineage as a layered drawing, raw data on the left, the endpoint on the right: a lineage in, SVG out.
 
 Layers are longest paths; an edge over several layers gets a lane in each, so that no arrow runs through a box; order
 in a layer follows the mean position of the neighbours (Sugiyama, Tagawa and Toda, 1981, with the barycentre heuristic).
@@ -17,6 +17,8 @@ from tasks.report.data import Edge, Lineage, Node
 BOX_WIDTH, BOX_HEIGHT, LANE_HEIGHT = 138, 66, 14
 GAP_X, GAP_Y, MARGIN = 32, 20, 2
 SWEEPS = 6
+BOXES = 40
+"""More than these are not readable, nor quickly laid out: versions of one name then share a box, or all of a kind do."""
 SMALLEST = 0.75
 """Share of its size that the drawing shrinks to before it scrolls."""
 NAME_CHARACTERS, KIND_CHARACTERS = 14, 16
@@ -42,21 +44,54 @@ class Place:
 
 def lineage_graph(lineage: Lineage) -> str:
     """Draw a lineage; empty where it has no node. An edge whose ends are not both nodes is left out."""
+    count, lineage = len(lineage.nodes), condensed(lineage)
     nodes = {node.ref: node for node in lineage.nodes}
     if not nodes:
         return ""
     links = _links(lineage.edges, nodes)
+    context = {(edge.input, edge.output) for edge in lineage.edges if edge.how == "context"}
     layers, routes = _layers(list(nodes), links)
     places = _places(_ordered(layers, routes), set(nodes))
     width = max(place.x for place in places.values()) + BOX_WIDTH + MARGIN
     height = max(place.y + place.height / 2 for place in places.values()) + MARGIN
-    arrows = "".join(_arrow([places[stop] for stop in route]) for route in routes)
+    arrows = "".join(_arrow([places[stop] for stop in route], (route[0], route[-1]) in context) for route in routes)
     boxes = "".join(_box(node, places[ref]) for ref, node in nodes.items())
-    label = f"Lineage: {len(nodes)} nodes, {len(links)} arrows from what was read to what was made from it"
+    label = (
+        f"Lineage: {count} nodes in {len(nodes)} boxes, {len(links)} arrows from what was read to what was made from it"
+    )
     return (
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{label}" class="lineage" '
         f'style="max-width:{width:g}px;min-width:{SMALLEST * width:g}px">{_ARROWHEAD}{arrows}{boxes}</svg>'
     )
+
+
+def condensed(lineage: Lineage) -> Lineage:
+    """A lineage of at most BOXES nodes or so: with more, one for all versions of a name, or if need be for all names of a kind.
+
+    The first node, which the lineage is about, stays by itself.
+    """
+    if len(lineage.nodes) <= BOXES:
+        return lineage
+    by_name = {node.ref: f"{node.kind}/{node.name}" for node in lineage.nodes}
+    by_kind = {node.ref: node.kind for node in lineage.nodes}
+    group = by_name if len(set(by_name.values())) < BOXES else by_kind
+    group[lineage.nodes[0].ref] = lineage.nodes[0].ref
+    members: dict[str, list[Node]] = {}
+    for node in lineage.nodes:
+        members.setdefault(group[node.ref], []).append(node)
+    known = ((group.get(edge.input), group.get(edge.output), edge.how) for edge in lineage.edges)
+    edges = tuple(Edge(input=a, output=b, how=how) for a, b, how in dict.fromkeys(known) if a and b)
+    return Lineage(nodes=tuple(_together(ref, nodes) for ref, nodes in members.items()), edges=edges)
+
+
+def _together(ref: str, nodes: Sequence[Node]) -> Node:
+    if len(nodes) == 1:
+        return nodes[0].model_copy(update={"ref": ref})
+    names = {node.name for node in nodes}
+    name = nodes[0].name if len(names) == 1 else f"{len(names):,} names"
+    times = sorted(node.created for node in nodes if node.created)
+    created = f"{times[0]} to {times[-1]}" if times else None
+    return Node(ref=ref, kind=nodes[0].kind, name=name, created=created, count=len(nodes))
 
 
 def _links(edges: Sequence[Edge], nodes: Mapping[str, Node]) -> Links:
@@ -127,26 +162,27 @@ def _places(layers: Layers, boxes: set[str]) -> dict[str, Place]:
     return places
 
 
-def _arrow(stops: list[Place]) -> str:
+def _arrow(stops: list[Place], dashed: bool) -> str:
     path = f"M{stops[0].x + BOX_WIDTH:g} {stops[0].y:g}"
     for left, right in pairwise(stops):
         start, end = left.x + BOX_WIDTH, right.x
         middle = (start + end) / 2
         path += f"C{middle:g} {left.y:g} {middle:g} {right.y:g} {end:g} {right.y:g}"
         path += f"H{end + BOX_WIDTH:g}" if right is not stops[-1] else ""
-    return f'<path d="{path}" class="arrow" marker-end="url(#lineage-arrow)"/>'
+    style = "arrow context" if dashed else "arrow"
+    return f'<path d="{path}" class="{style}" marker-end="url(#lineage-arrow)"/>'
 
 
 def _box(node: Node, place: Place) -> str:
     family = next((name for name, kinds in FAMILIES.items() if node.kind in kinds), "endpoint")
     top = place.y - place.height / 2
-    said = "\n".join(part for part in (node.ref, node.stage and f"by {node.stage}", node.created, node.uri) if part)
-    version = node.version[:8] if node.version else ""
+    version = node.version[:8] if node.version else f"{node.count:,} versions" if node.count > 1 else ""
     rows = (
         ("kind", 19, _fit(node.kind, KIND_CHARACTERS)),
         ("name", 37, _fit(node.name, NAME_CHARACTERS)),
         ("version", 55, version),
     )
+    said = "\n".join(part for part in _told(node) if part)
     texts = "".join(
         f'<text class="{style}" x="{place.x + 14:g}" y="{top + y:g}">{escape(text)}</text>' for style, y, text in rows
     )
@@ -155,6 +191,13 @@ def _box(node: Node, place: Place) -> str:
         f'<rect class="box" x="{place.x:g}" y="{top:g}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6"/>'
         f'<rect class="edge" x="{place.x:g}" y="{top + 6:g}" width="4" height="{BOX_HEIGHT - 12}" rx="2"/>{texts}</g>'
     )
+
+
+def _told(node: Node) -> tuple[str | None, ...]:
+    """What a box tells who points at it."""
+    commit = node.commit and f"commit {node.commit[:12]}"
+    config = node.config_digest and f"configuration {node.config_digest[:12]}"
+    return node.ref, node.stage and f"by {node.stage}", node.created, commit, config, node.uri
 
 
 def _fit(text: str, characters: int) -> str:
