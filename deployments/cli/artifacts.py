@@ -1,51 +1,68 @@
-"""`headway artifacts`, `verify`: what is there, and whether it is intact."""
+"""`headway artifacts`, `verify`: what is there, what became of a name's versions, and whether they are intact."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from deployments.cli.output import CommandError, say, short_ref
 
+if TYPE_CHECKING:
+    from tasks.registry.difference import Difference
+
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 def artifacts(
-    kind: Annotated[str, typer.Argument(help="dataset, tokens, checkpoint, model, ...; without it, all.")] = "",
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="[KIND|NAME]",
+            help="dataset, tokens, model, ...; without it, all. With --history: KIND/NAME, or a NAME that only one kind has.",
+        ),
+    ] = "",
+    history: Annotated[
+        bool, typer.Option("--history", help="What became of the versions of one name, newest first.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """List artifacts with their versions, newest first within a name."""
+    """List artifacts with their versions, newest first within a name; or the history of one name."""
     from tasks.artifacts import KINDS
     from tasks.settings import home
     from tasks.storage import open_store
 
-    if kind and kind not in KINDS:
-        raise ValueError(f"{kind!r} is not a kind of artifact; the kinds are {', '.join(KINDS)}")
+    if history:
+        return _history(what, as_json)
+    if what and what not in KINDS:
+        raise ValueError(
+            f"{what!r} is not a kind of artifact; the kinds are {', '.join(KINDS)}. For the versions of one name add --history"
+        )
     store = open_store(home())
-    found = list(store.manifests(kind))
+    found = list(store.manifests(what))
     rows = [{"ref": m.ref, "uri": store.uri_of(m), "files": _files(store, m)} for m in found]
     words = [f"{short_ref(m.ref):<58}{m.provenance.created}  {m.bytes / 1e6:9.2f} MB" for m in found]
-    say({"artifacts": rows}, "\n".join(words) or "No artifact yet.", as_json=as_json)
+    return say({"artifacts": rows}, "\n".join(words) or "No artifact yet.", as_json=as_json)
 
 
 def verify(
     ref: Annotated[str, typer.Argument(help="KIND/NAME or KIND/NAME@VERSION.")],
     as_json: Json = False,
 ) -> None:
-    """Check every byte of an artifact against its manifest, and a model against its signature."""
+    """Check every byte of an artifact against its manifest, and a checkpoint or model against its signature."""
     from tasks.endpoints.known import served_model
-    from tasks.errors import IntegrityError
-    from tasks.registry.verification import problems_of
+    from tasks.registry.access import note_access
+    from tasks.registry.verification import problems_of, refusal
     from tasks.settings import home
     from tasks.storage import open_store
-    from tasks.storage.manifest import remake
 
     if ref.startswith("endpoint/"):
         model = short_ref(served_model(home(), ref))
         raise ValueError(f"{ref} has no files of its own; verify what it serves: headway verify {model}")
     store = open_store(home())
     manifest, problems = problems_of(store, ref, keys=home() / "keys")
+    note_access(home(), manifest.ref, bytes=manifest.bytes, what="verify")
     fields: dict[str, Any] = {
         "ref": manifest.ref,
         "ok": not problems,
@@ -54,14 +71,96 @@ def verify(
         "problems": [problem.model_dump() for problem in problems],
     }
     if problems:
-        said = ", ".join(f"{p.path} ({p.problem})" for p in problems[:5])
-        remedy = remake(manifest)
-        raise CommandError(
-            IntegrityError(f"{manifest.ref} is damaged: {said}", problems=fields["problems"], remedy=remedy), fields
-        )
+        raise CommandError(refusal(manifest, problems), fields)
     words = f"{manifest.ref}: {fields['files']} file(s), {fields['bytes']} bytes, all as published"
     say(fields, words, as_json=as_json)
 
 
 def _files(store: Any, manifest: Any) -> list[dict[str, Any]]:
     return [{**file.model_dump(), "location": store.location(manifest, file)} for file in manifest.content.files]
+
+
+def _history(what: str, as_json: bool) -> None:
+    """The changes of a name, newest first; the first row of the version that is current is marked."""
+    from tasks.artifacts import parse_ref
+    from tasks.registry.versions import kind_of, past
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    if not what:
+        raise ValueError("name what to look at, for example: headway artifacts dataset/tiny --history")
+    store = open_store(home())
+    kind, name, version = parse_ref(what if "/" in what else f"{kind_of(store, what)}/{what}")
+    if version or kind == "endpoint":
+        raise ValueError(f"{what} has no history of versions: write KIND/NAME, for example dataset/tiny")
+    found = past(store, kind, name)
+    now = next(reversed(found.stack()), None)
+    rows = [_row(found, change) for change in reversed(found.changes)]
+    for row in (row for row in rows if row["version"] == now and row["action"] != "delete"):
+        row["current"] = True
+        break
+    fields = {"name": f"{kind}/{name}", "current": now, "history": rows}
+    say(fields, "\n".join([f"{kind}/{name}", *map(_history_line, rows)]), as_json=as_json)
+
+
+def _row(found: Any, change: Any) -> dict[str, Any]:
+    manifest, changed = found.there.get(change.version), found.difference(change)
+    return {
+        "number": change.number,
+        "action": change.action,
+        "version": change.version,
+        "current": False,
+        "there": manifest is not None,
+        "time": datetime.fromtimestamp(change.time, UTC).isoformat(timespec="seconds"),
+        "who": change.who,
+        "host": change.host,
+        "flow_run": change.flow_run,
+        "reason": change.reason,
+        "bytes": manifest.bytes if manifest else None,
+        "files": len(manifest.content.files) if manifest else None,
+        "before": change.before,
+        "changed": _changed(changed) if changed else None,
+    }
+
+
+def _changed(found: Difference) -> dict[str, Any]:
+    """What a change changed, in short: `headway diff` has it in full."""
+    files = found.files
+    return {
+        "files": {"added": len(files.added), "removed": len(files.removed), "changed": len(files.changed)},
+        "configuration": [one.key for one in found.configuration],
+        "metrics": [one.model_dump() for one in found.metrics],
+        "inputs": [one.name for one in found.inputs],
+    }
+
+
+def _history_line(row: dict[str, Any]) -> str:
+    size = f"{row['bytes'] / 1e6:.2f} MB in {row['files']} file(s)" if row["there"] else "gone"
+    by = f"{row['who']} by run {row['flow_run'][:8]}" if row["flow_run"] else row["who"]
+    mark = "*" if row["current"] else " "
+    line = f"{mark} {row['version'][:12]}  {row['time'][:19].replace('T', ' ')}  {row['action']:<9}{by:<24}{size}"
+    parts = (line, _changed_in_words(row["changed"]), f"({row['reason']})" if row["reason"] else "")
+    return "  ".join(part for part in parts if part)
+
+
+def _changed_in_words(changed: dict[str, Any] | None) -> str:
+    if changed is None:
+        return ""
+    files = {sign: changed["files"][key] for sign, key in (("+", "added"), ("-", "removed"), ("~", "changed"))}
+    said = [f"{sign}{count}" for sign, count in files.items() if count]
+    parts = ["files " + " ".join(said)] if said else []
+    for title, names in (
+        ("configuration", changed["configuration"]),
+        (
+            "metrics",
+            [f"{one['name']} {_number(one['before'])} -> {_number(one['after'])}" for one in changed["metrics"]],
+        ),
+        ("made from", changed["inputs"]),
+    ):
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        parts += [f"{title} {', '.join(names[:3])}{more}"] if names else []
+    return "; ".join(parts)
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"

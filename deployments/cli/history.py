@@ -1,0 +1,257 @@
+"""`headway diff`, `rollback`, `prune`: what differs between versions, going back to one, deleting old ones. See docs/history.md.
+
+`headway artifacts NAME --history`, which lists them, is artifacts.py.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deployments.cli.output import CommandError, say, short_ref
+from deployments.cli.person import As, asked
+
+if TYPE_CHECKING:
+    from tasks.registry.difference import Difference
+    from tasks.registry.retention import Verdict
+    from tasks.registry.rollback import Step
+    from tasks.storage.manifest import Manifest
+    from tasks.storage.store import Store
+
+SHOWN = 20
+"""Lines of each part of a difference that people are shown; --json has all."""
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why, for the audit log and the history.")]
+
+
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="KIND/NAME or KIND/NAME@VERSION.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another of the same kind.")],
+    as_json: Json = False,
+) -> None:
+    """Show what differs from A to B: files, configuration, metrics, and what they were made from."""
+    from tasks.artifacts import parse_ref
+    from tasks.registry.difference import difference
+    from tasks.settings import home
+    from tasks.storage import open_store
+    from tasks.storage.store import find
+
+    for ref in (a, b):
+        if ref.startswith("endpoint/"):
+            raise ValueError(
+                f"{ref} is no artifact: compare the models that endpoints serve, see `headway endpoint list`"
+            )
+    store = open_store(home())
+    found = difference(find(store, *parse_ref(a)), find(store, *parse_ref(b)))
+    fields = {**found.model_dump(mode="json", exclude={"code"}), "same": found.same}
+    fields["code"] = {"before": found.code[0], "after": found.code[1]}
+    say(fields, "\n".join(_difference_in_words(found)), as_json=as_json)
+
+
+def rollback(
+    ref: Annotated[str, typer.Argument(help="KIND/NAME, for example dataset/tiny.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="VERSION", help="The version to go to; without it, what stood before.")
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")] = False,
+    reason: Reason = "",
+    as_: As = "",
+    as_json: Json = False,
+) -> None:
+    """Make an old version of a name the current one again; of a model, also the champion. Needs --reason."""
+    from tasks.registry.rollback import require_sound, roll_back, way_back
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    store = open_store(home())
+    step = way_back(store, ref, to=to)
+    if not dry_run and not reason.strip():
+        raise ValueError(f"say why: --reason TEXT goes into the audit log and the history of {step.name}")
+    if step.needed and dry_run:
+        require_sound(store, step, keys=home() / "keys")
+    elif step.needed:
+        with asked("roll_back", as_, what=f"roll back {step.name} to {step.after.version[:12]}", reason=reason):
+            roll_back(
+                store, step, keys=home() / "keys", reason=reason, crowned=lambda model: _tell(store, model, reason)
+            )
+    fields = {
+        "ref": step.after.ref,
+        "before": step.before.ref,
+        "changed": step.needed and not dry_run,
+        "dry_run": dry_run,
+        "moves_champion": step.moves_champion,
+    }
+    say(fields, _step_in_words(step, dry_run), as_json=as_json)
+
+
+def prune(
+    what: Annotated[str, typer.Argument(metavar="[KIND/NAME|KIND]", help="Whose versions; without it, all.")] = "",
+    keep: Annotated[int, typer.Option(help="Keep the last K of each name, 2 or more.")] = 3,
+    every: Annotated[int, typer.Option(min=0, help="And every Nth that was ever published; 0 for none.")] = 0,
+    apply: Annotated[bool, typer.Option("--apply", help="Delete. Without it, only say what would go.")] = False,
+    reason: Reason = "",
+    as_: As = "",
+    as_json: Json = False,
+) -> None:
+    """Delete old versions that nothing needs. Says what would go, and why the others stay; --apply does it, with --reason."""
+    from tasks.registry.retention import Rule, judge
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    if apply and not reason.strip():
+        raise ValueError("say why: --apply deletes for good, and --reason TEXT goes into the audit log")
+    store = open_store(home())
+    kind, name = _subject(what)
+    verdicts = judge(store, Rule(keep=keep, every=every), kind=kind, name=name, used=_used())
+    if not apply:
+        fields = {**_verdicts(verdicts), "applied": False, "failed": []}
+        return say(fields, "\n".join(_verdicts_in_words(verdicts)), as_json=as_json)
+    with asked("override", as_, what=f"prune {what or 'everything'}", reason=reason):
+        return _apply(store, verdicts, reason, as_json)
+
+
+def _apply(store: Store, verdicts: list[Verdict], reason: str, as_json: bool) -> None:
+    from tasks.errors import Missing
+    from tasks.registry.retention import prune as delete
+
+    done = list(delete(store, verdicts, reason=reason))
+    gone, failed = [d.manifest for d in done if not d.error], [d for d in done if d.error]
+    fields = {**_verdicts(verdicts), "applied": True}
+    fields["goes"] = [{"ref": manifest.ref, "bytes": manifest.bytes} for manifest in gone]
+    fields["bytes"] = sum(manifest.bytes for manifest in gone)
+    fields["failed"] = [{"ref": d.manifest.ref, "error": d.error} for d in failed]
+    if failed:
+        said = "; ".join(f"{short_ref(d.manifest.ref)}: {d.error}" for d in failed[:5])
+        remedy = "The others are gone. Mend what is said, and run the same command again."
+        error = Missing(f"{len(failed)} of {len(done)} version(s) could not be deleted: {said}", remedy=remedy)
+        raise CommandError(error, fields)
+    say(fields, f"{len(gone)} version(s) deleted, {_megabytes(fields['bytes'])}", as_json=as_json)
+
+
+def _subject(what: str) -> tuple[str, str]:
+    """Kind and name, either may be missing. Raises ValueError."""
+    from tasks.artifacts import KINDS, parse_ref
+
+    if not what or what in KINDS:
+        return what, ""
+    if "/" not in what:
+        raise ValueError(f"{what!r} is not a kind of artifact; write KIND/NAME or one of {', '.join(KINDS)}")
+    kind, name, version = parse_ref(what)
+    if version or kind == "endpoint":
+        raise ValueError(f"{what} is no name of versions: write KIND/NAME, for example dataset/tiny")
+    return kind, name
+
+
+def _used() -> dict[str, str]:
+    """What the endpoints of this home serve, and what its flow runs that are at work have read and made; with by whom."""
+    from tasks.endpoints.known import known_endpoints, served_model
+    from tasks.runlog import logged_runs
+    from tasks.settings import home
+
+    found: dict[str, str] = {}
+    for run in logged_runs(home()):
+        if run.status == "running" or not (run.here or run.last("closed")):
+            ended = [event["outcome"] for event in run.events if event["event"] == "ended"]
+            refs = [ref for outcome in ended for ref in (*outcome["inputs"], *outcome["outputs"])]
+            found |= {ref: f"the run {run.identity[:8]} is at work" for ref in refs}
+    return found | {served_model(home(), name): f"endpoint/{name} serves it" for name in known_endpoints(home())}
+
+
+def _tell(store: Store, model: Manifest, reason: str) -> None:
+    """Tell MLflow that a model is the champion again, by the way of all news: a spool."""
+    from tasks.lineage import words
+    from tasks.lineage.spool import Spool
+    from tasks.settings import experiment, home, tracking_uri
+
+    name = model.provenance.name
+    about = words.experiment_note("rollback", name)
+    spool = Spool(home(), tracking_uri(), experiment=experiment(words.experiment_name("rollback", name)), note=about)
+    tags = words.version_tags({"Model": model.ref, "Code": model.provenance.commit or ""})
+    note = {"headway.flow": "rollback", "headway.model": name, "mlflow.note.content": reason}
+    run = spool.start_run(words.run_name("rollback", time.time()), tags={**tags, **note}, params={})
+    uri, facts = store.uri_of(model), words.version_note({"Model": model.ref}, "")
+    spool.register(run, name=name, uri=uri, alias="champion", tags=tags, note=facts, about=words.MODEL_NOTE)
+    spool.end_run(run, "FINISHED", tags={})
+    spool.close()
+
+
+def _step_in_words(step: Step, dry_run: bool) -> str:
+    from tasks.registry.difference import difference
+
+    if not step.needed:
+        return f"{short_ref(step.after.ref)} is the current one already: nothing to do"
+    would, did = ("would become", "would move") if dry_run else ("is", "moved")
+    lines = [f"{short_ref(step.after.ref)} {would} the current one; before: {step.before.version[:12]}"]
+    if step.moves_champion:
+        lines.append(f"refs/{step.after.provenance.name}/champion {did} with it. What endpoints serve stays as it is.")
+    return "\n".join([*lines, *_difference_in_words(difference(step.before, step.after))[1:]])
+
+
+def _difference_in_words(found: Difference) -> list[str]:
+    """First the two references, then what differs."""
+    if found.same:
+        return [f"{short_ref(found.before)} and {short_ref(found.after)} are the same version"]
+    files = found.files
+    lines = [f"{short_ref(found.before)} -> {short_ref(found.after)}"]
+    counts = f"{len(files.added)} added, {len(files.removed)} removed, {len(files.changed)} changed"
+    lines.append(f"files: {counts}, {files.unchanged} the same")
+    lines += _some([f"  + {file.path}  {file.after} bytes" for file in files.added])
+    lines += _some([f"  - {file.path}  {file.before} bytes" for file in files.removed])
+    lines += _some([f"  ~ {file.path}  {file.before} -> {file.after} bytes" for file in files.changed])
+    settings = [f"  {one.key}  {one.before} -> {one.after}" for one in found.configuration]
+    metrics = [f"  {m.name}  {_number(m.before)} -> {_number(m.after)}{_by(m.difference)}" for m in found.metrics]
+    inputs = [f"  {one.name}  {_versions(one.before)} -> {_versions(one.after)}" for one in found.inputs]
+    for title, part in (("configuration", settings), ("metrics", metrics), ("made from", inputs)):
+        lines += [f"{title}:", *_some(part)] if part else []
+    if found.code[0] != found.code[1]:
+        lines.append(f"code: {(found.code[0] or 'unknown')[:12]} -> {(found.code[1] or 'unknown')[:12]}")
+    return lines
+
+
+def _some(lines: list[str]) -> list[str]:
+    more = len(lines) - SHOWN
+    return [*lines[:SHOWN], f"  and {more} more: see --json"] if more > 0 else lines
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"
+
+
+def _by(value: float | None) -> str:
+    return "" if value is None else f"  ({value:+.6g})"
+
+
+def _versions(versions: tuple[str, ...]) -> str:
+    return ", ".join(version[:12] for version in versions) or "none"
+
+
+def _verdicts(verdicts: list[Verdict]) -> dict[str, Any]:
+    goes = [verdict.manifest for verdict in verdicts if not verdict.why]
+    kept = [verdict for verdict in verdicts if verdict.why]
+    return {
+        "goes": [{"ref": manifest.ref, "bytes": manifest.bytes} for manifest in goes],
+        "bytes": sum(manifest.bytes for manifest in goes),
+        "kept": [{"ref": v.manifest.ref, "bytes": v.manifest.bytes, "why": list(v.why)} for v in kept],
+    }
+
+
+def _verdicts_in_words(verdicts: list[Verdict]) -> list[str]:
+    goes = [verdict for verdict in verdicts if not verdict.why]
+    lines = [
+        f"{'stays' if v.why else 'goes':<7}{short_ref(v.manifest.ref):<54}{_megabytes(v.manifest.bytes):>14}  {_reasons(v.why)}"
+        for v in verdicts
+    ]
+    size = _megabytes(sum(verdict.manifest.bytes for verdict in goes))
+    end = f"{len(goes)} of {len(verdicts)} version(s) would go, {size}."
+    return [line.rstrip() for line in [*lines, f"{end} Nothing was deleted: --apply --reason TEXT does it."]]
+
+
+def _reasons(why: tuple[str, ...]) -> str:
+    more = len(why) - 3
+    return "; ".join(why[:3]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.2f} MB"

@@ -1,0 +1,133 @@
+"""Rolling back: an old version of a name becomes the current one again, without its bytes moving through us.
+
+The order is verify, audit, promote, champion, history. The history entry is what makes the version current, so it comes last:
+who is killed before it has changed nothing that a name means, and the same command does all of it again. A kill after the audit
+entry leaves it without its change, never a change without its entry. See docs/history.md.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks.artifacts import parse_ref
+from tasks.errors import Conflict, IntegrityError
+from tasks.registry.audit import actor, audited
+from tasks.registry.refs import move_ref, read_ref
+from tasks.registry.verification import problems_of, refusal
+from tasks.registry.versions import past
+from tasks.storage.history import Change, note_change
+from tasks.storage.manifest import Manifest
+from tasks.storage.store import Store, counts_as_newest, find
+
+
+class Step(BaseModel):
+    """A way back."""
+
+    model_config = ConfigDict(frozen=True)
+
+    before: Manifest
+    """What is current."""
+    after: Manifest
+    """What becomes current; the same, when there is nothing to do."""
+    champion: str | None
+    """What the model's champion ref points to; None for other kinds."""
+
+    @property
+    def needed(self) -> bool:
+        return self.before.version != self.after.version
+
+    @property
+    def moves_champion(self) -> bool:
+        """Whether the champion is what is rolled back from."""
+        return self.needed and self.champion == self.before.ref
+
+    @property
+    def name(self) -> str:
+        return self.before.ref.partition("@")[0]
+
+
+def way_back(store: Store, ref: str, *, to: str = "") -> Step:
+    """From the current version of KIND/NAME to another one: `to`, or what stood before it.
+
+    Raises ValueError for an endpoint, for a reference with a version and for a version that a name never means; Unknown when
+    there is no such version, or none before.
+    """
+    kind, name, version = parse_ref(ref)
+    if kind == "endpoint":
+        raise ValueError(
+            f"{ref}: an endpoint serves what was deployed to it last, and its traffic cannot be rolled back yet; roll back "
+            "its model, `headway rollback model/NAME`, which moves the champion"
+        )
+    if version:
+        raise ValueError(f"{ref} names a version: say `headway rollback {kind}/{name} --to {version}`")
+    now = find(store, kind, name)
+    target = find(store, *parse_ref(f"{kind}/{name}@{to}")) if to else _stood_before(store, now)
+    if not counts_as_newest(target):
+        raise ValueError(
+            f"{target.ref} is what validation left of a version, and never what the name means; name the version itself"
+        )
+    return Step(before=now, after=target, champion=read_ref(store, f"{name}/champion") if kind == "model" else None)
+
+
+def require_sound(store: Store, step: Step, *, keys: Path) -> None:
+    """Raise IntegrityError unless every byte of the version is as published, and a signature that there must be counts."""
+    _, problems = problems_of(store, step.after.ref, keys=keys)
+    if problems:
+        why = refusal(step.after, problems)
+        raise IntegrityError(
+            f"it does not become current: {why.message}",
+            problems=why.problems,
+            remedy=f"{why.remedy} Or name another version with --to: `headway artifacts {step.name} --history`.",
+        )
+
+
+def roll_back(
+    store: Store,
+    step: Step,
+    *,
+    keys: Path,
+    reason: str,
+    crowned: Callable[[Manifest], None] = lambda manifest: None,
+) -> Change:
+    """Go the way back. `crowned` is called when a model has become the champion again: MLflow is to be told.
+
+    Raises IntegrityError for a damaged or unsigned version, and Conflict when the name, or the champion, moved meanwhile.
+    """
+    kind, name = step.after.content.kind, step.after.provenance.name
+    require_sound(store, step, keys=keys)
+    said = {"before": step.before.version, "after": step.after.version, "reason": reason}
+    with audited(store, "rollback", right="roll_back", what=step.after.ref, **said):
+        store.promote(step.after)
+        _require_unmoved(store, step)
+        # What a rollback that was killed moved already is not moved again, but told again.
+        if step.champion in (step.before.ref, step.after.ref):
+            inputs = step.after.provenance.inputs
+            move_ref(store, f"{name}/champion", step.after.ref, inputs=inputs, reason=reason)
+            crowned(step.after)
+        who = {"who": actor().name, "host": socket.gethostname()}
+        return note_change(store, kind, name, action="rollback", version=step.after.version, reason=reason, **who)
+
+
+def _stood_before(store: Store, now: Manifest) -> Manifest:
+    kind, name = now.content.kind, now.provenance.name
+    found = past(store, kind, name).before(now.version)
+    if found is None:
+        raise ValueError(
+            f"nothing stood before {now.ref}: name the version to go to with --to; `headway artifacts {kind}/{name} "
+            "--history` lists them"
+        )
+    return found
+
+
+def _require_unmoved(store: Store, step: Step) -> None:
+    """Promoting may take minutes: what somebody published meanwhile is not rolled back unseen."""
+    now = find(store, step.before.content.kind, step.before.provenance.name)
+    if now.version != step.before.version:
+        raise Conflict(
+            f"{now.ref} became current meanwhile, and stays current",
+            remedy="Look at it; the same command again rolls it back as well.",
+        )

@@ -1,0 +1,105 @@
+"""The versions of a name in the order of its history: what was current when, and what stood before it.
+
+Also versions that an older Headway published, which kept no history. The history itself is tasks/storage/history.py.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks.artifacts import KINDS
+from tasks.errors import Unknown
+from tasks.registry.difference import Difference, difference
+from tasks.storage.history import Change, changes
+from tasks.storage.manifest import Manifest
+from tasks.storage.store import Store, counts_as_newest
+
+
+class Past(BaseModel):
+    """What is known of a name."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: str
+    name: str
+    changes: tuple[Change, ...]
+    """Oldest first; number 0 for a version that is there without a history."""
+    there: dict[str, Manifest]
+    """The versions that were not deleted."""
+
+    def stack(self) -> list[str]:
+        """What was current, oldest first, as a list that one can undo: the last one is current, before it is what it replaced.
+
+        A rollback takes off what it undid, so going back twice goes further back, and never to and fro.
+        """
+        found: list[str] = []
+        for change in self.changes:
+            if change.action == "rollback" and change.version in found:
+                del found[len(found) - found[::-1].index(change.version) :]
+            elif change.current and found[-1:] != [change.version]:
+                found.append(change.version)
+        return found
+
+    def before(self, version: str) -> Manifest | None:
+        """What stood before the current version, when that is `version`: the newest other one on the stack that is there."""
+        older = (each for each in reversed(self.stack()) if each != version and each in self.there)
+        return next((self.there[each] for each in older), None)
+
+    def published(self) -> list[Change]:
+        """The changes that brought a version here, oldest first: it was published, copied or restored."""
+        return [change for change in self.changes if change.action not in ("rollback", "delete")]
+
+    def difference(self, change: Change) -> Difference | None:
+        """What a change changed; None for the first one, and where a version is gone."""
+        old, new = self.there.get(change.before or ""), self.there.get(change.version)
+        return difference(old, new) if old and new and change.action != "delete" else None
+
+
+def past(store: Store, kind: str, name: str) -> Past:
+    """The past of a name. Raises Unknown when nothing was ever published under it."""
+    noted = changes(store, kind, name)
+    known = {change.version for change in noted if change.action not in ("rollback", "delete")}
+    there = {manifest.version: manifest for manifest in reversed(list(store.manifests(kind, name)))}
+    if not noted and not there:
+        raise Unknown(f"there is no {kind}/{name} in {store.uri}", remedy=f"`headway artifacts {kind}` lists what is.")
+    older: list[Change] = []
+    for manifest in there.values():
+        if manifest.version not in known:
+            older.append(_without_history(manifest, older))
+    return Past(kind=kind, name=name, changes=(*older, *noted), there=there)
+
+
+def kind_of(store: Store, name: str) -> str:
+    """The only kind that has a name. Raises Unknown, and ValueError when several have it."""
+    found = [kind for kind in KINDS if next(store.manifests(kind, name), None) or changes(store, kind, name)]
+    if not found:
+        raise Unknown(f"nothing is called {name!r} in {store.uri}", remedy="`headway artifacts` lists what there is.")
+    if len(found) > 1:
+        raise ValueError(f"{name!r} means several: {', '.join(f'{kind}/{name}' for kind in found)}; name one of them")
+    return found[0]
+
+
+def _created(manifest: Manifest) -> float:
+    """When a version says that it was made, in seconds since 1970; 0.0 when it does not say."""
+    try:
+        return datetime.fromisoformat(manifest.provenance.created).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _without_history(manifest: Manifest, older: list[Change]) -> Change:
+    before: Any = next((change.version for change in reversed(older) if change.current), None)
+    return Change(
+        number=0,
+        action="publish",
+        version=manifest.version,
+        current=counts_as_newest(manifest),
+        before=before,
+        time=_created(manifest),
+        who=manifest.provenance.who or "",
+        host=manifest.provenance.host or "",
+        flow_run=manifest.provenance.flow_run,
+    )
