@@ -1,0 +1,142 @@
+"""`headway backup`, `restore`: key assets into another store, and a home out of it; the drill proves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from deployments.cli.output import CommandError, say
+from deployments.cli.person import As, Reason, asked
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+def backup(
+    to: Annotated[str, typer.Option("--to", help="Store of its own: a name of stores.yaml, or a folder.")],
+    keep: Annotated[int | None, typer.Option(min=1, help="Remove all but so many of the newest; else all stay.")] = None,
+    with_keys: Annotated[bool, typer.Option("--with-keys", help="Private signing keys too.")] = False,
+    drill: Annotated[
+        bool, typer.Option("--drill", help="Make none: restore the newest into a scratch place, and prove it by hash.")
+    ] = False,
+    reason: Reason = "",
+    as_: As = "",
+    as_json: Json = False,
+) -> None:
+    """Back up datasets, tokenizers, checkpoints, models, and everything that is known of them. Only what is new is sent."""
+    if drill:
+        if keep or with_keys:
+            raise ValueError("--drill makes no backup: leave out --keep and --with-keys")
+        return _drill(to, as_json)
+    from tasks.registry.backup.backup import back_up
+    from tasks.settings import home
+    from tasks.storage import open_named, open_store
+
+    store, target = open_store(home()), open_named(home(), to)
+    with (
+        asked("override" if with_keys else "publish", as_, what=f"backup to {target.uri}", reason=reason),
+        _progress("backup") as tell,
+    ):
+        made = back_up(home(), store, target, keep=keep or 0, with_keys=with_keys, tell=tell)
+    return _tell_made(made, target.uri, as_json)
+
+
+def restore(
+    from_: Annotated[str, typer.Option("--from", help="Store with the backups: a name of stores.yaml, or a folder.")],
+    at: Annotated[
+        str, typer.Option(help="Newest backup not later than this time, in UTC; without it, the newest.")
+    ] = "",
+    reason: Reason = "",
+    as_: As = "",
+    as_json: Json = False,
+) -> None:
+    """Rebuild an empty home from a backup; every byte is checked on its way."""
+    from tasks.registry.backup.restore import restore as restore_home
+    from tasks.settings import home
+    from tasks.storage import open_named, open_store
+
+    source = open_named(home(), from_)
+    with asked("override", as_, what=f"restore from {source.uri}", reason=reason), _progress("restore") as tell:
+        restored = restore_home(home(), open_store(home()), source, at=at, tell=tell)
+    said = restored.contents
+    fields = {
+        "home": str(home()),
+        "from": source.uri,
+        "backup": restored.backup.version,
+        "at": said.at,
+        "artifacts": len(said.artifacts),
+        "documents": len(said.documents),
+        "files": restored.files,
+        "bytes": restored.bytes,
+        "damaged": list(said.damaged),
+    }
+    words = (
+        f"Restored {home()} as it was at {said.at}: {len(said.artifacts)} artifact(s), {restored.bytes / 1e6:.1f} MB, "
+        f"{len(said.documents)} document(s), all as backed up"
+    )
+    say(fields, words, as_json=as_json)
+
+
+def _drill(to: str, as_json: bool) -> None:
+    from tasks.registry.backup.drill import drill
+    from tasks.settings import home
+    from tasks.storage import open_named
+
+    source = open_named(home(), to)
+    with _progress("drill") as tell:
+        done = drill(home(), source, tell=tell)
+    words = (
+        f"Restored and compared: {done.artifacts} artifact(s), {done.bytes / 1e6:.1f} MB, {done.documents} document(s), an "
+        f"audit log of {done.audit_entries} entries.\n"
+        f"A restore takes {done.rto_seconds:.1f} s here (RTO); the backup of {done.at} is {done.rpo_seconds:.0f} s old (RPO)."
+    )
+    say({"from": source.uri, **asdict(done)}, words, as_json=as_json)
+
+
+def _tell_made(made: Any, to: str, as_json: bool) -> None:
+    """What is damaged here is in no backup: that is told with exit code 5, after all the rest is safe."""
+    from tasks.errors import IntegrityError
+
+    said = made.contents
+    fields = {
+        "to": to,
+        "backup": made.manifest.version,
+        "at": said.at,
+        "artifacts": len(said.artifacts),
+        "sent": list(made.sent),
+        "sent_bytes": made.sent_bytes,
+        "documents": len(said.documents),
+        "left_out": list(made.left_out),
+        "damaged": list(said.damaged),
+        "pruned": list(made.pruned),
+    }
+    if said.damaged:
+        raise CommandError(
+            IntegrityError(
+                f"backed up, but not what is damaged here and in no backup from before: {', '.join(said.damaged[:5])}",
+                problems=[{"path": ref, "problem": "sha256"} for ref in said.damaged],
+                remedy="`headway verify` names the files of each; make it again, and back up again.",
+            ),
+            fields,
+        )
+    words = (
+        f"Backed up to {to} at {said.at}: {len(said.artifacts)} artifact(s), of which {len(made.sent)} were new "
+        f"({made.sent_bytes / 1e6:.1f} MB), and {len(said.documents)} document(s)"
+    )
+    say(fields, words + (f"; {len(made.pruned)} old one(s) removed" if made.pruned else ""), as_json=as_json)
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """How many bytes of how many are done, on stderr."""
+    from deployments.cli.progress import Progress, console
+
+    shown = Progress(console())
+    shown.started(what, None)
+    try:
+        yield lambda done, total, text: shown.progress(what, done, total, text, None)
+    finally:
+        shown.quiet()

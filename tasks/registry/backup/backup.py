@@ -1,0 +1,176 @@
+"""Making a backup: what the target does not have is sent, and the backup itself appears last. Old ones go with `keep`.
+
+Who is killed in between leaves the backups from before whole, and what was sent is not sent again. Rebuilding is restore.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tasks.errors import IntegrityError
+from tasks.process import locked
+from tasks.registry import foreign
+from tasks.registry.access import note_access
+from tasks.registry.audit import audited
+from tasks.registry.backup import contents, snapshot
+from tasks.registry.backup.contents import Contents
+from tasks.registry.backup.selection import selected
+from tasks.registry.transfer import beside_digests, bring, bring_beside, require_other, require_there
+from tasks.storage.manifest import Manifest, Provenance
+from tasks.storage.store import Store
+
+CLAIM = "backup-of.json"
+"""Document that makes a store one of backups, and says of which home."""
+Tell = Callable[[int, int, str], None]
+"""Bytes done, bytes in all, and of what."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A backup that was made."""
+
+    manifest: Manifest
+    contents: Contents
+    sent: tuple[str, ...]
+    """References of the artifacts that the target did not have."""
+    sent_bytes: int
+    left_out: tuple[str, ...]
+    pruned: tuple[str, ...] = ()
+    """Times of the backups that went, as too old."""
+
+
+def back_up(
+    home: Path, store: Store, target: Store, *, keep: int = 0, with_keys: bool = False, tell: Tell = lambda *_: None
+) -> Made:
+    """Back up a home and its store into another store; with `keep`, only so many of the newest backups stay there.
+
+    What is damaged in the home and not in the target from before is left out, and named in the contents. Raises ValueError for a
+    target that is no store of this home's backups, Missing when it is not there or has no room.
+    """
+    require_other(store, target)
+    require_there(target)
+    _require_outside(home, target)
+    work = home / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    with locked(home / "locks" / "backup"), tempfile.TemporaryDirectory(dir=work) as scratch:
+        _claim(target, _origin(store))
+        with audited(store, "backup", right="publish", what=target.uri):
+            made = _make(home, store, target, Path(scratch), with_keys=with_keys, tell=tell)
+        if not keep:
+            return made
+        with audited(store, "prune backups", right="publish", what=f"{target.uri}, all but the newest {keep}"):
+            return replace(made, pruned=prune(target, keep))
+
+
+def prune(target: Store, keep: int) -> tuple[str, ...]:
+    """Remove all backups but the newest ones, and every artifact that none of these names; returns the times of what went.
+
+    The store holds nothing but backups (`_claim`), so what none names is of old ones, or of one that was killed.
+    """
+    found = contents.backups(target)
+    old = found[keep:]
+    for one in old:
+        target.delete(one)
+    named = {ref for one in found[:keep] for ref in contents.read(contents.fetch(target, one)).artifacts}
+    for one in list(target.manifests()):
+        if one.content.kind != contents.KIND and one.ref not in named:
+            target.delete(one)
+    return tuple(one.provenance.created for one in old)
+
+
+def _make(home: Path, store: Store, target: Store, folder: Path, *, with_keys: bool, tell: Tell) -> Made:
+    """Documents before artifacts: what a document names was published before it was written."""
+    at = contents.now()
+    documents = snapshot.take_documents(store, folder)
+    snapshot.take_files(home, folder, with_keys=with_keys)
+    chosen, left = selected(store, lambda one: _held(target, one))
+    sent, damaged = _send(home, store, target, chosen, tell)
+    left += [one for one in chosen if one.ref in damaged]
+    said = Contents(
+        at=at,
+        origin=_origin(store),
+        home=home.as_uri(),
+        headway=contents.headway_version(),
+        artifacts={one.ref: beside_digests(target, one) for one in chosen if one.ref not in damaged},
+        documents=documents,
+        damaged=tuple(damaged),
+    )
+    contents.write(folder, said)
+    (folder / contents.MANIFESTS).write_bytes(b"".join(foreign.to_json(one) + b"\n" for one in left))
+    return Made(
+        manifest=_publish(target, folder, chosen, said),
+        contents=said,
+        sent=tuple(one.ref for one in sent),
+        sent_bytes=sum(one.bytes for one in sent),
+        left_out=tuple(one.ref for one in left),
+    )
+
+
+def _origin(store: Store) -> str:
+    """Which home this is. Raises ValueError for one in which nothing was ever done."""
+    first = next(iter(store.list("audit")), None)
+    document = store.read(first) if first else None
+    if document is None:
+        raise ValueError(f"there is nothing to back up in {store.uri}: nothing was published yet")
+    return hashlib.sha256(document.data).hexdigest()
+
+
+def _require_outside(home: Path, target: Store) -> None:
+    if f"{target.uri}/".startswith(f"{home.absolute().as_uri()}/"):
+        raise ValueError(
+            f"{target.uri} lies in the home that it would be a backup of, and is lost with it; name another place"
+        )
+
+
+def _claim(target: Store, origin: str) -> None:
+    """Have the target hold this home's backups and nothing else. Raises ValueError when it holds something else."""
+    document = target.read(CLAIM)
+    if document is None:
+        if target.list("") or any(target.manifests()):
+            raise ValueError(
+                f"{target.uri} holds other things than backups; a backup needs a store, or a folder, of its own"
+            )
+        target.create(CLAIM, json.dumps({"origin": origin}).encode())
+        document = target.read(CLAIM)
+    if document is None or json.loads(document.data)["origin"] != origin:
+        raise ValueError(
+            f"{target.uri} holds backups of another home; each home needs a store, or a folder, of its own"
+        )
+
+
+def _held(target: Store, manifest: Manifest) -> bool:
+    there = target.manifest(manifest.content.kind, manifest.provenance.name, manifest.version)
+    return there is not None and target.present(there)
+
+
+def _send(
+    home: Path, store: Store, target: Store, chosen: list[Manifest], tell: Tell
+) -> tuple[list[Manifest], list[str]]:
+    """Send what the target does not have; returns that, and references of what is damaged here and not there."""
+    new = [one for one in chosen if not _held(target, one)]
+    total, done = sum(one.bytes for one in new), 0
+    sent, damaged = [], []
+    for one in chosen:
+        if one not in new:
+            bring_beside(store, target, one)
+            continue
+        tell(done, total, one.ref.partition("@")[0])
+        try:
+            sent.append(bring(store, target, one))
+            note_access(home, one.ref, bytes=one.bytes, what="backup")
+        except IntegrityError:
+            damaged.append(one.ref)
+        done += one.bytes
+    tell(total, total, "documents")
+    return sent, damaged
+
+
+def _publish(target: Store, folder: Path, chosen: list[Manifest], said: Contents) -> Manifest:
+    inputs = tuple(one.version for one in chosen if one.ref in said.artifacts)
+    made = Provenance(name=contents.NAME, created=said.at, stage="backup")
+    return target.publish(folder, kind=contents.KIND, inputs=inputs, provenance=made)

@@ -1,0 +1,247 @@
+"""Rebuilding a home from a backup: artifacts first, documents next, settings last; every byte is checked on its way.
+
+Documents are as they were, so history, lineage and the audit log's chain are; one entry then says that they were restored.
+Where things lie is derived: URIs are the new store's, paths in endpoints and in MLflow's database the new home's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import socket
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import yaml
+
+from tasks.artifacts import parse_ref
+from tasks.errors import IntegrityError
+from tasks.process import read_json, write_json
+from tasks.registry import foreign, trust
+from tasks.registry.audit import actor, audit
+from tasks.registry.backup import contents, snapshot
+from tasks.registry.backup.contents import FILES, MANIFESTS, Contents
+from tasks.registry.transfer import beside_digests, bring, require_other, require_there
+from tasks.signing.keys import load_public_key
+from tasks.storage.history import current, note_change
+from tasks.storage.local import LocalStore, require_room
+from tasks.storage.manifest import Manifest
+from tasks.storage.store import Store
+
+RESTORED_KEY = "restored.pub"
+MARK = "restoring.json"
+"""In a home whose restore has not come to its end: the same restore goes on there, and nothing else does."""
+ALLOWED = ("stores.yaml", ".gitignore", MARK)
+"""What an empty home may hold: it must be able to say which store the backups are in."""
+LOCATIONS = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+    ("logged_models", "artifact_location"),
+)
+"""Columns of MLflow's database that say where files lie."""
+Tell = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A home that was rebuilt."""
+
+    backup: Manifest
+    contents: Contents
+    files: int
+    bytes: int
+
+
+def restore(home: Path, store: Store, source: Store, *, at: str = "", tell: Tell = lambda *_: None) -> Restored:
+    """Rebuild an empty home from the newest backup, or the newest one not later than a time (UTC).
+
+    Raises ValueError for a home that is not empty, Unknown when there is no such backup, IntegrityError that names what is
+    damaged in it, and Missing when there is no room. Who was killed in between does the same again.
+    """
+    require_other(source, store)
+    require_there(source)
+    backup = contents.choose(source, at)
+    require_empty(home, store, backup.ref)
+    write_json(home / MARK, {"backup": backup.ref, "from": source.uri})
+    restored = rebuild(home, store, source, backup, tell=tell)
+    _settle_key(home)
+    _note(store, source, restored)
+    (home / MARK).unlink()
+    return restored
+
+
+def rebuild(home: Path, store: Store, source: Store, backup: Manifest, *, tell: Tell = lambda *_: None) -> Restored:
+    """Bring everything of a backup into a home and a store, without a word about it in the audit log."""
+    folder = contents.fetch(source, backup)
+    said = contents.read(folder)
+    manifests = [_named(source, ref) for ref in said.artifacts]
+    total, done = sum(one.bytes for one in manifests), 0
+    if isinstance(store, LocalStore):
+        require_room(home, total + backup.bytes, what=f"the backup of {said.at}")
+    for one in manifests:
+        tell(done, total, one.ref.partition("@")[0])
+        if _arrived(store, one) is None:
+            bring(source, store, one)
+        _require_beside(store, one, said.artifacts[one.ref])
+        done += one.bytes
+    tell(total, total, "documents")
+    _write_documents(store, folder, said)
+    for line in (folder / MANIFESTS).read_bytes().splitlines():
+        foreign.keep(store, foreign.from_json(line, where=f"{MANIFESTS} of the backup"))
+    _write_files(home, folder / FILES, said)
+    files = sum(len(one.content.files) for one in manifests)
+    return Restored(backup=backup, contents=said, files=files, bytes=total)
+
+
+def require_empty(home: Path, store: Store, backup: str) -> None:
+    """Raise ValueError unless nothing is in a home and its store but what a restore of the same backup left there."""
+    if (read_json(home / MARK) or {}).get("backup") == backup:
+        return
+    held = sorted(path.name for path in home.iterdir() if path.name not in ALLOWED) if home.is_dir() else []
+    if held or store.list("") or any(store.manifests()):
+        what = f"it holds {', '.join(held[:5])}" if held else f"its store {store.uri} is not"
+        raise ValueError(
+            f"the home {home} is not empty ({what}): a backup is restored into an empty one, never over work. Set HEADWAY_HOME "
+            "to a new folder"
+        )
+    home.mkdir(parents=True, exist_ok=True)
+
+
+def relocate_database(database: Path, before: str, after: str) -> None:
+    """Have MLflow's database point to files of the new home where it pointed to the old one's; both are URIs of folders."""
+    with closing(sqlite3.connect(database)) as connection, connection:
+        for table, column in LOCATIONS:
+            columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+            if column in columns:
+                connection.execute(
+                    f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE {column} LIKE ? || '/%'",
+                    (after, len(before) + 1, before),
+                )
+
+
+def _named(source: Store, ref: str) -> Manifest:
+    found = source.manifest(*parse_ref(ref))
+    if found is None:
+        raise IntegrityError(
+            f"{ref}, which the backup names, is not in {source.uri}",
+            problems=[{"path": ref, "problem": "missing"}],
+            remedy="Take an older backup with --at, or another copy of the store.",
+        )
+    return found
+
+
+def _arrived(store: Store, manifest: Manifest) -> Manifest | None:
+    """What a restore that was killed brought already, every byte of it checked."""
+    there = store.manifest(manifest.content.kind, manifest.provenance.name, manifest.version)
+    return there if there and not store.verify(there) else None
+
+
+def _require_beside(store: Store, manifest: Manifest, digests: dict[str, str]) -> None:
+    found = beside_digests(store, manifest)
+    for name in found.keys() | digests.keys():
+        if found.get(name) != digests.get(name):
+            raise IntegrityError(
+                f"{name} beside {manifest.ref} is not what was backed up",
+                problems=[
+                    {"path": name, "problem": "sha256", "expected": digests.get(name), "actual": found.get(name)}
+                ],
+                remedy="Take an older backup with --at, or another copy of the store.",
+            )
+
+
+def _write_documents(store: Store, folder: Path, said: Contents) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(snapshot.READERS) as pool:
+        for _ in pool.map(lambda each: _write_document(store, said, *each), snapshot.documents_in(folder)):
+            pass
+
+
+def _write_document(store: Store, said: Contents, key: str, data: bytes) -> None:
+    if hashlib.sha256(data).hexdigest() != said.documents[key]:
+        raise IntegrityError(f"the document {key} is not what was backed up", remedy="Take an older backup with --at.")
+    if not store.create(key, data):
+        there = store.read(key)
+        if there is None or there.data != data:
+            raise IntegrityError(
+                f"the document {key} is there already, and is another one: somebody works in this home",
+                remedy="Restore into an empty home that nobody uses meanwhile.",
+            )
+
+
+def _write_files(home: Path, files: Path, said: Contents) -> None:
+    """Settings, keys, endpoints and MLflow's database, under the paths of this home."""
+    for path in _files(files):
+        target = home / path.relative_to(files)
+        if target.name == "stores.yaml" and target.exists():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if target.parent.name == snapshot.KEYS else 0o777)
+        partial = target.with_name(f".{target.name}.restoring")
+        shutil.copyfile(path, partial)
+        _fit(partial, path.relative_to(files), home, said)
+        private = path.relative_to(files).parts[0] in (snapshot.KEYS, "policy.yaml", "trust.yaml")
+        partial.chmod(0o600 if private else 0o644)
+        partial.replace(target)
+
+
+def _fit(path: Path, name: Path, home: Path, said: Contents) -> None:
+    if name.as_posix() == snapshot.MLFLOW:
+        path.chmod(0o644)
+        relocate_database(path, said.home, home.as_uri())
+    elif name.parts[0] == "endpoints":
+        path.chmod(0o644)
+        _rewrite_endpoint(path, home, said)
+    elif name.name == "stores.yaml":
+        path.chmod(0o644)
+        _work_locally(path)
+
+
+def _rewrite_endpoint(path: Path, home: Path, said: Contents) -> None:
+    """The server that it names is the old home's: this home has none until the next deploy."""
+    record: dict[str, Any] = json.loads(path.read_bytes())
+    old = Path(unquote(urlparse(said.home).path))
+    if "folder" in record and Path(record["folder"]).is_relative_to(old):
+        record["folder"] = str(home / Path(record["folder"]).relative_to(old))
+    path.write_text(json.dumps(record, indent=1))
+
+
+def _work_locally(path: Path) -> None:
+    """The artifacts were restored into the folder of this home, so that is where it works; the other stores stay named."""
+    told = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    if told.pop("use", "local") != "local":
+        path.write_text(yaml.safe_dump(told, sort_keys=False), encoding="utf-8")
+
+
+def _settle_key(home: Path) -> None:
+    """The old home's key without its private half signs no more; what it signed still counts, by the trust policy."""
+    public = home / snapshot.KEYS / "signing.pub"
+    if not public.exists() or public.with_suffix(".pem").exists():
+        return
+    kept = public.with_name(RESTORED_KEY)
+    public.rename(kept)
+    if trust.load_or_none(home) is None:
+        trust.add_key(home, "restored", load_public_key(kept), ("*/*",))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def _note(store: Store, source: Store, restored: Restored) -> None:
+    """One entry in the audit log, and in the history of every name that its current version was restored."""
+    reason = f"backup of {restored.contents.at}"
+    audit(store, "restore", right="override", what=f"{source.uri} as of {restored.contents.at}", reason=reason)
+    named = sorted({tuple(key.split("/")[1:3]) for key in restored.contents.documents if key.startswith("history/")})
+    for kind, name in named:
+        version = current(store, kind, name)
+        if version:
+            who = {"who": actor().name, "host": socket.gethostname()}
+            note_change(store, kind, name, action="restore", version=version, reason=reason, **who)
