@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from deployments.cli.configuration import SHIPPED, load
+from deployments.cli.configuration import SHIPPED, changed, load
 from deployments.settings import PlatformConfig, ScheduleConfig
-from tasks.config import QualifyConfig, RetrainConfig, RevalidateConfig, ValidateConfig
+from tasks.config import BackupConfig, QualifyConfig, RetrainConfig, RevalidateConfig, ValidateConfig
 from tasks.settings import Settings
 
 POOL = "headway"
@@ -23,14 +23,18 @@ FORMS: dict[str, type[Settings]] = {
     "revalidate": RevalidateConfig,
     "validate": ValidateConfig,
     "qualify": QualifyConfig,
+    "backup": BackupConfig,
 }
 """The flows, and what each takes as `config`. The flow of a name is flows.NAME.NAME."""
-WITHOUT_DATASET = ("qualify",)
+WITHOUT_DATASET = ("qualify", "backup")
+APART = ("backup",)
+"""Flows whose settings are no part of a retraining run's: they start from the defaults of their class."""
 PURPOSE = {
     "retrain": "The whole lifecycle: a dataset becomes a served model.",
     "revalidate": "The model in production, verified and measured on the newest data. Changes nothing that is served.",
     "validate": "A dataset, judged by itself; what breaks a rule is set aside.",
     "qualify": "The cluster, measured anew and judged.",
+    "backup": "Key assets into a store of backups; proved by a drill, where wanted.",
 }
 
 
@@ -92,9 +96,11 @@ def presets() -> list[str]:
 
 def parameters(flow: str, source: str, dataset: str = "", overrides: tuple[str, ...] = ()) -> dict[str, Any]:
     """What a flow is called with for a configuration: by its name or path, with settings changed as A.B=VALUE."""
+    form = FORMS[flow]
+    if flow in APART:
+        return {"config": changed(form, overrides).model_dump(mode="json")}
     whole = load(source, list(overrides))
     told = {**whole.model_dump(mode="json"), "model": whole.training.model}
-    form = FORMS[flow]
     part = form.model_validate({key: value for key, value in told.items() if key in form.model_fields})
     config = {"config": part.model_dump(mode="json")}
     return config if flow in WITHOUT_DATASET else {"dataset": dataset or whole.dataset, **config}

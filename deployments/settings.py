@@ -93,6 +93,18 @@ class AlertsConfig(Settings):
     """Longest time since a champion was deployed or revalidated."""
     failed_hours: float = Field(24.0, gt=0)
     """A failed run or a closed gate stays an alert until a later run of the same kind and model succeeds, or for so long."""
+    denials: Positive = 5
+    """Refusals of one name, or from one place, within `denials_minutes`."""
+    denials_minutes: float = Field(10.0, gt=0)
+    """Time in which refusals are counted."""
+    download_gb: float = Field(500.0, gt=0)
+    """Most (10^9 bytes) that one name reads of artifacts within an hour."""
+    download_artifacts: Positive = 500
+    """Most artifacts that one name reads within an hour."""
+    download_times_usual: float = Field(20.0, gt=1)
+    """Most that one name reads within an hour, in times of what an hour of that name usually comes to."""
+    new_place_hours: float = Field(24.0, gt=0)
+    """A name at a host or account where it never was before stays an alert for so long."""
 
 
 class TelemetryConfig(Settings):

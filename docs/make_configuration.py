@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.settings import PlatformConfig
-from tasks.config import RetrainConfig
+from tasks.config import BackupConfig, RetrainConfig
 
 PAGE = Path(__file__).parent / "configuration.md"
 TYPES = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}
@@ -89,7 +89,8 @@ def render() -> str:
     run, platform = RetrainConfig.model_json_schema(), PlatformConfig.model_json_schema()
     tables = [_section(path, found, "### The run itself") for path, found in sections(run, run, path="")]
     others = [_section(path, found, "### The platform itself") for path, found in sections(platform, platform, path="")]
-    return "\n".join([HEAD, *tables, PLATFORM, *others])
+    backup = _section("", BackupConfig.model_json_schema(), "## The flow backup")
+    return "\n".join([HEAD, *tables, backup, PLATFORM, *others])
 
 
 def sections(schema: dict[str, Any], section: dict[str, Any], *, path: str) -> Iterator[tuple[str, dict[str, Any]]]:

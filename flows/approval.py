@@ -17,7 +17,7 @@ from tasks.artifacts import Value, parse_ref
 from tasks.config import ApprovalConfig
 from tasks.errors import GateFailed, Refused
 from tasks.lifecycle import Lifecycle, current
-from tasks.registry.audit import acting, audit
+from tasks.registry.audit import acting, audited
 from tasks.registry.policy import Right, authorise, load_policy
 from tasks.settings import digest
 
@@ -169,12 +169,12 @@ def _conclude(run: Lifecycle, question: Question, answer: Form) -> Approval:
     )
     known = load_policy(run.home).asks(question.right)
     what, claimed = f"{question.kind} {question.subject}", "" if known else answer.person
-    with acting(answer.person) if known else nullcontext():
-        audit(run.store, answer.decision, right=question.right, what=what, claimed=claimed, reason=answer.reason)
-    if answer.decision == "approve":
-        run.journal.put(_key("approvals", question.kind, question.subject), approval.model_dump())
-        return approval
-    run.journal.append(_key("rejections", question.kind, question.subject), approval.model_dump())
+    said = {"right": question.right, "what": what, "claimed": claimed, "reason": answer.reason}
+    with acting(answer.person) if known else nullcontext(), audited(run.store, answer.decision, **said):
+        if answer.decision == "approve":
+            run.journal.put(_key("approvals", question.kind, question.subject), approval.model_dump())
+            return approval
+        run.journal.append(_key("rejections", question.kind, question.subject), approval.model_dump())
     raise GateFailed(
         f"{answer.person} rejected it: {answer.reason}",
         stage="approve",

@@ -19,8 +19,8 @@ from tasks.evaluate import champion_checkpoint, evaluate, hold
 from tasks.lifecycle import Lifecycle, current, lifecycle
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import note_revalidation
-from tasks.registry.verification import problems_of
-from tasks.storage.manifest import Manifest, require_intact
+from tasks.registry.verification import problems_of, refusal
+from tasks.storage.manifest import Manifest
 from tasks.storage.store import find
 
 STAGES = ("validate", "preprocess", "evaluate")
@@ -66,7 +66,8 @@ def sound_champion(run: Lifecycle, model: str) -> Manifest:
     if ref is None:
         raise Unknown(f"model/{model} has no champion", remedy="`headway retrain` makes one; `model` is the setting.")
     manifest, problems = problems_of(run.store, ref, keys=run.home / "keys")
-    require_intact(manifest, problems)
+    if problems:
+        raise refusal(manifest, problems)
     return manifest
 
 

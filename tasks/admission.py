@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tasks.data_config import AdmissionConfig
 from tasks.errors import IntegrityError
-from tasks.signing import claimed_files, signed_files
+from tasks.signing.bundle import claimed_files, signed_files
+from tasks.signing.keys import load_public_key
 
 
 def refused(
@@ -41,7 +42,7 @@ def authorised(signatures: Iterable[str], keys: Iterable[Path]) -> set[str]:
     """sha256 of all files that an owner of one of the keys signed."""
     found: set[str] = set()
     bundles = [bundle.encode() for bundle in signatures]
-    for key in keys:
+    for key in map(load_public_key, keys):
         for bundle in bundles:
             try:
                 found |= set(signed_files(bundle, key).values())

@@ -264,3 +264,14 @@ class QualifyConfig(Settings):
 
     cluster: ClusterConfig = ClusterConfig()
     benchmark: BenchmarkConfig = BenchmarkConfig()
+
+
+class BackupConfig(Settings):
+    """A backup of this home. See docs/backup.md."""
+
+    to: Name = "backup"
+    """Name of a store of stores.yaml that holds nothing but this home's backups."""
+    keep: Positive = 14
+    """Backups that stay there; older ones go."""
+    drill: bool = False
+    """Whether the backup is then restored into a scratch place and compared by hash: proof, for as long as a restore takes."""

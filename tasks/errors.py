@@ -64,6 +64,12 @@ class Refused(HeadwayError):
     exit_code = 2
 
 
+class Conflict(HeadwayError):
+    """Somebody else changed the same thing at the same time, and was first."""
+
+    exit_code = 2
+
+
 class Missing(HeadwayError):
     """Something that the work needs is not there: a server, a package, an account, room on the disk."""
 

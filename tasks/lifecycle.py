@@ -28,6 +28,7 @@ from tasks.runlog import RunLog
 from tasks.settings import Settings, config_digest, experiment, home, tracking_uri
 from tasks.storage import open_store
 from tasks.storage.store import Store
+from tasks.surroundings import surroundings
 
 SUBJECTS = {"qualify": "headway.cluster", "validate": "headway.dataset"}
 """The tag that names what a flow is about; of all others it is a model."""
@@ -239,6 +240,7 @@ def _tags(run: Lifecycle) -> dict[str, str]:
         "mlflow.note.content": words.run_note(run.flow_run, "running", facts=_facts(run)),
         "mlflow.source.git.commit": commit,
         "headway.dirty": None if dirty is None else str(dirty).lower(),
+        **words.surroundings_tags(surroundings()),
     }
     return {key: value for key, value in found.items() if value}
 

@@ -51,7 +51,28 @@ def experiment(name: str) -> str:
     return os.environ.get("MLFLOW_EXPERIMENT_NAME") or name
 
 
+def image_digest() -> str:
+    """The image that this process runs in: `HEADWAY_IMAGE_DIGEST`, `sha256:...`; empty where nobody told it."""
+    return os.environ.get("HEADWAY_IMAGE_DIGEST", "")
+
+
+def openlineage_key() -> str:
+    """What an OpenLineage server asks for as a bearer token: `OPENLINEAGE_API_KEY`, as in its own clients; empty without one."""
+    return os.environ.get("OPENLINEAGE_API_KEY", "")
+
+
+def told_sku() -> str:
+    """The size of this virtual machine, for example Standard_ND96isr_H100_v5: `HEADWAY_SKU`; empty where nobody told it."""
+    return os.environ.get("HEADWAY_SKU", "")
+
+
 def policy_file(home: Path) -> tuple[Path, bool]:
     """The policy of who may do what, and whether somebody named it: `HEADWAY_POLICY`, else `policy.yaml` of the home."""
     named = os.environ.get("HEADWAY_POLICY")
     return (Path(named).absolute(), True) if named else (home / "policy.yaml", False)
+
+
+def trust_file(home: Path) -> tuple[Path, bool]:
+    """Whose signatures count, and whether somebody named the file: `HEADWAY_TRUST`, else `trust.yaml` of the home."""
+    named = os.environ.get("HEADWAY_TRUST")
+    return (Path(named).absolute(), True) if named else (home / "trust.yaml", False)

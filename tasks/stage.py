@@ -18,14 +18,17 @@ from pydantic import BaseModel
 from tasks.artifacts import Artifact, Cluster, Gate, Pending, parse_ref, plain
 from tasks.errors import Cancelled, GateFailed, Unknown
 from tasks.lifecycle import Lifecycle, current
+from tasks.lineage import words
 from tasks.outcomes import Outcome, interrupted
 from tasks.prefect_notes import leave_note
 from tasks.process import locked
 from tasks.registry import records
+from tasks.registry.ancestry import told
 from tasks.registry.changes import flat, what_changed
 from tasks.registry.records import Record
 from tasks.settings import Settings, digest
 from tasks.storage.store import find
+from tasks.surroundings import surroundings
 from tasks.workbench import Work, clean_up, working
 
 P = ParamSpec("P")
@@ -134,10 +137,12 @@ class Stage:
         outcome.inputs = [a.ref for a in call.handed] + call.context
         spool = run.need_spool()
         tags = {"headway.stage": self.name, "headway.key": call.key, "headway.reused": str(record is not None).lower()}
+        tags |= words.surroundings_tags(surroundings())
+        handed = [told(run.store, artifact.ref) for artifact in call.handed]
         identity = spool.start_run(self.name, parent=run.run, tags=tags, params=_params(call))
-        spool.log_inputs(identity, [_as_input(artifact) for artifact in call.handed])
+        spool.log_inputs(identity, [words.as_input(each) for each in handed])
         if run.run:
-            spool.log_inputs(run.run, [_as_input(a) for a in call.handed if a.KIND == "dataset"])
+            spool.log_inputs(run.run, [words.as_input(each) for each in handed if each["kind"] == "dataset"])
         status = "FINISHED"
         try:
             if record:
@@ -151,7 +156,9 @@ class Stage:
             status = "KILLED" if interrupted(error) else "FAILED"
             raise
         finally:
-            spool.end_run(identity, status, tags={f"headway.output.{i}": ref for i, ref in enumerate(outcome.outputs)})
+            made = [told(run.store, ref) for ref in outcome.outputs]
+            spool.log_json(identity, "lineage.json", {"inputs": handed, "context": call.context, "outputs": made})
+            spool.end_run(identity, status, tags=words.output_tags(made))
 
     def _execute(self, run: Lifecycle, outcome: Outcome, call: Call, identity: str) -> Any:
         began = time.monotonic()
@@ -278,16 +285,6 @@ def _params(call: Call) -> dict[str, Any]:
 def _at_the_end(metrics: dict[str, float]) -> list[tuple[str, float, int]]:
     """Final values at the last step, so that they end a series of the same name instead of starting it."""
     return [(key, value, int(metrics.get("steps", 0))) for key, value in metrics.items()]
-
-
-def _as_input(artifact: Artifact) -> dict[str, str]:
-    return {
-        "name": artifact.name,
-        "digest": artifact.version,
-        "uri": artifact.uri,
-        "ref": artifact.ref,
-        "kind": artifact.KIND,
-    }
 
 
 def _estimate(run: Lifecycle, stage_name: str) -> float | None:

@@ -34,7 +34,7 @@ from tasks.corpus.rewriting import rewrite
 from tasks.data_config import ValidationConfig
 from tasks.drift import drifts, outliers
 from tasks.expected import INSUFFICIENT, SAMPLES, DocumentRule, Figure
-from tasks.signing import SIGNATURES
+from tasks.signing.bundle import SIGNATURES
 from tasks.stage import stage
 from tasks.verdict import Bits, Judged, mask_of, shares, verdict
 from tasks.workbench import attachment, fetch, manifest_of, publish, run_job, scratch

@@ -26,13 +26,15 @@ from tasks.lifecycle import Lifecycle, code_version
 from tasks.lineage import words
 from tasks.process import read_json, write_json
 from tasks.redaction import redacted
-from tasks.registry import records
-from tasks.registry.audit import actor
+from tasks.registry import records, signatures
+from tasks.registry.access import note_access
+from tasks.registry.audit import actor, audited
 from tasks.registry.publishing import publish as publish_artifact
 from tasks.registry.refs import move_ref
 from tasks.settings import Settings
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import find
+from tasks.surroundings import surroundings
 
 A = TypeVar("A", bound=Artifact)
 KEPT_AFTER_A_JOB = ("config.json", "handle.json", "exit.json", "metrics.jsonl", "result.json", "logs", "launcher.log")
@@ -76,7 +78,9 @@ def fetch(artifact: Artifact) -> Path:
     work = _work.get()
     if artifact not in work.handed:
         raise AssertionError(f"{work.stage} was not handed {artifact.ref}; lineage is what was read")
-    return work.lifecycle.store.fetch(_manifest(artifact))
+    manifest = _manifest(artifact)
+    note_access(work.lifecycle.home, manifest.ref, bytes=manifest.bytes, what=work.stage)
+    return work.lifecycle.store.fetch(manifest)
 
 
 @contextmanager
@@ -128,9 +132,21 @@ def note(prefix: str, value: dict[str, Any]) -> None:
     _work.get().lifecycle.journal.append(prefix, {**value, "who": actor().name, "time": time.time()})
 
 
+@contextmanager
+def logged(action: str, **details: Any) -> Iterator[None]:
+    """Make a change inside that the audit log tells of before; see `audited`."""
+    run = (_work.get().lifecycle.flow_run or {}).get("id")
+    with audited(_work.get().lifecycle.store, action, **details, **({"flow_run": run} if run else {})):
+        yield
+
+
 def crown(model: Model, *, reason: str) -> None:
-    """Make a model the champion: the ref moves with an audit entry, and MLflow's registry is told."""
+    """Make a model the champion: the ref moves with an audit entry, and MLflow's registry is told.
+
+    Raises IntegrityError for a model whose signature does not count: nothing is registered then.
+    """
     work = _work.get()
+    require_signed(model)
     inputs = _manifest(model).provenance.inputs
     before = move_ref(work.lifecycle.store, f"{model.name}/champion", model.ref, inputs=inputs, reason=reason)
     scores = work.lifecycle.outcomes["evaluate"].metrics if "evaluate" in work.lifecycle.outcomes else {}
@@ -144,7 +160,7 @@ def crown(model: Model, *, reason: str) -> None:
     work.lifecycle.need_spool().register(
         work.lifecycle.run or work.run,
         name=model.name,
-        uri=model.uri,
+        uri=work.lifecycle.store.uri_of(_manifest(model)),
         alias="champion",
         tags=words.version_tags(facts),
         note=words.version_note(facts, before if before and before != model.ref else ""),
@@ -152,9 +168,21 @@ def crown(model: Model, *, reason: str) -> None:
     )
 
 
-def attach(artifact: Artifact, name: str, data: bytes) -> None:
-    """Put a file beside an artifact's manifest: a signature."""
-    _work.get().lifecycle.store.attach(_manifest(artifact), name, data)
+def require_signer(kind: type[Artifact], name: str) -> None:
+    """Raise IntegrityError or Missing unless what is about to be made can be signed: before the work, not after it."""
+    signatures.require_signer(_work.get().lifecycle.home, kind.KIND, name)
+
+
+def sign(artifact: Artifact) -> None:
+    """Sign what was just published with the home's key. Raises IntegrityError when the trust policy does not let it."""
+    work = _work.get()
+    signatures.sign(work.lifecycle.store, work.lifecycle.home, _manifest(artifact))
+
+
+def require_signed(artifact: Artifact) -> None:
+    """Raise IntegrityError unless somebody trusted signed this artifact as it is, and stands by it."""
+    work = _work.get()
+    signatures.require_signed(work.lifecycle.store, work.lifecycle.home, _manifest(artifact))
 
 
 def attachment(artifact: Artifact, name: str) -> bytes | None:
@@ -247,7 +275,10 @@ def _provenance(work: Work, name: str, inputs: tuple[Artifact, ...], metrics: di
         config_digest=work.lifecycle.config_digest,
         config=_plain(work.lifecycle.config),
         metrics=metrics,
+        flow=work.lifecycle.flow,
         flow_run=(work.lifecycle.flow_run or {}).get("id"),
+        key=work.key,
+        **surroundings(),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -31,6 +32,14 @@ def load_file(model: type[C], path: Path) -> C:
     if not path.is_file():
         raise ValueError(f"there is no file {path}; docs/configuration.md shows what belongs into it")
     return validated(model, _read(path), str(path))
+
+
+def changed(model: type[C], overrides: Iterable[str]) -> C:
+    """The defaults of a class, changed as A.B=VALUE. Raises ValueError."""
+    value: dict[str, Any] = {}
+    for override in overrides:
+        _apply(value, override)
+    return validated(model, value, "of --set")
 
 
 def validated(model: type[C], value: dict[str, Any], source: str) -> C:

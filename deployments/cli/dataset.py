@@ -113,14 +113,16 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON object 
 def _bundles(folder: Path, sign_key: str, signatures: Sequence[Path]) -> list[bytes]:
     """Our own signature over the folder, and those that were handed in. Raises ValueError for a file that is not there."""
     from tasks.settings import home
-    from tasks.signing import ensure_key, sign_folder
+    from tasks.signing.bundle import sign_folder
+    from tasks.signing.keys import LocalKey, ensure_key
 
     for path in (*signatures, *([Path(sign_key)] if sign_key not in ("", "home") else [])):
         if not path.is_file():
             raise ValueError(f"{path} does not exist; name a file")
     found = [path.read_bytes() for path in signatures]
     if sign_key:
-        found.append(sign_folder(folder, ensure_key(home() / "keys") if sign_key == "home" else Path(sign_key)))
+        key = ensure_key(home() / "keys") if sign_key == "home" else Path(sign_key)
+        found.append(sign_folder(folder, LocalKey(key)))
     return found
 
 
@@ -130,7 +132,7 @@ def keep_signatures(store: Any, manifest: Any, bundles: list[bytes]) -> int:
     What they are worth is decided when somebody asks for a signer: tasks/admission.py.
     """
     from tasks.admission import covers
-    from tasks.signing import SIGNATURES
+    from tasks.signing.bundle import SIGNATURES
 
     found = [bundle.decode() for bundle in bundles]
     for version in store.manifests("dataset", manifest.provenance.name):

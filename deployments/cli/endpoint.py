@@ -41,29 +41,23 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Stop an endpoint. The next `headway retrain` starts it again."""
-    from tasks.endpoints.known import endpoint_of, require_known
-    from tasks.registry.audit import audit
+    from tasks.endpoints.known import require_known
     from tasks.settings import home
-    from tasks.storage import open_store
 
     name = require_known(home(), name)
     with asked("roll_back", as_, what=f"stop endpoint/{name}", reason=reason):
-        endpoint_of(home(), name).stop()
-        audit(open_store(home()), "stop endpoint", right="roll_back", what=f"endpoint/{name}", reason=reason)
+        _stop(name, reason)
     say({"ref": f"endpoint/{name}", "stopped": True}, f"endpoint/{name} is stopped", as_json=as_json)
 
 
 def stop_all(as_: str, reason: str) -> None:
     """Stop every endpoint of the home, for `headway down --endpoints`."""
-    from tasks.endpoints.known import endpoint_of, known_endpoints
-    from tasks.registry.audit import audit
+    from tasks.endpoints.known import known_endpoints
     from tasks.settings import home
-    from tasks.storage import open_store
 
     with asked("roll_back", as_, what="stop all endpoints", reason=reason):
         for name in known_endpoints(home()):
-            endpoint_of(home(), name).stop()
-            audit(open_store(home()), "stop endpoint", right="roll_back", what=f"endpoint/{name}", reason=reason)
+            _stop(name, reason)
 
 
 def complete(
@@ -78,3 +72,16 @@ def complete(
 
     answer = ask(home(), endpoint, text, max_tokens=max_tokens)
     say({"prompt": text, **answer}, text + answer["completion"], as_json=as_json)
+
+
+def _stop(name: str, reason: str) -> None:
+    from tasks.endpoints.known import endpoint_of
+    from tasks.registry.audit import audited
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    endpoint = endpoint_of(home(), name)
+    served = endpoint.observe()
+    said = {"what": f"endpoint/{name}", "reason": reason, "before": served.model_ref if served else None}
+    with audited(open_store(home()), "stop endpoint", right="roll_back", **said):
+        endpoint.stop()

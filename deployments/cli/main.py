@@ -11,11 +11,14 @@ from deployments.cli import (
     approve,
     artifacts,
     audit,
+    backup,
     checks,
+    copying,
     dataset,
     deployments,
     doctor,
     endpoint,
+    history,
     lineage,
     notify,
     person,
@@ -23,6 +26,7 @@ from deployments.cli import (
     preprocess,
     retrain,
     tokenizer,
+    trust,
     validate,
 )
 from deployments.cli import run as run_
@@ -64,6 +68,14 @@ app.command("mixture")(preprocess.mixture)
 app.command("lineage")(lineage.lineage)
 app.command("artifacts")(artifacts.artifacts)
 app.command("verify")(artifacts.verify)
+app.command("sign")(trust.sign)
+app.add_typer(trust.app, name="trust")
+app.command("diff")(history.diff)
+app.command("rollback")(history.rollback)
+app.command("prune")(history.prune)
+app.command("copy")(copying.copy)
+app.command("backup")(backup.backup)
+app.command("restore")(backup.restore)
 app.add_typer(endpoint.app, name="endpoint")
 app.command("complete")(endpoint.complete)
 app.add_typer(notify.app, name="notify")
@@ -74,7 +86,7 @@ app.command("deployments")(deployments.deployments)
 app.command("status")(platform.status)
 app.command("down")(platform.down)
 app.add_typer(person.app, name="person")
-app.command("audit")(audit.audit)
+app.command("audit-log")(audit.audit_log)
 
 
 def run() -> None:

@@ -80,9 +80,8 @@ def add(
 
     first = load_or_none(home()) is None
     rights = RIGHTS if first else _rights(may)
-    with asked("override", as_, what=f"add person {name}"):
+    with asked("override", as_, what=f"add person {name}"), _noted("add person", f"{name} may {', '.join(rights)}"):
         token = add_person(home(), name, rights)
-        _note("add person", f"{name} may {', '.join(rights)}")
     if first:
         _tell(
             f"{name} is the first person of the policy, so {name} may everything: somebody must be able to add others."
@@ -97,9 +96,8 @@ def renew(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = 
     from tasks.registry.policy import load_policy, renew_person
     from tasks.settings import home
 
-    with asked("override", as_, what=f"renew person {name}"):
+    with asked("override", as_, what=f"renew person {name}"), _noted("renew person", name):
         token = renew_person(home(), name)
-        _note("renew person", name)
     _say_token(name, load_policy(home()).persons[name].may, token, as_json)
 
 
@@ -109,9 +107,8 @@ def remove(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json =
     from tasks.registry.policy import remove_person
     from tasks.settings import home
 
-    with asked("override", as_, what=f"remove person {name}"):
+    with asked("override", as_, what=f"remove person {name}"), _noted("remove person", name):
         remove_person(home(), name)
-        _note("remove person", name)
     say({"person": name, "removed": True}, f"{name} is out", as_json=as_json)
 
 
@@ -149,12 +146,15 @@ def _rights(said: str) -> Rights:
     return tuple(right for right in RIGHTS if right in wanted)
 
 
-def _note(action: str, what: str) -> None:
-    from tasks.registry.audit import audit
+@contextmanager
+def _noted(action: str, what: str) -> Iterator[None]:
+    """Change the policy inside, with an entry in the audit log before."""
+    from tasks.registry.audit import audited
     from tasks.settings import home
     from tasks.storage import open_store
 
-    audit(open_store(home()), action, right="override", what=what)
+    with audited(open_store(home()), action, right="override", what=what):
+        yield
 
 
 def _say_token(name: str, may: Rights, token: str, as_json: bool) -> None:

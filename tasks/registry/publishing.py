@@ -1,4 +1,4 @@
-"""Publishing: bytes into the store, a line in the audit log, and a change of the name's history; in that order.
+"""Publishing: bytes into the store, an entry in the audit log, and a change of the name's history; in that order.
 
 Who is killed in between publishes again, and finds done what was done: the version is the content's. Bytes are tasks/storage.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from tasks.registry.audit import actor, audit
+from tasks.registry.audit import actor, audited
 from tasks.storage.history import changes, current, note_change
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import Store, counts_as_newest
@@ -28,20 +28,21 @@ def publish(
     manifest = store.publish(folder, kind=kind, inputs=inputs, provenance=signed, link=link)
     name = provenance.name
     before, becomes_current = current(store, kind, name), counts_as_newest(manifest)
-    audit(store, f"publish {kind}", right="publish", what=manifest.ref, before=before, after=manifest.version)
-    if before == manifest.version or (not becomes_current and _known(store, manifest)):
-        return manifest
-    note_change(
-        store,
-        kind,
-        name,
-        action="publish",
-        version=manifest.version,
-        current=becomes_current,
-        who=actor().name,
-        host=socket.gethostname(),
-        flow_run=provenance.flow_run,
-    )
+    said = {"what": manifest.ref, "before": before, "after": manifest.version}
+    with audited(store, f"publish {kind}", right="publish", **said):
+        if before == manifest.version or (not becomes_current and _known(store, manifest)):
+            return manifest
+        note_change(
+            store,
+            kind,
+            name,
+            action="publish",
+            version=manifest.version,
+            current=becomes_current,
+            who=actor().name,
+            host=socket.gethostname(),
+            flow_run=provenance.flow_run,
+        )
     return manifest
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from deployments.watch.alert_events import CLEARED, FIRED
 from deployments.watch.alert_rules import RULES, Seen
 from deployments.watch.alerts import Alerts, Sources, firing
 from tasks import process
+from tasks.registry.access import Access, accesses
+from tasks.registry.audit_chain import append
 from tasks.registry.journal import StoreJournal
 from tasks.registry.refs import move_ref
 from tasks.registry.revalidations import note_revalidation
@@ -188,6 +191,100 @@ def test_a_part_that_does_not_run_fires_until_it_does(world):
     assert world.look() == ["platform_part_down/worker"]
     world.down = []
     assert world.look(1) == [] and world.told() == [("fired", "platform_part_down"), ("cleared", "platform_part_down")]
+
+
+def refuse(world, claimed, times, host="h"):
+    for _ in range(times):
+        entry = {"action": "authorise", "outcome": "refused", "who": "root", "account": "root", "claimed": claimed}
+        append(open_store(world.home), {**entry, "host": host})
+
+
+def read(world, who, *, ref="model/m@1", gigabytes=0.0, ago=0.0, host="h"):
+    """A line of the access log, as if it had been written so many seconds ago."""
+    at = time.time() - ago
+    fields = {"identity": "person", "host": host, "account": "root", "what": "verify"}
+    line = Access(time=at, who=who, ref=ref, bytes=int(gigabytes * 1e9), **fields)
+    day = world.home / "access" / f"{datetime.fromtimestamp(at, UTC).date()}.jsonl"
+    day.parent.mkdir(exist_ok=True)
+    with open(day, "a") as file:
+        file.write(line.model_dump_json() + "\n")
+
+
+def test_many_denials_of_one_name_fire_until_they_stop(world):
+    refuse(world, "anna", 4)
+    refuse(world, "ben", 4, host="other")
+    assert world.look() == []
+    refuse(world, "anna", 1)
+    assert world.look() == ["many_denials/anna"] and "root@h" in firing(world.home)[0]["details"]
+    assert world.look(9 * 60) == ["many_denials/anna"] and world.told() == [("fired", "many_denials")]
+    assert world.look(11 * 60) == [] and world.told() == [("cleared", "many_denials")]
+
+
+def test_many_names_that_are_tried_from_one_place_fire_as_well(world):
+    for name in ("anna", "ben", "carl", "dora", "emil"):
+        refuse(world, name, 1)
+    assert world.look() == ["many_denials/root@h"] and "anna, ben" in firing(world.home)[0]["details"]
+    assert world.look(11 * 60) == [] and world.told() == [("fired", "many_denials"), ("cleared", "many_denials")]
+
+
+def test_a_bulk_download_fires_by_size_and_by_number_until_the_hour_is_over(world):
+    world.limits |= {"download_gb": 10, "download_artifacts": 3}
+    read(world, "anna", gigabytes=9.0, ago=60)
+    for number in range(3):
+        read(world, "ben", ref=f"model/m@{number}")
+        read(world, "ben", ref=f"model/m@{number}")
+    assert world.look() == []
+    read(world, "anna", gigabytes=2.0)
+    read(world, "ben", ref="model/m@3")
+    assert world.look() == ["bulk_download/anna", "bulk_download/ben"]
+    assert "11.00 GB" in firing(world.home)[0]["details"] and "4 artifacts" in firing(world.home)[1]["details"]
+    assert world.told() == [("fired", "bulk_download")] * 2
+    assert world.look(3700) == [] and world.told() == [("cleared", "bulk_download")] * 2
+
+
+def test_a_bulk_download_is_also_many_times_what_is_usual_for_a_name(world):
+    for hour in range(3, 9):
+        read(world, "anna", gigabytes=0.5, ago=hour * 3600)
+        read(world, "ben", gigabytes=20.0, ago=hour * 3600)
+    read(world, "anna", gigabytes=15.0)
+    read(world, "ben", gigabytes=15.0)
+    read(world, "carl", gigabytes=15.0)
+    assert world.look() == ["bulk_download/anna"] and "usually comes to 0.50 GB" in firing(world.home)[0]["details"]
+    assert world.look(3700) == [] and world.told() == [("fired", "bulk_download"), ("cleared", "bulk_download")]
+
+
+def test_a_new_place_of_a_known_name_fires_for_a_day(world):
+    read(world, "anna", host="desk", ago=30)
+    read(world, "ben", host="cafe", ago=20)
+    assert world.look() == []
+    read(world, "anna", host="desk")
+    read(world, "anna", host="cafe")
+    assert world.look() == ["new_place/anna.root@cafe"] and "root@desk" in firing(world.home)[0]["details"]
+    assert world.told() == [("fired", "new_place")]
+    read(world, "anna", host="cafe")
+    assert world.look(DAY + 60) == [] and world.told() == [("cleared", "new_place")]
+
+
+def test_habits_are_followed_once_across_restarts_and_read_again_when_their_file_is_odd(world):
+    refuse(world, "anna", 3)
+    assert world.look() == []
+    refuse(world, "anna", 1)
+    assert world.look() == []  # 3 and 1: nothing was counted twice
+    (world.home / "platform" / "habits.json").write_text("{odd")
+    assert world.look() == []
+    refuse(world, "anna", 1)
+    assert world.look() == ["many_denials/anna"]
+
+
+def test_a_normal_lifecycle_is_not_unusual(home, done):
+    made = World(home.path)
+    now = time.time()
+    read_ = list(accesses(home.path))
+    assert {one.what for one in read_} >= {"preprocess", "train", "deploy"} and all(one.bytes for one in read_)
+    found = made.alerts()._habits.look(now)
+    seen = Seen(now=now, habits=found)
+    rules = [rule for rule in RULES if rule.name in ("many_denials", "bulk_download", "new_place")]
+    assert found.places and [rule.find(seen, AlertsConfig()) for rule in rules] == [[], [], []]
 
 
 def test_every_rule_has_a_test_here():

@@ -1,4 +1,4 @@
-"""`headway person`, `headway audit`, and the commands that ask who somebody is."""
+"""`headway person`, `headway audit-log`, and the commands that ask who somebody is."""
 
 import fcntl
 import json
@@ -58,7 +58,7 @@ def files(tmp_path):
 
 
 def entries(desk, *words):
-    return desk.ok("audit", *words).said["entries"]
+    return desk.ok("audit-log", *words).said["entries"]
 
 
 def refused(ran):
@@ -166,9 +166,9 @@ def test_the_audit_is_filtered_by_person_text_and_time(anna, ben, files):
     assert len(entries(anna, "--since", "1h")) == len(entries(anna)) == 3
     assert entries(anna, "--since", "2999-01-01") == []
     assert entries(anna, "--since", "0m") == []
-    wrong = anna.run("audit", "--since", "yesterday")
+    wrong = anna.run("audit-log", "--since", "yesterday")
     assert wrong.code == 2 and "yesterday" in wrong.said["error"]["message"]
-    words = subprocess.run([HEADWAY, "audit"], env=anna.environment(), capture_output=True, text=True).stdout
+    words = subprocess.run([HEADWAY, "audit-log"], env=anna.environment(), capture_output=True, text=True).stdout
     assert "ben" in words.splitlines()[0] and "publish dataset" in words
 
 

@@ -34,6 +34,8 @@ from deployments.telemetry.sinks import FileSink
 from deployments.telemetry.story import Log
 from deployments.watch.alert_rules import RULES
 from tasks import process
+from tasks.registry.audit import acting, audit
+from tasks.storage import open_store
 
 ROOT = Path(__file__).parents[2]
 KEY = "11111111-2222-3333-4444-555555555555"
@@ -591,6 +593,22 @@ def test_azure_monitor_gets_requests_dependencies_logs_and_what_was_added(here, 
     restarted = Telemetry(here, settings(prometheus=False, azure_connection_string="env:TEST_INSIGHTS"))
     restarted.tick(now + 2)
     assert totals(ingestion, "completed") == [1, 1, 0] and len(ingestion.of("RequestData")) == 3
+
+
+def test_azure_monitor_gets_the_audit_log_once_and_in_order(here, ingestion):
+    with acting("anna"):
+        audit(open_store(here), "delete", what="model/m@1", reason="old", before="1")
+    audit(open_store(here), "authorise", outcome="refused", claimed="ben")
+    told = settings(prometheus=False, azure_connection_string="env:TEST_INSIGHTS")
+    Telemetry(here, told).tick(time.time())
+    audit(open_store(here), "move_ref", what="refs/m/champion")
+    Telemetry(here, told).tick(time.time() + 1)
+    found = [log for log in ingestion.of("MessageData") if log["properties"]["log.record.uid"].startswith("audit:")]
+    assert [log["properties"]["headway.audit.number"] for log in found] == ["1", "2", "3"]
+    first, refused, _ = found
+    assert first["message"] == "anna: delete model/m@1 (done)" and first["severityLevel"] == 1
+    assert (refused["severityLevel"], refused["properties"]["headway.audit.claimed"]) == (2, "ben")
+    assert first["properties"]["headway.audit.hash"] and first["properties"]["headway.audit.reason"] == "old"
 
 
 def totals(ingestion, status):

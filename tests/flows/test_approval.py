@@ -120,7 +120,7 @@ def until(condition, timeout=90.0):
 
 
 def audited(home, subject):
-    return [entry for entry in home.ok("audit").said["entries"] if subject in entry["what"]]
+    return [entry for entry in home.ok("audit-log").said["entries"] if subject in entry["what"]]
 
 
 def policy_of(home, tmp_path, *persons):

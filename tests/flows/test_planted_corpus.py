@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import STDLIB, Ran
 
-from tasks.signing import ensure_key, public_key_of
+from tasks.signing.keys import ensure_key, public_key_of
 
 TINY = ("-c", "tiny")
 RUSSIAN = [

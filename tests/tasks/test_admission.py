@@ -8,7 +8,8 @@ from tasks.admission import refused
 from tasks.artifacts import parse_ref
 from tasks.data_config import AdmissionConfig
 from tasks.errors import IntegrityError, Missing
-from tasks.signing import SIGNATURES, ensure_key, public_key_of, sign_folder, signed_files
+from tasks.signing.bundle import SIGNATURES, sign_folder, signed_files
+from tasks.signing.keys import LocalKey, ensure_key, load_public_key, public_key_of
 from tasks.storage import open_store
 from tasks.storage.manifest import describe
 from tasks.storage.store import find
@@ -51,7 +52,7 @@ def test_paths_and_sources_are_asked_of_each_shard(corpus):
 
 def test_a_shard_is_admitted_by_its_exact_bytes(corpus, keys, tmp_path):
     anna, ben = (str(public_key_of(key)) for key in keys)
-    by_anna = sign_folder(corpus, keys[0])
+    by_anna = sign_folder(corpus, LocalKey(keys[0]))
     assert admitted(corpus, [by_anna], signers=(anna,)) == {}
     assert admitted(corpus, [by_anna], signers=(ben, anna)) == {}
     assert admitted(corpus, [by_anna], signers=(ben,)).keys() == digests(corpus).keys()
@@ -64,12 +65,12 @@ def test_a_shard_is_admitted_by_its_exact_bytes(corpus, keys, tmp_path):
 
 def test_several_signers_cover_what_each_has_signed(corpus, keys, tmp_path):
     anna, ben = (str(public_key_of(key)) for key in keys)
-    by_anna = sign_folder(corpus / "deep", keys[0])
+    by_anna = sign_folder(corpus / "deep", LocalKey(keys[0]))
     assert sorted(admitted(corpus, [by_anna], signers=(anna, ben))) == ["a.jsonl", "b.jsonl"]
     part = tmp_path / "part"
     part.mkdir()
     (part / "b.jsonl").write_bytes((corpus / "b.jsonl").read_bytes())
-    both = [by_anna, sign_folder(part, keys[1])]
+    both = [by_anna, sign_folder(part, LocalKey(keys[1]))]
     assert list(admitted(corpus, both, signers=(anna, ben))) == ["a.jsonl"]
     assert sorted(admitted(corpus, both, signers=(ben,))) == ["a.jsonl", "deep/c.jsonl"]
 
@@ -77,16 +78,17 @@ def test_several_signers_cover_what_each_has_signed(corpus, keys, tmp_path):
 def test_a_forged_signature_lets_nothing_in(corpus, keys):
     import base64
 
-    key = public_key_of(keys[0])
-    bundle = json.loads(sign_folder(corpus, keys[0]))
+    path = public_key_of(keys[0])
+    key = load_public_key(path)
+    bundle = json.loads(sign_folder(corpus, LocalKey(keys[0])))
     assert signed_files(json.dumps(bundle).encode(), key) == digests(corpus)
     payload = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
     payload["predicate"]["resources"][0]["digest"] = "0" * 64
     bundle["dsseEnvelope"]["payload"] = base64.b64encode(json.dumps(payload).encode()).decode()
     forged = json.dumps(bundle).encode()
-    with pytest.raises(IntegrityError, match="was not made by the key"):
+    with pytest.raises(IntegrityError, match="not made over this content by the key"):
         signed_files(forged, key)
-    assert admitted(corpus, [forged], signers=(str(key),)).keys() == digests(corpus).keys()
+    assert admitted(corpus, [forged], signers=(str(path),)).keys() == digests(corpus).keys()
     bundle["dsseEnvelope"]["signatures"] = []
     with pytest.raises(IntegrityError):
         signed_files(json.dumps(bundle).encode(), key)
@@ -94,7 +96,7 @@ def test_a_forged_signature_lets_nothing_in(corpus, keys):
 
 def test_a_signer_that_is_no_key_is_the_configurations_mistake(corpus, keys, tmp_path):
     (tmp_path / "no.pem").write_text("no key")
-    by_anna = sign_folder(corpus, keys[0])
+    by_anna = sign_folder(corpus, LocalKey(keys[0]))
     with pytest.raises(ValueError, match="holds no public key"):
         admitted(corpus, [by_anna], signers=(str(tmp_path / "no.pem"),))
     with pytest.raises(Missing, match="none.pem"):
@@ -122,7 +124,7 @@ def test_publishing_keeps_where_from_by_whom_and_earlier_signatures(fresh, tmp_p
     policy = AdmissionConfig(signers=(str(public_key_of(keys[0])),))
     assert sorted(refused(shards, {}, signatures, policy)) == ["b.jsonl", "shard-00000.jsonl"]
     bundle = tmp_path / "ben.json"
-    bundle.write_bytes(sign_folder(fresh.folder_of(second["ref"]) / "files", keys[1]))
+    bundle.write_bytes(sign_folder(fresh.folder_of(second["ref"]) / "files", LocalKey(keys[1])))
     paths = (tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "texts")
     again = fresh.ok("dataset", "publish", "x", *paths, "--signature", bundle).said
     assert again["ref"] == second["ref"] and again["signatures"] == 2

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,7 +18,7 @@ import pytest
 from tasks.lineage.links import TRAINING, run_page
 from tasks.lineage.publish import Publisher
 from tasks.lineage.spool import Spool, refused, sync, unpublished
-from tasks.lineage.words import RUN_PAGE
+from tasks.lineage.words import RUN_PAGE, as_input, output_tags, surroundings_tags
 from tasks.process import boot_id, process_started, read_json, stop, write_json
 
 ROOT = Path(__file__).parents[2]
@@ -143,6 +144,44 @@ def test_everything_that_was_told_is_in_mlflow(published):
     assert (spool.folder / "done").exists()
     assert unpublished(home) == []
     assert read_json(spool.folder / "published.json")["open"] == []
+
+
+def test_what_a_run_read_and_made_is_told_with_its_blob_versions(published, tracking, tmp_path):
+    """Short in the tags and sources, whole in the file."""
+    _, client, *_ = published
+    blobs = {f"part-{n}": f"2026-11-21T09:00:0{n}.0000000Z" for n in range(3)}
+    read = {
+        "ref": DATASET["ref"],
+        "kind": "dataset",
+        "name": "corpus",
+        "digest": "d" * 64,
+        "uri": "az://a/c/d",
+        "files": 3,
+        "bytes": 9,
+    }
+    made = {**read, "ref": "tokens/corpus@" + "e" * 64, "kind": "tokens", "blob_versions": {}}
+    read["blob_versions"] = blobs
+    spool = Spool(tmp_path, tracking, experiment="blobs")
+    run = spool.start_run("train", tags=surroundings_tags({"host": "here", "sku": "small"}), params={})
+    spool.log_inputs(run, [as_input(read)])
+    spool.log_json(run, "lineage.json", {"inputs": [read], "outputs": [made, read]})
+    spool.end_run(run, "FINISHED", tags=output_tags([made, read]))
+    spool.close()
+    found = client.get_run(spool.published(timeout=60)[run]["id"])
+    (dataset,) = (each.dataset for each in found.inputs.dataset_inputs)
+    short = json.loads(dataset.source)["blob_versions"]
+    assert re.fullmatch(r"3 files, sha256 [0-9a-f]{64}", short) and json.loads(dataset.profile) == {
+        "files": 3,
+        "bytes": 9,
+    }
+    tags = {key: value for key, value in found.data.tags.items() if key.startswith("headway.") and key != "headway.run"}
+    assert tags == {
+        "headway.host": "here", "headway.sku": "small",
+        "headway.output.0": made["ref"], "headway.output.0.uri": "az://a/c/d",
+        "headway.output.1": read["ref"], "headway.output.1.uri": "az://a/c/d", "headway.output.1.blob_versions": short,
+    }  # fmt: skip
+    file = client.download_artifacts(found.info.run_id, "lineage.json", str(tmp_path))
+    assert json.loads(Path(file).read_text())["inputs"][0]["blob_versions"] == blobs
 
 
 def test_the_unused_experiment_is_out_of_the_way_and_not_in_the_working_directory(published, tracking):
