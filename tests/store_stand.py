@@ -57,6 +57,14 @@ class Stand:
             self.container
         )
 
+    def break_leases(self) -> None:
+        """What half a minute does to the lease of a process that was killed, or at once an administrator."""
+        from azure.storage.blob import BlobLeaseClient
+
+        for blob in self.blobs().list_blobs():
+            if blob.lease.status == "locked":
+                BlobLeaseClient(self.blobs().get_blob_client(blob.name)).break_lease(lease_break_period=0)
+
     def rot(self, data: bytes, *, at: int) -> None:
         """Turn one bit of a file's bytes where the service keeps them. The bytes must be found there, and only once."""
         holders = [path for path in self._disk() if data in path.read_bytes()]

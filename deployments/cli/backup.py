@@ -17,7 +17,9 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")
 
 def backup(
     to: Annotated[str, typer.Option("--to", help="Store of its own: a name of stores.yaml, or a folder.")],
-    keep: Annotated[int | None, typer.Option(min=1, help="Remove all but so many of the newest; else all stay.")] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Remove all but so many of the newest; else all stay.")
+    ] = None,
     with_keys: Annotated[bool, typer.Option("--with-keys", help="Private signing keys too.")] = False,
     drill: Annotated[
         bool, typer.Option("--drill", help="Make none: restore the newest into a scratch place, and prove it by hash.")

@@ -140,11 +140,8 @@ def _hand_on(found: dict[str, Any], target: str) -> int:
     from tasks.surroundings import code_place
 
     store = open_store(home())
-    seconds = {
-        (node["stage"], node["key"]): record.seconds
-        for node in found["nodes"]
-        if node["stage"] and node["key"] and (record := load(store, node["stage"], node["key"]))
-    }
+    runs = {(node["stage"], node["key"]) for node in found["nodes"] if node["stage"] and node["key"]}
+    seconds = {run: record.seconds for run in runs if (record := load(store, *run))}
     events = events_of(found, store=store.uri, seconds=seconds, code=code_place())
     hand_on(events, target, key=openlineage_key())
     return len(events)

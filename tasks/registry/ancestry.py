@@ -140,6 +140,7 @@ def _with_endpoints(found: dict[str, Any], serving: Mapping[str, str]) -> dict[s
         for node in nodes
         if node["ref"] != found["root"] and node["kind"] in ("model", "endpoint")
     ]
+    stand.sort(key=lambda each: each["created"] or "", reverse=True)
     models = [each for each in stand if each["ref"].startswith("model/")]
     endpoints = [each for each in stand if each["ref"].startswith("endpoint/")]
     return {**found, "nodes": nodes, "edges": edges, "models": models, "endpoints": endpoints}

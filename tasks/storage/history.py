@@ -50,12 +50,10 @@ def changes(store: Documents, kind: str, name: str) -> list[Change]:
 
 
 def current(store: Documents, kind: str, name: str) -> str | None:
-    """The version that is current by the newest change that made one so; None where no change is known."""
-    for key in reversed(store.list(_prefix(kind, name))):
-        change = _read(store, key)
-        if change and change.current:
-            return change.version
-    return None
+    """The version that is current after the newest change; None where no change is known."""
+    keys = store.list(_prefix(kind, name))
+    change = _read(store, keys[-1]) if keys else None
+    return (change.version if change.current else change.before) if change else None
 
 
 def published_as(store: Documents, kind: str, name: str, version: str) -> int:

@@ -22,7 +22,8 @@ from deployments.watch.alert_rules import RULES, Seen
 from deployments.watch.alerts import Alerts, Sources, firing
 from tasks import process
 from tasks.registry.access import Access, accesses
-from tasks.registry.audit_chain import append
+from tasks.registry.audit import entries
+from tasks.registry.audit_chain import append, check
 from tasks.registry.journal import StoreJournal
 from tasks.registry.refs import move_ref
 from tasks.registry.revalidations import note_revalidation
@@ -276,8 +277,11 @@ def test_habits_are_followed_once_across_restarts_and_read_again_when_their_file
     assert world.look() == ["many_denials/anna"]
 
 
-def test_a_normal_lifecycle_is_not_unusual(home, done):
-    made = World(home.path)
+def test_a_normal_lifecycle_is_logged_holds_and_is_not_unusual(home, done):
+    made, store = World(home.path), open_store(home.path)
+    logged = {(entry.action, entry.outcome) for entry in entries(store)}
+    assert logged >= {(action, "done") for action in ("publish dataset", "publish model", "deploy", "move_ref")}
+    assert check(store).broken is None
     now = time.time()
     read_ = list(accesses(home.path))
     assert {one.what for one in read_} >= {"preprocess", "train", "deploy"} and all(one.bytes for one in read_)

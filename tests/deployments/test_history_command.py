@@ -49,18 +49,9 @@ def store(desk):
     return open_store(desk.path)
 
 
-def publish_five(desk, folder):
-    """Five versions of a dataset by the command, each with one document more."""
-    folder.mkdir()
-    made = []
-    for number in range(1, 6):
-        (folder / f"{number}.py").write_text(f"x = {number}\n")
-        made.append(desk.ok("dataset", "publish", "tiny", folder).said["ref"])
-    return made
-
-
-def test_of_five_versions_the_second_is_meant_by_everything_after_a_rollback(desk, tmp_path):
-    made = publish_five(desk, tmp_path / "files")
+def test_of_five_versions_the_second_is_meant_by_everything_after_a_rollback(desk, store, tmp_path):
+    said = [{"metrics": {"documents": float(number)}} for number in range(1, 6)]
+    made = [make(store, tmp_path / f"{n}", "dataset/tiny", {"data": f"{n}"}, **one).ref for n, one in enumerate(said)]
     second = made[1].partition("@")[2]
     ran = desk.ok("rollback", "dataset/tiny", "--to", second[:8], "--reason", "three is broken").said
     shown = {key: ran[key] for key in ("ref", "before", "changed", "dry_run", "moves_champion")}

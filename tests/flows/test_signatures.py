@@ -56,19 +56,45 @@ def test_checkpoint_and_model_are_signed_with_what_they_are(alone, done):
     assert {entry["what"] for entry in signed} == {checkpoint, model}
 
 
-def test_nothing_whose_signature_does_not_count_is_deployed(home, done):
-    """The model of the run, with another artifact's good statement: the endpoint and the champion stay what they are."""
+@contextmanager
+def anothers_statement(home, done):
+    """A good statement, of another artifact."""
     checkpoint, model = refs(done)
-    serving, champion = home.ok("endpoint", "list").said, read_ref(open_store(home.path), "tiny/champion")
     other = (home.folder_of(checkpoint) / "statement.json").read_bytes()
     with changed(home.folder_of(model) / "statement.json", other):
+        yield "kind checkpoint, and not model"
+
+
+@contextmanager
+def revoked_key(home, done):
+    home.ok("trust", "revoke", "home", "--reason", "stolen")
+    try:
+        yield "is revoked"
+    finally:
+        (home.path / "trust.yaml").unlink()
+
+
+@pytest.mark.parametrize("wrong", [anothers_statement, revoked_key])
+def test_nothing_whose_signature_does_not_count_is_deployed(home, done, wrong):
+    """The endpoint and the champion stay what they are."""
+    serving, champion = home.ok("endpoint", "list").said, read_ref(open_store(home.path), "tiny/champion")
+    with wrong(home, done) as said:
         ran = home.retrain("--from", "deploy")
     assert (ran.code, ran.said["error"]["type"]) == (5, "IntegrityError")
-    assert "kind checkpoint, and not model" in ran.said["error"]["message"]
-    assert "headway sign" in ran.said["error"]["remedy"]
+    assert said in ran.said["error"]["message"] and "sign" in ran.said["error"]["remedy"]
     assert ran.statuses()["deploy"] == "failed"
     assert home.ok("endpoint", "list").said["endpoints"] == serving["endpoints"]
     assert read_ref(open_store(home.path), "tiny/champion") == champion
+
+
+def test_what_was_killed_between_publishing_and_signing_is_signed_by_the_next_run(home, done):
+    _, model = refs(done)
+    for name in ("signature.json", "statement.json"):
+        (home.folder_of(model) / name).unlink()
+    assert home.run("verify", model).code == 5
+    ran = home.retrain("--from", "export")
+    assert ran.code == 0, ran.stderr
+    assert home.ok("verify", done.said["endpoint"]["model"]).said["ok"]
 
 
 def test_a_checkpoint_that_is_not_signed_is_not_exported(home, done):

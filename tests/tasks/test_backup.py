@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import azurite as emulator
 import pytest
+import yaml
 from lineage_stand import publish_lineage, publish_one
 from store_stand import standing
 
@@ -246,6 +247,8 @@ def test_mlflow_and_endpoints_point_into_the_new_home(home, made, target, other)
         database.execute("CREATE TABLE runs (run_uuid TEXT, artifact_uri TEXT)")
         database.execute("INSERT INTO runs VALUES ('r', ?)", (f"{home.as_uri()}/mlflow/artifacts/1/r/artifacts",))
         database.execute("INSERT INTO runs VALUES ('s', 'az://elsewhere/x')")
+        database.execute("CREATE TABLE datasets (dataset_source TEXT)")
+        database.execute("INSERT INTO datasets VALUES (?)", (json.dumps({"uri": f"{home.as_uri()}/store/x"}),))
     endpoint = home / "endpoints" / "tiny" / "endpoint.json"
     endpoint.parent.mkdir(parents=True)
     endpoint.write_text(json.dumps({"model_ref": made["model"].ref, "folder": str(home / "endpoints/tiny/servers/1")}))
@@ -253,6 +256,8 @@ def test_mlflow_and_endpoints_point_into_the_new_home(home, made, target, other)
     bring_back(other, target)
     with sqlite3.connect(other / "mlflow" / "mlflow.db") as database:
         rows = dict(database.execute("SELECT run_uuid, artifact_uri FROM runs"))
+        (source,) = database.execute("SELECT dataset_source FROM datasets").fetchone()
+    assert json.loads(source) == {"uri": f"{other.as_uri()}/store/x"}
     assert rows == {"r": f"{other.as_uri()}/mlflow/artifacts/1/r/artifacts", "s": "az://elsewhere/x"}
     told = json.loads((other / "endpoints" / "tiny" / "endpoint.json").read_text())
     assert told == {"model_ref": made["model"].ref, "folder": str(other / "endpoints/tiny/servers/1")}
@@ -289,6 +294,16 @@ def test_a_home_may_say_where_its_backups_are(home, made, target, other):
     (other / "stores.yaml").write_text(f"stores:\n  nightly: {{uri: {target.root}}}\n")
     bring_back(other, target)
     assert "nightly" in (other / "stores.yaml").read_text()
+
+
+def test_a_home_that_worked_in_another_store_is_restored_into_its_own_folder(home, target, other, tmp_path):
+    said = {"use": "main", "stores": {"main": {"uri": str(tmp_path / "main")}}}
+    (home / "stores.yaml").write_text(yaml.safe_dump(said))
+    made = publish_lineage(home)
+    save(home, target)
+    bring_back(other, target)
+    assert open_store(other).uri == (other / "store").as_uri()
+    assert current(open_store(other), "model", "tiny") == made["model"].version
 
 
 def test_where_a_backup_cannot_go_is_said_before_anything_is_sent(home, made, target, other, monkeypatch):

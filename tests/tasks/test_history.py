@@ -95,7 +95,7 @@ def two_models(store, tmp_path):
     made = []
     for number, dataset in enumerate(make_many(store, tmp_path / "data", "dataset/tiny", 2)):
         plan = make(store, tmp_path / f"plan{number}", "plan/tiny", {"plan.json": f"{number}"})
-        files = {"same": "same", "changed": "x" * (10 + number), f"only-{number}/file": "abc"}
+        files = {"same": "same", "changed": "x" * (10 + number), "flipped": f"{number}", f"only-{number}/file": "abc"}
         config = {"training": {"rate": 0.1 + number, "steps": 60}, "seed": 1, **({"new": [1]} if number else {})}
         metrics = {"loss": 2.0 - number / 2, "same": 1.0, **({"old": 3.0} if not number else {})}
         said = {"config": config, "metrics": metrics, "commit": f"{number}" * 40}
@@ -108,7 +108,10 @@ def test_a_difference_names_files_settings_metrics_inputs_and_code(two_models):
     assert found["files"] == {
         "added": ({"path": "only-1/file", "before": None, "after": 3},),
         "removed": ({"path": "only-0/file", "before": 3, "after": None},),
-        "changed": ({"path": "changed", "before": 10, "after": 11},),
+        "changed": (
+            {"path": "changed", "before": 10, "after": 11},
+            {"path": "flipped", "before": 1, "after": 1},
+        ),
         "unchanged": 1,
     }
     assert found["configuration"] == (

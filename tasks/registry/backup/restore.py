@@ -45,6 +45,9 @@ LOCATIONS = (
     ("model_versions", "source"),
     ("model_versions", "storage_location"),
     ("logged_models", "artifact_location"),
+    ("datasets", "dataset_source"),
+    ("tags", "value"),
+    ("model_version_tags", "value"),
 )
 """Columns of MLflow's database that say where files lie."""
 Tell = Callable[[int, int, str], None]
@@ -122,8 +125,8 @@ def relocate_database(database: Path, before: str, after: str) -> None:
             columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
             if column in columns:
                 connection.execute(
-                    f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE {column} LIKE ? || '/%'",
-                    (after, len(before) + 1, before),
+                    f"UPDATE {table} SET {column} = replace({column}, ?, ?) WHERE instr({column}, ?)",
+                    (f"{before}/", f"{after}/", f"{before}/"),
                 )
 
 

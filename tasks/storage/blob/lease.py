@@ -18,6 +18,8 @@ from tasks.storage.blob.client import Container
 
 LEASE_SECONDS = 30
 RENEW_SECONDS = 8.0
+FRESH_SECONDS = 0.5
+"""For so long after the service said that the lease is ours it is not asked again."""
 PATIENCE_SECONDS = 180.0
 POLL_SECONDS = 0.5
 
@@ -41,11 +43,16 @@ def held(container: Container, name: str) -> Iterator[Callable[[], None]]:
             alive[0] = time.monotonic()
 
     def require() -> None:
-        if time.monotonic() - alive[0] > LEASE_SECONDS - RENEW_SECONDS:
+        if time.monotonic() - alive[0] < FRESH_SECONDS:
+            return
+        try:
+            lease.renew()  # who was stopped for long, or whose lease was broken, learns it here and not from its own clock
+            alive[0] = time.monotonic()
+        except AzureError as error:
             raise Lost(
                 f"{container.uri}/{name}: the lease on it was lost before the work was done",
                 remedy="Nothing was published or removed after that: run the same command again.",
-            )
+            ) from error
 
     thread = threading.Thread(target=renew, daemon=True)
     thread.start()
