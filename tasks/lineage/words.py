@@ -29,7 +29,8 @@ A version's files are in Headway's store, under the reference in its tag `headwa
 """
 BACK = (
     "`headway rollback model/NAME --reason TEXT` makes the version before the champion again. To serve it, run its dataset with "
-    "its configuration and commit: recorded stages are reused, so only the deployment is done anew. `headway lineage` names all three."
+    "its configuration and commit: recorded stages are reused, so only the deployment is done anew. "
+    "`headway lineage` names all three."
 )
 CLUSTER_NOTE = """Measurements of the cluster **{subject}** by themselves: health, collectives, compute."""
 DATASET_NOTE = (

@@ -53,6 +53,7 @@ def keep(place: Path, manifest: Manifest, folder: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.unlink(missing_ok=True)
                 os.link(folder / entry.path, target)
+                target.chmod(0o444)
         except OSError:
             shutil.rmtree(files, ignore_errors=True)
 

@@ -11,13 +11,13 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from azure.core import MatchConditions
+from azure.core.credentials import AzureSasCredential
 from azure.core.exceptions import (
     HttpResponseError,
     ResourceExistsError,
@@ -32,14 +32,15 @@ from requests.adapters import HTTPAdapter
 from tasks.errors import IntegrityError
 from tasks.storage.blob import faults
 from tasks.storage.blob.credentials import access
+from tasks.storage.blob.parallel import WORKERS
 from tasks.storage.blob.retries import CONNECT_SECONDS, READ_SECONDS, Retries
 from tasks.storage.settings import StoreConfig
 
 T = TypeVar("T")
 BLOCK = 8 << 20
 """Bytes of one block or range."""
-WORKERS = 16
-"""Requests at once for what is small."""
+LARGEST_WHOLE = 1 << 30
+"""Bytes of a small object, which is written by one request: a manifest of a million files has about 200 MB."""
 SEND_BYTES = 1 << 18
 """Bytes that are handed to the network at once; each must leave within READ_SECONDS, however slow the line is."""
 COPY_POLL_SECONDS = 0.2
@@ -69,7 +70,7 @@ class Container:
         _account, container, *rest = config.uri.removeprefix("az://").rstrip("/").split("/", 2)
         known = access(config)
         self.uri = config.uri.rstrip("/")
-        self.config, self.emulator = config, known.emulator
+        self.config, self.emulator, self._credential = config, known.emulator, known.credential
         self.prefix = f"{rest[0]}/" if rest else ""
         self.service = BlobServiceClient(
             known.url,
@@ -77,7 +78,7 @@ class Container:
             transport=_transport(),
             retry_policy=Retries(),
             max_single_get_size=BLOCK,
-            max_single_put_size=4 * BLOCK,
+            max_single_put_size=LARGEST_WHOLE,
         )
         self._container = self.service.get_container_client(container)
 
@@ -173,17 +174,24 @@ class Container:
 
     def copy(self, name: str, version: str) -> None:
         """Make an old version the current one again, by a copy inside the account. Raises Missing when it comes to no end."""
-        target, url = self.blob(name), self.blob(name, version).url
-        if not version.startswith(
-            "snapshot:"
-        ):  # the SDK puts a snapshot into the address of its client, but no version id
-            url = f"{url}?versionid={quote(version, safe='')}"
+        target, url = self.blob(name), self._source(name, version)
         status: Any = self.ask(lambda: target.start_copy_from_url(url), name)["copy_status"]
         while status == "pending":
             time.sleep(COPY_POLL_SECONDS)
             status = self.ask(target.get_blob_properties, name).copy.status
         if status != "success":
             raise IntegrityError(f"{self.uri}/{name} was not copied: {status}", remedy="Run it again.")
+
+    def _source(self, name: str, version: str) -> str:
+        """The address of an old version, which the service reads in its own name: a signature goes with it.
+
+        The SDK puts a snapshot into the address of its client, but no version id.
+        """
+        url = self.blob(name, version).url
+        said = [] if version.startswith("snapshot:") else [f"versionid={quote(version, safe='')}"]
+        if isinstance(self._credential, AzureSasCredential):
+            said.append(self._credential.signature.lstrip("?"))
+        return "&".join([url + ("" if "?" in url or not said else "?" + said.pop(0)), *said])
 
     def _found(self, name: str, work: Callable[[], T]) -> T | None:
         """What an operation gives; None for a blob that is not there. Raises _Unmet for a condition that does not hold."""
@@ -216,16 +224,6 @@ def open_container(config: StoreConfig) -> Container:
 def _open(config: StoreConfig, secret: str, process: int) -> Container:
     """A child process makes its own: two that write into one connection hear each other's answers."""
     return Container(config)
-
-
-def in_parallel(work: Callable[[Any], T], items: list[Any], *, workers: int = WORKERS) -> list[T]:
-    """The results of many small requests, in their order; the first error ends it."""
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            return list(pool.map(work, items))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 class _Adapter(HTTPAdapter):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tasks.errors import IntegrityError
 from tasks.storage.blob import layout
-from tasks.storage.blob.client import Container, in_parallel
+from tasks.storage.blob.client import Container
+from tasks.storage.blob.parallel import in_parallel
 from tasks.storage.blob.versions import Mode
 from tasks.storage.manifest import FileEntry, Manifest, remake
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tasks.storage.blob import layout, lease, versions
-from tasks.storage.blob.client import BLOCK, Container, Written, in_parallel
+from tasks.storage.blob.client import BLOCK, Container, Written
+from tasks.storage.blob.parallel import in_parallel
 from tasks.storage.blob.transfer import over_files, upload
 from tasks.storage.manifest import Content, FileEntry, Manifest, Provenance, hash_file, manifest_bytes, plain_files
 

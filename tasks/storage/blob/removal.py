@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from azure.storage.blob import BlobProperties
 
 from tasks.storage.blob import layout, lease
-from tasks.storage.blob.client import Container, in_parallel
+from tasks.storage.blob.client import Container
+from tasks.storage.blob.parallel import in_parallel
 from tasks.storage.blob.versions import Mode
 from tasks.storage.manifest import Manifest
 

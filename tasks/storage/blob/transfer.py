@@ -9,9 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -20,7 +18,8 @@ from azure.storage.blob import BlobBlock, BlobClient
 
 from tasks.errors import Missing
 from tasks.storage.blob import faults
-from tasks.storage.blob.client import BLOCK, Container, Written, in_parallel, md5, until_whole
+from tasks.storage.blob.client import BLOCK, Container, Written, md5, until_whole
+from tasks.storage.blob.parallel import in_order, in_parallel
 from tasks.storage.blob.retries import SLOW_READ_SECONDS
 from tasks.storage.manifest import FileEntry, Problem
 
@@ -92,7 +91,7 @@ def _upload_blocks(blob: BlobClient, path: Path) -> Uploaded | None:
                 yield block
 
     try:
-        ids = list(in_order(send, blocks(), workers=STREAMS))
+        ids = list(in_order(send, blocks(), workers=STREAMS, ahead=STREAMS))
         done = blob.commit_block_list(
             [BlobBlock(key) for key in ids],
             metadata={"sha256": sha256.hexdigest()},
@@ -133,7 +132,7 @@ def check_stored(
         return None if there and not there.size else _other_size(file, there.size if there else None)
     with container.told(name):
         try:
-            for piece, total in in_order(get, iter(range(0, file.size, BLOCK)), workers=_streams(file.size)):
+            for piece, total in _pieces(get, range(0, file.size, BLOCK)):
                 stored = total
                 sha256.update(piece)
                 if write:
@@ -155,8 +154,8 @@ def _other_size(file: FileEntry, stored: int | None) -> Problem:
     return Problem(path=file.path, problem="size", expected=file.size, actual=stored)
 
 
-def _streams(size: int) -> int:
-    return max(1, min(STREAMS, -(-size // BLOCK)))
+def _pieces(get: Callable[[int], R], starts: range) -> Iterable[R]:
+    return map(get, starts) if len(starts) == 1 else in_order(get, starts, workers=STREAMS, ahead=STREAMS)
 
 
 def over_files(work: Callable[[A], R], items: list[A], *, size_of: Callable[[A], int]) -> list[R]:
@@ -164,22 +163,6 @@ def over_files(work: Callable[[A], R], items: list[A], *, size_of: Callable[[A],
     small = [item for item in items if size_of(item) <= BLOCK]
     done = iter(in_parallel(work, small))
     return [next(done) if size_of(item) <= BLOCK else work(item) for item in items]
-
-
-def in_order(work: Callable[[A], R], items: Iterator[A], *, workers: int) -> Iterator[R]:
-    """Results in the order of the items; no more than a few are under way or waiting at any time."""
-    waiting: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(work, item))
-                if len(waiting) > workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 def _block_bytes(size: int) -> int:

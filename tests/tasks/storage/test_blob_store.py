@@ -2,10 +2,12 @@
 
 import logging
 import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
 from azurite import ACCOUNT, KEY
-from store_stand import SECRET, put, write_stores
+from store_stand import SECRET, fill, put, write_stores
 from support import Home
 
 from tasks.errors import HeadwayError, Missing
@@ -48,7 +50,7 @@ def test_the_kind_that_is_named_is_the_kind_that_is_made(monkeypatch, tmp_path, 
     (tmp_path / "token").write_text("t")
     monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", str(tmp_path / "token"))
     monkeypatch.setenv("S", "secret")
-    known = token_credential(Identity(credential=kind, tenant="t", client="c", secret="env:S"))
+    known = token_credential(Identity(credential=kind, tenant="t", client="c", secret="env:S"), of=URI)
     assert type(known).__name__ == KINDS[kind]
 
 
@@ -113,11 +115,22 @@ def test_an_account_without_versions_is_refused_before_anything_is_uploaded(stan
     with pytest.raises(Missing, match="makes no version") as refused:
         versions.detect(container)
     assert "--enable-versioning true" in refused.value.remedy
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "a").write_text("a")
     with pytest.raises(HeadwayError):
-        put(stand.open(), tmp_path / "source")
+        put(stand.open(), fill(tmp_path / "source", a=b"a"))
     assert [each.name for each in stand.blobs().list_blobs()] == ["some/prefix/store.json"]
+
+
+@pytest.mark.parametrize("stand", ["snapshots"], indirect=True)
+def test_a_shared_access_signature_is_enough_for_a_rollback_too(stand, tmp_path, monkeypatch):
+    """The service reads the old version in its own name: the signature must be in what it is told to read."""
+    until, may = datetime.now(UTC) + timedelta(hours=1), AccountSasPermissions.from_string("rwdlacup")
+    sas = generate_account_sas(ACCOUNT, KEY, ResourceTypes.from_string("sco"), may, until)
+    monkeypatch.setenv(SECRET, f"BlobEndpoint={stand.endpoint.url};SharedAccessSignature={sas}")
+    store, source = stand.open(), fill(tmp_path / "source", a=b"first")
+    old = put(store, source)
+    put(store, fill(source, a=b"second"))
+    store.promote(old)
+    assert stand.blobs().download_blob("some/prefix/artifacts/dataset/corpus/files/a").readall() == b"first"
 
 
 def findings(stand, code):
