@@ -125,7 +125,7 @@ def test_a_shared_access_signature_is_enough_for_a_rollback_too(stand, tmp_path,
     """The service reads the old version in its own name: the signature must be in what it is told to read."""
     until, may = datetime.now(UTC) + timedelta(hours=1), AccountSasPermissions.from_string("rwdlacup")
     sas = generate_account_sas(ACCOUNT, KEY, ResourceTypes.from_string("sco"), may, until)
-    monkeypatch.setenv(SECRET, f"BlobEndpoint={stand.endpoint.url};SharedAccessSignature={sas}")
+    monkeypatch.setenv(SECRET, f"BlobEndpoint={stand.azurite.url};SharedAccessSignature={sas}")
     store, source = stand.open(), fill(tmp_path / "source", a=b"first")
     old = put(store, source)
     put(store, fill(source, a=b"second"))
