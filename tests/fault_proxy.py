@@ -35,6 +35,11 @@ class Fault:
     times: int = 1
     seen: int = 0
     fired: int = 0
+    hit: tuple[str, str, str] | None = None
+    """Method, target and range of the request that it did it to first."""
+    began: float = 0.0
+    again: float = float("inf")
+    """Seconds from then until the client asked the same again."""
 
     def takes(self, request: Request) -> bool:
         if self.method not in ("", request.method) or self.contains not in request.target:
@@ -42,7 +47,18 @@ class Fault:
         self.seen += 1
         fires = self.nth <= self.seen < self.nth + self.times
         self.fired += fires
+        if fires and not self.hit:
+            self.hit, self.began = identity(request), time.monotonic()
         return fires
+
+    def notice(self, request: Request) -> None:
+        """Whether the client mends it by asking again, and when."""
+        if self.hit == identity(request) and self.again == float("inf"):
+            self.again = time.monotonic() - self.began
+
+
+def identity(request: Request) -> tuple[str, str, str]:
+    return request.method, request.target, request.header("x-ms-range")
 
 
 class FaultProxy(Relay):
@@ -66,6 +82,8 @@ class FaultProxy(Relay):
     def serve(self, handler: Handler) -> None:
         head = Request(handler.command, handler.path, tuple(handler.headers.items()))
         with self._lock:
+            for each in self.faults:
+                each.notice(head)
             fault = next((fault for fault in self.faults if fault.takes(head)), None)
         if fault and fault.direction == "up" and fault.kind in ("cut", "stall"):
             handler.rfile.read(int(head.header("content-length") or 0) // 2)

@@ -1,0 +1,104 @@
+"""Who says nothing is not waited for: a stalled chunk is given up after 10 seconds, a dead endpoint is told after 30.
+
+All cases wait at the same time, each at a proxy of its own before blobs with versions. Other faults are in test_faults.py.
+"""
+
+import os
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+from fault_proxy import FaultProxy, dead_endpoint
+from store_stand import SECRET, contents, fill, put, standing
+
+from tasks.errors import Missing
+
+DEAD, STALLED = 30.0, 10.0
+SMALL, LARGE = 50_000, 20_000_000
+UPLOADS = [(direction, size) for direction in ("up", "down") for size in (SMALL, LARGE)]
+
+
+@pytest.fixture
+def stands(azurite, tmp_path):
+    """Makes stores behind proxies, each with a home and a container of its own."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(standing("proxy", tmp_path / f"home{time.monotonic_ns()}", lambda: azurite))
+
+
+def together(cases):
+    """Run all at once; the first error of any is raised."""
+    with ThreadPoolExecutor(len(cases)) as pool:
+        for done in [pool.submit(case) for case in cases]:
+            done.result(120)
+
+
+def source_of(tmp_path, size):
+    return fill(tmp_path / f"source{size}", **{"big.bin": random.Random(size).randbytes(size)})
+
+
+def test_a_stalled_chunk_is_given_up_and_sent_or_asked_for_again(stands, tmp_path):
+    together(
+        [
+            *[uploading(stands(), tmp_path, *case) for case in UPLOADS],
+            *[downloading(stands(), tmp_path, s) for s in (SMALL, LARGE)],
+        ]
+    )
+
+
+def uploading(stand, tmp_path, direction, size):
+    store, source = stand.open(), source_of(tmp_path, size)
+    fault = stand.relay.arm("stall", direction, method="PUT", contains="big.bin", nth=1 if size == SMALL else 2)
+
+    def case():
+        manifest = put(store, source)
+        assert fault.fired == 1 and fault.again <= STALLED, (direction, size)
+        assert contents(store.fetch(manifest)) == contents(source)
+
+    return case
+
+
+def downloading(stand, tmp_path, size):
+    store, source = stand.open(), source_of(tmp_path, size)
+    manifest = put(store, source)
+    fault = stand.relay.arm("stall", method="GET", contains="big.bin", nth=1 if size == SMALL else 2)
+
+    def case():
+        assert contents(store.fetch(manifest)) == contents(source)
+        assert fault.fired == 1 and fault.again <= STALLED, size
+
+    return case
+
+
+def test_a_dead_endpoint_is_said_in_time(stands, tmp_path):
+    """Where nobody listens, and where somebody takes what is sent and never answers."""
+    stand, source = stands(), source_of(tmp_path, SMALL)
+    manifest = put(stand.open(), source)
+    asks = {
+        "list": lambda store: store.list("audit"),
+        "read": lambda store: store.read("audit/1"),
+        "create": lambda store: store.create("audit/1", b""),
+        "fetch": lambda store: store.fetch(manifest),
+        "publish": lambda store: put(store, source),
+        "manifest": lambda store: store.manifest("dataset", "corpus", manifest.version),
+    }
+    with FaultProxy(stand.endpoint).running() as silent:
+        silent.arm("stall", "up", times=10**6)
+        os.environ[SECRET] = dead_endpoint().connection_string
+        dead = stand.open()
+        os.environ[SECRET] = silent.endpoint.connection_string
+        mute = stand.open()
+        together([refusing(store, name, ask) for store in (dead, mute) for name, ask in asks.items()])
+
+
+def refusing(store, name, ask):
+    def case():
+        began = time.monotonic()
+        with pytest.raises(Missing) as refused:
+            ask(store)
+        took = time.monotonic() - began
+        assert took <= DEAD, f"{name} after {took:.1f} s: {refused.value.message}"
+        assert refused.value.remedy and len(refused.value.message) < 600
+
+    return case
