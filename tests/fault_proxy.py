@@ -67,6 +67,9 @@ class FaultProxy(Relay):
     def __init__(self, behind: Endpoint) -> None:
         super().__init__(behind)
         self.faults: list[Fault] = []
+        self.every = 0
+        """Of so many requests one is hit, by a cut and by a 503 in turn; 0: none."""
+        self._count = 0
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
@@ -84,7 +87,7 @@ class FaultProxy(Relay):
         with self._lock:
             for each in self.faults:
                 each.notice(head)
-            fault = next((fault for fault in self.faults if fault.takes(head)), None)
+            fault = next((fault for fault in self.faults if fault.takes(head)), None) or self._sprinkled()
         if fault and fault.direction == "up" and fault.kind in ("cut", "stall"):
             handler.rfile.read(int(head.header("content-length") or 0) // 2)
             self.note(head)
@@ -98,6 +101,12 @@ class FaultProxy(Relay):
             handler.write(ANSWERS[fault.kind])
             return
         self._deliver(handler, self.answer(request), fault)
+
+    def _sprinkled(self) -> Fault | None:
+        self._count += 1
+        if not self.every or self._count % self.every:
+            return None
+        return Fault("cut" if self._count // self.every % 2 else "busy")
 
     def _deliver(self, handler: Handler, response: Response, fault: Fault | None) -> None:
         if fault is None or fault.direction == "up":

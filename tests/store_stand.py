@@ -24,7 +24,9 @@ from tasks.storage.store import Store
 
 LIVE = os.environ.get("HEADWAY_AZURE_TEST_ACCOUNT", "")
 """az://ACCOUNT/CONTAINER of an account with versioning; its credential's kind in HEADWAY_AZURE_TEST_CREDENTIAL."""
-KINDS = ("local", "versions", "snapshots", "proxy", "live")
+KINDS = ("local", "versions", "snapshots", "faulty", "live")
+"""What the contract is held against; `faulty` are versions behind a proxy that hits every so many requests."""
+EVERY = 13
 SECRET = "HEADWAY_TEST_CONNECTION"
 
 
@@ -103,11 +105,15 @@ def standing(kind: str, home: Path, azurite: Callable[[], Azurite]) -> Iterator[
             yield _live(home)
             return
         emulator = azurite()
-        relays = {"versions": [VersionedBlobs], "snapshots": [Relay], "proxy": [VersionedBlobs, FaultProxy]}[kind]
+        relays = {"versions": [VersionedBlobs], "snapshots": [Relay], "proxy": [VersionedBlobs, FaultProxy]}[
+            "proxy" if kind == "faulty" else kind
+        ]
         behind: Endpoint = emulator
         for make in relays:
             relay = stack.enter_context(make(behind).running())
             behind = relay.endpoint
+        if kind == "faulty":
+            relay.every = EVERY
         container = f"c{uuid.uuid4().hex[:20]}"
         stand = Stand(kind, home, relay, emulator, container, behind, {SECRET: behind.connection_string})
         stand.blobs().create_container()

@@ -6,7 +6,7 @@ from tasks.errors import IntegrityError
 from tasks.storage.blob import layout
 from tasks.storage.blob.client import Container
 from tasks.storage.blob.parallel import in_parallel
-from tasks.storage.blob.versions import Mode
+from tasks.storage.blob.versions import Mode, stored_sizes
 from tasks.storage.manifest import FileEntry, Manifest, remake
 
 
@@ -17,14 +17,8 @@ def promote(container: Container, manifest: Manifest, mode: Mode) -> None:
     are gone; nothing was moved then.
     """
     folder, named = layout.files_folder(manifest), manifest.provenance.blob_versions
-    heads = in_parallel(
-        lambda file: container.head(folder + file.path, named.get(file.path, "")), list(manifest.content.files)
-    )
-    gone = [
-        file.path
-        for file, head in zip(manifest.content.files, heads, strict=True)
-        if not head or head.size != file.size
-    ]
+    sizes = stored_sizes(container, manifest)
+    gone = [file.path for file in manifest.content.files if sizes.get(file.path) != file.size]
     if gone:
         raise IntegrityError(
             f"{manifest.ref}: the stored version of {', '.join(gone[:5])} is gone: nothing was promoted",

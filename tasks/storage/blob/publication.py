@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from tasks.storage.blob import layout, lease, versions
 from tasks.storage.blob.client import BLOCK, Container, Written
-from tasks.storage.blob.parallel import in_parallel
 from tasks.storage.blob.transfer import over_files, upload
 from tasks.storage.manifest import Content, FileEntry, Manifest, Provenance, hash_file, manifest_bytes, plain_files
 
@@ -24,6 +23,8 @@ class Kept(NamedTuple):
     size: int
     sha256: str
     blob_version: str
+    etag: str = ""
+    """Of the blob as it was looked at, where it has no name yet."""
 
 
 class Brought(NamedTuple):
@@ -65,17 +66,20 @@ class Publication:
         if not self.reused:
             return self._write(manifest)
         with lease.held(self.container, f"{self.place}lease") as require:
-            gone = [path for path, head in self._heads(manifest).items() if not head]
+            gone = self.reused - versions.stored_sizes(self.container, manifest).keys()
             if gone:
-                manifest = self._again(manifest, gone)
+                manifest = self._again(manifest, sorted(gone))
             require()
             return self._write(manifest)
 
     def replace(self, there: Manifest, damaged: set[str]) -> Manifest:
-        """Upload what is damaged of a version, and have its manifest name the new bytes."""
-        mended = self._again(there, sorted(damaged))
+        """Upload what is damaged of a version, and have its manifest name the new bytes. Nobody deletes it meanwhile."""
         key = layout.folder_of(there) + layout.MANIFEST
-        self.container.put(key, manifest_bytes(mended), metadata=_published())
+        with lease.held(self.container, f"{self.place}lease") as require:
+            gone = {file.path for file in there.content.files} - versions.stored_sizes(self.container, there).keys()
+            mended = self._again(there, sorted(damaged | gone))
+            require()
+            self.container.put(key, manifest_bytes(mended), metadata=_published())
         return mended
 
     def _bring(self, path: str, kept: list[Kept]) -> Brought:
@@ -87,10 +91,9 @@ class Publication:
         if same_size:
             size, sha256 = hash_file(source)
             found = next((each for each in same_size if each.sha256 == sha256), None)
-            if found:
-                name = found.blob_version or self._named(path)
-                if name:
-                    return Brought(FileEntry(path=path, size=size, sha256=sha256), name, reused=True)
+            name = found and (found.blob_version or self._snapshot(path, found.etag))
+            if name:
+                return Brought(FileEntry(path=path, size=size, sha256=sha256), name, reused=True)
         entry, blob_version = self._upload(path)
         return Brought(entry, blob_version, reused=False)
 
@@ -98,14 +101,11 @@ class Publication:
         """A large file that was uploaded whole, by a publication that came to no manifest."""
         head = self.container.head(f"{self.place}files/{path}")
         sha256 = (head.metadata or {}).get("sha256") if head and head.size == size else None
-        return Kept(size, sha256, "") if sha256 else None
+        return Kept(size, sha256, head.version_id or "", str(head.etag)) if head and sha256 else None
 
-    def _named(self, path: str) -> str:
-        name = f"{self.place}files/{path}"
-        head = self.container.head(name)
-        if not head:
-            return ""
-        return head.version_id or versions.snapshot(self.container, name, str(head.etag)) or ""
+    def _snapshot(self, path: str, etag: str) -> str:
+        """Empty when somebody has written over it since it was looked at."""
+        return versions.snapshot(self.container, f"{self.place}files/{path}", etag) or ""
 
     def _upload(self, path: str) -> tuple[FileEntry, str]:
         """The last try is what counts: a file that is written to while it is published is taken as it was read then."""
@@ -126,11 +126,6 @@ class Publication:
             if entry != expected[path]:
                 raise ValueError(f"{path} was changed while it was published; publish again when nobody writes to it")
         return manifest.model_copy(update={"provenance": _with(manifest.provenance, named)})
-
-    def _heads(self, manifest: Manifest) -> dict[str, bool]:
-        paths, named = sorted(self.reused), manifest.provenance.blob_versions
-        heads = in_parallel(lambda p: self.container.head(f"{self.place}files/{p}", named[p]) is not None, paths)
-        return dict(zip(paths, heads, strict=True))
 
     def _manifest(self, content: Content, named: dict[str, str]) -> Manifest:
         return Manifest(content=content, provenance=_with(self.provenance, named))

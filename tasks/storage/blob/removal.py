@@ -12,7 +12,7 @@ from azure.storage.blob import BlobProperties
 from tasks.storage.blob import layout, lease
 from tasks.storage.blob.client import Container
 from tasks.storage.blob.parallel import in_parallel
-from tasks.storage.blob.versions import Mode
+from tasks.storage.blob.versions import Mode, id_of
 from tasks.storage.manifest import Manifest
 
 
@@ -50,23 +50,23 @@ def _chosen(container: Container, manifest: Manifest, mode: Mode, kept: set[tupl
     ours = {path: version for path, version in named.items() if (path, version) not in kept}
     hashes = {folder + file.path: file.sha256 for file in manifest.content.files}
     found = [b for b in container.listing(folder, include=(mode, "metadata", "copy")) if b.name in ours]
-    etags = {str(blob.etag) for blob in found if _id(blob) == ours[blob.name]}
+    etags = {str(blob.etag) for blob in found if id_of(blob) == ours[blob.name]}
 
     def goes(blob: BlobProperties) -> bool:
-        if (blob.name, _id(blob)) in kept:
+        if (blob.name, id_of(blob)) in kept:
             return False
         copied = bool(blob.copy.id) and (blob.metadata or {}).get("sha256") == hashes[blob.name]
-        return _id(blob) == ours[blob.name] or copied or (not _id(blob) and str(blob.etag) in etags)
+        return id_of(blob) == ours[blob.name] or copied or (not id_of(blob) and str(blob.etag) in etags)
 
     return [blob for blob in found if goes(blob)]
 
 
 def _remove(container: Container, blob: BlobProperties) -> None:
     """The current blob goes by its etag; the service does not let go of it by its version id, before it is an old one."""
-    if blob.is_current_version or not _id(blob):
+    if blob.is_current_version or not id_of(blob):
         container.remove(blob.name, etag=str(blob.etag))
-    if _id(blob):
-        container.remove(blob.name, _id(blob))
+    if id_of(blob):
+        container.remove(blob.name, id_of(blob))
 
 
 def _cover(container: Container, chosen: list[BlobProperties], kept: set[tuple[str, str]]) -> None:
@@ -74,7 +74,3 @@ def _cover(container: Container, chosen: list[BlobProperties], kept: set[tuple[s
     bases = {blob.name for blob in chosen if not blob.snapshot}
     for name, blob_version in {name: blob_version for name, blob_version in sorted(kept) if name in bases}.items():
         container.copy(name, blob_version)
-
-
-def _id(blob: BlobProperties) -> str:
-    return f"snapshot:{blob.snapshot}" if blob.snapshot else blob.version_id or ""

@@ -21,7 +21,7 @@ from azure.core.pipeline import PipelineRequest, PipelineResponse
 from azure.core.pipeline.policies import HTTPPolicy
 
 CONNECT_SECONDS = 4.0
-READ_SECONDS = 8.0
+READ_SECONDS = 7.0
 """Of silence; a stalled chunk is asked for again after them."""
 SLOW_READ_SECONDS = 30.0
 """Of silence while the service puts a long list of blocks together, or deletes."""

@@ -21,6 +21,7 @@ from tasks.storage.blob.promotion import promote
 from tasks.storage.blob.publication import Publication, mode
 from tasks.storage.blob.removal import remove
 from tasks.storage.blob.transfer import check_stored, over_files
+from tasks.storage.blob.versions import stored_sizes
 from tasks.storage.history import current
 from tasks.storage.manifest import (
     FileEntry,
@@ -113,15 +114,10 @@ class BlobStore:
         return check_stored(self.container, layout.files_folder(manifest) + entry.path, entry, version, write)
 
     def present(self, manifest: Manifest) -> bool:
-        folder, named = layout.files_folder(manifest), manifest.provenance.blob_versions
-
-        def there(entry: FileEntry) -> bool:
-            head = self.container.head(folder + entry.path, named[entry.path]) if entry.path in named else None
-            return head is not None and head.size == entry.size
-
         if not self.container.head(layout.folder_of(manifest) + layout.MANIFEST):
             return False
-        return all(in_parallel(there, list(manifest.content.files)))
+        sizes = stored_sizes(self.container, manifest)
+        return all(sizes.get(entry.path) == entry.size for entry in manifest.content.files)
 
     def manifest(self, kind: str, name: str, version: str) -> Manifest | None:
         key = layout.version_folder(kind, name, version) + layout.MANIFEST

@@ -12,23 +12,26 @@ from typing import Literal
 
 from azure.core import MatchConditions
 from azure.core.exceptions import ResourceModifiedError, ResourceNotFoundError
+from azure.storage.blob import BlobProperties
 
 from tasks.errors import Missing
-from tasks.storage.blob import faults
+from tasks.storage.blob import faults, layout
 from tasks.storage.blob.client import Container, Written
-from tasks.storage.blob.layout import PROBE
+from tasks.storage.blob.parallel import in_parallel
+from tasks.storage.manifest import Manifest
 
 Mode = Literal["versions", "snapshots"]
 CONTESTED_TRIES = 8
+LISTED_FROM = 200
 _SAYS = b'{"schema": "headway/store/1"}\n'
 
 
 def detect(container: Container) -> Mode:
     """Whether writes make versions; where they do not, an emulator's snapshots stand in. Raises Missing elsewhere."""
-    there = container.head(PROBE)
+    there = container.head(layout.PROBE)
     if there and there.version_id:
         return "versions"
-    written = container.put(PROBE, _SAYS)
+    written = container.put(layout.PROBE, _SAYS)
     if written and written.version:
         return "versions"
     if container.emulator:
@@ -70,6 +73,33 @@ def seal(container: Container, mode: Mode, name: str, upload: Callable[[], Writt
     raise Missing(
         f"{container.uri}/{name} is overwritten by others all the time", remedy="Publish again when they end."
     )
+
+
+def stored_sizes(container: Container, manifest: Manifest) -> dict[str, int]:
+    """Bytes of each stored version that a manifest names, by path; without those that are gone.
+
+    Few are asked for one by one; many by a listing, which is one request for 5,000 of them.
+    """
+    folder, named = layout.files_folder(manifest), manifest.provenance.blob_versions
+    if len(named) > LISTED_FROM:
+        return _listed_sizes(container, folder, named)
+    heads = in_parallel(lambda path: container.head(folder + path, named[path]), named)
+    return {path: int(head.size) for path, head in zip(named, heads, strict=True) if head}
+
+
+def _listed_sizes(container: Container, folder: str, named: dict[str, str]) -> dict[str, int]:
+    old = "snapshots" if next(iter(named.values())).startswith("snapshot:") else "versions"
+    found: dict[str, int] = {}
+    for blob in container.listing(folder, include=(old,)):
+        path = blob.name.removeprefix(folder)
+        if named.get(path) == id_of(blob):
+            found[path] = int(blob.size)
+    return found
+
+
+def id_of(blob: BlobProperties) -> str:
+    """What a manifest calls a listed blob; empty for one that is neither a version nor a snapshot."""
+    return f"snapshot:{blob.snapshot}" if blob.snapshot else blob.version_id or ""
 
 
 def snapshot(container: Container, name: str, etag: str) -> str | None:

@@ -14,6 +14,7 @@ from fault_proxy import FaultProxy, dead_endpoint
 from store_stand import SECRET, contents, fill, put, standing
 
 from tasks.errors import Missing
+from tasks.storage import open_named
 
 DEAD, STALLED = 30.0, 10.0
 SMALL, LARGE = 50_000, 20_000_000
@@ -85,11 +86,17 @@ def test_a_dead_endpoint_is_said_in_time(stands, tmp_path):
     }
     with FaultProxy(stand.endpoint).running() as silent:
         silent.arm("stall", "up", times=10**6)
-        os.environ[SECRET] = dead_endpoint().connection_string
-        dead = stand.open()
-        os.environ[SECRET] = silent.endpoint.connection_string
-        mute = stand.open()
+        dead = at(dead_endpoint(), stand, tmp_path / "dead")
+        mute = at(silent.endpoint, stand, tmp_path / "mute")
         together([refusing(store, name, ask) for store in (dead, mute) for name, ask in asks.items()])
+
+
+def at(endpoint, stand, home):
+    """The same store at another address, from a home of its own: who fetches into one waits for who does so already."""
+    home.mkdir()
+    (home / "stores.yaml").write_bytes((stand.home / "stores.yaml").read_bytes())
+    os.environ[SECRET] = endpoint.connection_string
+    return open_named(home, "cloud")
 
 
 def refusing(store, name, ask):
