@@ -43,6 +43,8 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.orchestration
 	$(BIN)/python -m benchmarks.validation
 	$(BIN)/python -m benchmarks.preprocessing
+	$(BIN)/python -m benchmarks.storage --megabytes 300 --files 5000 --gigabytes 1
+	$(BIN)/python -m benchmarks.lineage 1000
 
 soak: .venv/.dev
 	N=$(N) SEED=$(SEED) $(BIN)/python -m pytest -m soak -s $(ARGS)

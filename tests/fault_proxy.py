@@ -109,7 +109,8 @@ class FaultProxy(Relay):
         return Fault("cut" if self._count // self.every % 2 else "busy")
 
     def _deliver(self, handler: Handler, response: Response, fault: Fault | None) -> None:
-        if fault is None or fault.direction == "up":
+        refused = self.every and response.status >= 400  # half of an error is another error than the whole
+        if fault is None or fault.direction == "up" or refused:
             handler.write(response)
         elif fault.kind == "flip":
             handler.write(replace(response, body=flipped(response.body)))

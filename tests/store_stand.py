@@ -105,9 +105,8 @@ def standing(kind: str, home: Path, azurite: Callable[[], Azurite]) -> Iterator[
             yield _live(home)
             return
         emulator = azurite()
-        relays = {"versions": [VersionedBlobs], "snapshots": [Relay], "proxy": [VersionedBlobs, FaultProxy]}[
-            "proxy" if kind == "faulty" else kind
-        ]
+        both = [VersionedBlobs, FaultProxy]
+        relays = {"versions": [VersionedBlobs], "snapshots": [Relay], "proxy": both, "faulty": both}[kind]
         behind: Endpoint = emulator
         for make in relays:
             relay = stack.enter_context(make(behind).running())

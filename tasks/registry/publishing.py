@@ -12,6 +12,7 @@ from tasks.registry.audit import actor, audited
 from tasks.storage.history import changes, current, note_change
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import Store, counts_as_newest
+from tasks.surroundings import surroundings
 
 
 def publish(
@@ -24,7 +25,7 @@ def publish(
     link: bool = False,
 ) -> Manifest:
     """Make an artifact of a folder, and the version that its name means; see `Store.publish`."""
-    signed = provenance.model_copy(update={"who": actor().name, "host": socket.gethostname()})
+    signed = provenance.model_copy(update={"who": actor().name, **surroundings()})
     manifest = store.publish(folder, kind=kind, inputs=inputs, provenance=signed, link=link)
     name = provenance.name
     before, becomes_current = current(store, kind, name), counts_as_newest(manifest)

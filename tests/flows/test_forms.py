@@ -4,8 +4,8 @@ import pytest
 from prefect.utilities.callables import parameter_schema
 
 from deployments.catalogue import FORMS, parameters
-from flows.inputs import checked
 from flows.backup import backup
+from flows.inputs import checked
 from flows.qualify import qualify
 from flows.retrain import STAGES, retrain
 from flows.revalidate import revalidate

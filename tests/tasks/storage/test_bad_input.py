@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import random
+import time
 
 import pytest
 from store_stand import SECRET, contents, fill, put, write_stores
@@ -11,6 +12,7 @@ from versioned_blobs import VersionedBlobs
 from tasks.errors import HeadwayError, IntegrityError, Missing
 from tasks.registry import publishing
 from tasks.storage import open_named
+from tasks.storage.blob import lease
 from tasks.storage.history import changes
 from tasks.storage.manifest import Content, FileEntry, Manifest, Provenance, manifest_bytes
 from tasks.storage.store import find
@@ -71,6 +73,19 @@ def test_two_writers_of_one_name_both_have_their_version_and_the_history_has_bot
     assert find(store, "model", "m").version == noted[1].version
     fetched = [contents(store.fetch(store.manifest("model", "m", change.version))) for change in noted]
     assert all(contents(folder) in fetched for folder in sources)
+
+
+@versions
+def test_who_lost_its_lease_goes_no_further(stand):
+    """As one does who was stopped for long, or whose lease an administrator broke: it asks before the last step."""
+    store = stand.open()
+    with lease.held(store.container, "artifacts/dataset/corpus/lease") as require:
+        require()
+        stand.break_leases()
+        time.sleep(lease.FRESH_SECONDS)
+        with pytest.raises(lease.Lost) as lost:
+            require()
+        assert "run the same command again" in told(lost)
 
 
 # Blobs that are gone
