@@ -27,7 +27,10 @@ def service(tmp_path_factory):
         yield running
 
 
-@pytest.mark.parametrize("rounds", [pytest.param(10, id="ten"), pytest.param(ROUNDS, id="all", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "rounds",
+    [pytest.param(10, id="ten"), pytest.param(ROUNDS, id="all", marks=[pytest.mark.soak, pytest.mark.timeout(7200)])],
+)
 @pytest.mark.parametrize("kind", ["local", "versions"])
 def test_a_killed_publisher_leaves_nothing_torn_and_nothing_lost(kind, rounds, request, tmp_path):
     dice = random.Random(f"{SEED}-{kind}")
