@@ -5,14 +5,13 @@ import email.utils
 import hashlib
 import hmac
 import json
-import os
 import shutil
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 
+import azurite as installer
 import pytest
 from containers import ROOT, compose
 from stand import launch
@@ -119,13 +118,11 @@ def test_a_password_stands_in_no_list_of_processes(stand, servers):
 
 
 def azurite_programs(version):
-    """npm's Azurite of the version that compose.yaml names, installed once for all runs of the tests on this machine."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway-tests" / f"azurite-{version}"
-    programs = cache / "node_modules" / ".bin"
-    if not (programs / "azurite").exists():
-        install = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--omit=dev", "--prefix", cache]
-        subprocess.run([*install, f"azurite@{version}"], check=True, capture_output=True, timeout=300)
-    return programs
+    """npm's Azurite, which all tests share, of the version that compose.yaml names."""
+    assert version == installer.VERSION
+    if not installer.installed(installer.cache()):
+        installer.install(installer.cache())
+    return installer.cache() / "node_modules" / ".bin"
 
 
 def busybox_nc(folder):
