@@ -29,7 +29,8 @@ NOT_RUN = {
     "export MLFLOW_DISABLE_TELEMETRY": "changes the reader's own shell only",
     "mlflow ui": "serves until it is stopped; the database that it shows is looked for instead",
 }
-COMMAND_SECONDS = 240
+COMMAND_SECONDS = 600
+pytestmark = pytest.mark.timeout(1800)  # the first test types the whole README
 
 
 @dataclass(frozen=True)

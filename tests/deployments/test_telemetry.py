@@ -811,6 +811,10 @@ FAULTS = {
     "platform_part_down": {
         'headway_alert_firing{alert="platform_part_down",instance="worker",severity="critical"}': "1x10 _x20"
     },
+    **{
+        name: {f'headway_alert_firing{{alert="{name}",instance="anna",severity="warning"}}': "1x10 _x20"}
+        for name in ("many_denials", "bulk_download", "new_place")
+    },
     "watch_silent": {"headway_telemetry_time_seconds": "0x10 1200+60x20"},
 }
 """A series a minute for each rule: ten minutes in which it must fire, then twenty in which it must not."""

@@ -104,7 +104,7 @@ def test_the_lineage_of_the_endpoint_reaches_data_commit_and_config(home, done):
     model = next(node for node in found["nodes"] if node["kind"] == "model")
     assert len(model["commit"]) == 40 and model["config_digest"] == done.said["config_digest"]
     assert model["config"]["training"]["model"] == "tiny"
-    assert {"output": "endpoint/tiny", "input": done.said["endpoint"]["model"]} in found["edges"]
+    assert {"output": "endpoint/tiny", "input": done.said["endpoint"]["model"], "how": "serves"} in found["edges"]
     made = next(node["ref"] for node in found["nodes"] if node["kind"] == "dataset")
     assert made == done.said["dataset"]
     assert subprocess.run([HEADWAY, "lineage", "endpoint/tiny"], **_quiet(home)).returncode == 0

@@ -53,7 +53,7 @@ def test_checkpoint_and_model_are_signed_with_what_they_are(alone, done):
         assert (said["predicate"]["base"], said["predicate"]["key"]) == (base, key)
         assert alone.ok("verify", ref).said["ok"]
     signed = [entry for entry in alone.ok("audit-log").said["entries"] if entry["action"] == "sign"]
-    assert {entry["what"] for entry in signed} == {checkpoint, model}
+    assert {checkpoint, model} <= {entry["what"] for entry in signed}
 
 
 @contextmanager
