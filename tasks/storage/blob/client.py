@@ -43,6 +43,8 @@ LARGEST_WHOLE = 1 << 30
 """Bytes of a small object, which is written by one request: a manifest of a million files has about 200 MB."""
 SEND_BYTES = 1 << 18
 """Bytes that are handed to the network at once; each must leave within READ_SECONDS, however slow the line is."""
+RECEIVE_BYTES = 2 << 20
+"""Bytes that are taken from the network at once: with fewer, more time goes into handing them on than into reading them."""
 COPY_POLL_SECONDS = 0.2
 CORRUPT_TRIES = 4
 READ_TRIES = 3
@@ -242,7 +244,7 @@ def _transport() -> RequestsTransport:
         session_owner=False,
         connection_timeout=CONNECT_SECONDS,
         read_timeout=READ_SECONDS,
-        connection_data_block_size=SEND_BYTES,
+        connection_data_block_size=RECEIVE_BYTES,
     )
 
 
