@@ -14,9 +14,10 @@ from tasks.artifacts import Endpoint, Model
 from tasks.config import DeploymentConfig, ExportConfig
 from tasks.endpoints.known import ask, endpoint_of
 from tasks.process import locked
+from tasks.promotion import crown, logged, require_signed
 from tasks.settings import home
 from tasks.stage import stage
-from tasks.workbench import crown, fetch, home_folder, logged, note, require_signed
+from tasks.workbench import fetch, home_folder, note
 
 SAMPLE_TOKENS = 64
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Model, require_checks
 from tasks.config import ExportConfig
+from tasks.promotion import require_signed, require_signer, sign
 from tasks.stage import stage
-from tasks.workbench import publish, require_signed, require_signer, run_job, sign
+from tasks.workbench import publish, run_job
 
 
 @stage(version=1)

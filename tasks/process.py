@@ -135,10 +135,15 @@ def die_with_parent() -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file so that a reader sees the old one or the new one, never half."""
+    write_text(path, json.dumps(value, indent=1))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that only its owner may read, so that a reader sees the old one or the new one, never half."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1)
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)

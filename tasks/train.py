@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from tasks.artifacts import Checkpoint, Cluster, Plan, Tokens
 from tasks.config import TrainingConfig
+from tasks.promotion import require_signer, sign
 from tasks.stage import stage
-from tasks.workbench import publish, require_signer, run_job, sign
+from tasks.workbench import publish, run_job
 
 
 @stage(version=1)

@@ -1,4 +1,5 @@
-"""What the body of a stage may use: fetch, publish, run_job. Around it stands tasks/stage.py.
+"""What the body of a stage may use: fetch, publish, run_job. Around it stands tasks/stage.py; what is signed and promoted is
+tasks/promotion.py.
 
 Everything read here becomes an input of the stage's lineage, and everything published an output; an artifact that the stage
 was not handed is refused.
@@ -17,20 +18,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.artifacts import Artifact, Cluster, Model, parse_ref
+from tasks.artifacts import Artifact, Cluster, parse_ref
 from tasks.compute import open_backend
 from tasks.compute.job import Job, JobResult
 from tasks.compute.supervisor import Watch, run, settle
 from tasks.errors import IntegrityError
 from tasks.lifecycle import Lifecycle, code_version
-from tasks.lineage import words
 from tasks.process import read_json, write_json
 from tasks.redaction import redacted
-from tasks.registry import records, signatures
+from tasks.registry import records
 from tasks.registry.access import note_access
-from tasks.registry.audit import actor, audited
+from tasks.registry.audit import actor
 from tasks.registry.publishing import publish as publish_artifact
-from tasks.registry.refs import move_ref
 from tasks.settings import Settings
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import find
@@ -73,12 +72,17 @@ def working(work: Work) -> Iterator[Work]:
         _work.reset(token)
 
 
+def at_work() -> Work:
+    """The stage that is running: for what belongs to a stage and stands in a room of its own (tasks/promotion.py)."""
+    return _work.get()
+
+
 def fetch(artifact: Artifact) -> Path:
     """A folder with the artifact's files, every byte checked. Raises IntegrityError, Missing."""
     work = _work.get()
     if artifact not in work.handed:
         raise AssertionError(f"{work.stage} was not handed {artifact.ref}; lineage is what was read")
-    manifest = _manifest(artifact)
+    manifest = stored(artifact)
     note_access(work.lifecycle.home, manifest.ref, bytes=manifest.bytes, what=work.stage)
     return work.lifecycle.store.fetch(manifest)
 
@@ -132,62 +136,9 @@ def note(prefix: str, value: dict[str, Any]) -> None:
     _work.get().lifecycle.journal.append(prefix, {**value, "who": actor().name, "time": time.time()})
 
 
-@contextmanager
-def logged(action: str, **details: Any) -> Iterator[None]:
-    """Make a change inside that the audit log tells of before; see `audited`."""
-    run = (_work.get().lifecycle.flow_run or {}).get("id")
-    with audited(_work.get().lifecycle.store, action, **details, **({"flow_run": run} if run else {})):
-        yield
-
-
-def crown(model: Model, *, reason: str) -> None:
-    """Make a model the champion: the ref moves with an audit entry, and MLflow's registry is told.
-
-    Raises IntegrityError for a model whose signature does not count: nothing is registered then.
-    """
-    work = _work.get()
-    require_signed(model)
-    inputs = _manifest(model).provenance.inputs
-    before = move_ref(work.lifecycle.store, f"{model.name}/champion", model.ref, inputs=inputs, reason=reason)
-    scores = work.lifecycle.outcomes["evaluate"].metrics if "evaluate" in work.lifecycle.outcomes else {}
-    facts = {
-        "Model": model.ref,
-        "Bits per byte": f"{scores['bits_per_byte']:.4f}" if "bits_per_byte" in scores else "",
-        "Dataset": str(work.lifecycle.results.get("dataset", "")),
-        "Code": code_version()[0] or "",
-        "Configuration": work.lifecycle.config_digest,
-    }
-    work.lifecycle.need_spool().register(
-        work.lifecycle.run or work.run,
-        name=model.name,
-        uri=work.lifecycle.store.uri_of(_manifest(model)),
-        alias="champion",
-        tags=words.version_tags(facts),
-        note=words.version_note(facts, before if before and before != model.ref else ""),
-        about=words.MODEL_NOTE,
-    )
-
-
-def require_signer(kind: type[Artifact], name: str) -> None:
-    """Raise IntegrityError or Missing unless what is about to be made can be signed: before the work, not after it."""
-    signatures.require_signer(_work.get().lifecycle.home, kind.KIND, name)
-
-
-def sign(artifact: Artifact) -> None:
-    """Sign what was just published with the home's key. Raises IntegrityError when the trust policy does not let it."""
-    work = _work.get()
-    signatures.sign(work.lifecycle.store, work.lifecycle.home, _manifest(artifact))
-
-
-def require_signed(artifact: Artifact) -> None:
-    """Raise IntegrityError unless somebody trusted signed this artifact as it is, and stands by it."""
-    work = _work.get()
-    signatures.require_signed(work.lifecycle.store, work.lifecycle.home, _manifest(artifact))
-
-
 def attachment(artifact: Artifact, name: str) -> bytes | None:
     """A file that lies beside an artifact's manifest."""
-    return _work.get().lifecycle.store.attachment(_manifest(artifact), name)
+    return _work.get().lifecycle.store.attachment(stored(artifact), name)
 
 
 def manifest_of(artifact: Artifact) -> Manifest:
@@ -195,7 +146,7 @@ def manifest_of(artifact: Artifact) -> Manifest:
     work = _work.get()
     if artifact not in work.handed:
         raise AssertionError(f"{work.stage} was not handed {artifact.ref}; lineage is what was read")
-    return _manifest(artifact)
+    return stored(artifact)
 
 
 def run_job(
@@ -286,7 +237,8 @@ def _plain(config: Settings) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
-def _manifest(artifact: Artifact) -> Manifest:
+def stored(artifact: Artifact) -> Manifest:
+    """What the store has of an artifact; stages ask by `manifest_of`."""
     kind, name, version = parse_ref(artifact.ref)
     return find(_work.get().lifecycle.store, kind, name, version)
 

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tasks.errors import Refused, Unknown
-from tasks.process import locked
+from tasks.process import locked, write_text
 from tasks.registry.audit import AUTOMATIC, account, actor, audit
 from tasks.registry.tokens import NOBODY, fits, hashed, new_token
 from tasks.settings import Name, policy_file
@@ -273,13 +272,7 @@ def _with(policy: Policy, persons: dict[str, Person]) -> Policy:
 def _change(home: Path, change: Callable[[Policy | None], Policy]) -> None:
     """Write the policy anew, whole or not at all, for its owner only; two changes at once happen one after the other."""
     path, _ = policy_file(home)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with locked(home / "locks" / "policy"):
         changed = change(load_or_none(home) if path.exists() else None)
         text = HEAD + yaml.safe_dump(changed.model_dump(mode="json", by_alias=True), sort_keys=False)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".policy.")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        write_text(path, text)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fnmatch
 import os
 import stat
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -21,7 +20,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from tasks.errors import IntegrityError, Refused, Unknown
-from tasks.process import locked
+from tasks.process import locked, write_text
 from tasks.settings import Name, Settings, trust_file
 from tasks.signing.keys import LocalKey, Signer, ensure_key, key_id, load_public_key, parse_public_key, pem_of
 from tasks.storage.settings import Identity
@@ -252,16 +251,10 @@ def _words(error: ValidationError) -> str:
 def _change(home: Path, change: Callable[[TrustFile], TrustFile]) -> None:
     """Write the policy anew, whole or not at all; two changes at once happen one after the other."""
     path, _ = trust_file(home)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with locked(home / "locks" / "trust"):
         changed = change((load_or_none(home) if path.exists() else None) or _first(home))
         text = HEAD + yaml.dump(changed.model_dump(mode="json", exclude_none=True), Dumper=_Dumper, sort_keys=False)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".trust.")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        write_text(path, text)
 
 
 def _first(home: Path) -> TrustFile:
