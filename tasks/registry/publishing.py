@@ -5,11 +5,11 @@ Who is killed in between publishes again, and finds done what was done: the vers
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 from tasks.registry.audit import actor, audited
-from tasks.storage.history import changes, current, note_change
+from tasks.registry.versions import is_noted, note
+from tasks.storage.history import current
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import Store, counts_as_newest
 from tasks.surroundings import surroundings
@@ -31,22 +31,15 @@ def publish(
     before, becomes_current = current(store, kind, name), counts_as_newest(manifest)
     said = {"what": manifest.ref, "before": before, "after": manifest.version}
     with audited(store, f"publish {kind}", right="publish", **said):
-        if before == manifest.version or (not becomes_current and _known(store, manifest)):
+        if before == manifest.version or (not becomes_current and is_noted(store, manifest)):
             return manifest
-        note_change(
+        note(
             store,
             kind,
             name,
             action="publish",
             version=manifest.version,
             current=becomes_current,
-            who=actor().name,
-            host=socket.gethostname(),
             flow_run=provenance.flow_run,
         )
     return manifest
-
-
-def _known(store: Store, manifest: Manifest) -> bool:
-    noted = changes(store, manifest.content.kind, manifest.provenance.name)
-    return any(change.version == manifest.version for change in noted)

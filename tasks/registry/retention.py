@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import time
 from collections.abc import Iterator, Mapping
 
 from pydantic import BaseModel, ConfigDict
 
 from tasks.errors import HeadwayError, Unknown
-from tasks.registry.audit import actor, audited, entries
+from tasks.registry.audit import audited, entries
 from tasks.registry.journal import StoreJournal
 from tasks.registry.refs import made_from, read_ref
-from tasks.registry.versions import Past, past
-from tasks.storage.history import Change, current, note_change
+from tasks.registry.versions import Past, note, past
+from tasks.storage.history import Change, current
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, counts_as_newest, find
 
@@ -99,8 +98,7 @@ def _delete(store: Store, manifest: Manifest, reason: str) -> str:
             store.delete(manifest)
     except (OSError, HeadwayError) as error:
         return str(error)
-    who = {"who": actor().name, "host": socket.gethostname()}
-    note_change(store, kind, name, action="delete", version=version, current=False, reason=reason, **who)
+    note(store, kind, name, action="delete", version=version, current=False, reason=reason)
     return ""
 
 

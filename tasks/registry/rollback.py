@@ -7,7 +7,6 @@ entry leaves it without its change, never a change without its entry. See docs/h
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,11 +14,11 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks.artifacts import parse_ref
 from tasks.errors import Conflict, IntegrityError
-from tasks.registry.audit import actor, audited
+from tasks.registry.audit import audited
 from tasks.registry.refs import move_ref, read_ref
 from tasks.registry.verification import problems_of, refusal
-from tasks.registry.versions import past
-from tasks.storage.history import Change, note_change
+from tasks.registry.versions import note, past
+from tasks.storage.history import Change
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, counts_as_newest, find
 
@@ -108,8 +107,7 @@ def roll_back(
             inputs = step.after.provenance.inputs
             move_ref(store, f"{name}/champion", step.after.ref, inputs=inputs, reason=reason)
             crowned(step.after)
-        who = {"who": actor().name, "host": socket.gethostname()}
-        return note_change(store, kind, name, action="rollback", version=step.after.version, reason=reason, **who)
+        return note(store, kind, name, action="rollback", version=step.after.version, reason=reason)
 
 
 def _stood_before(store: Store, now: Manifest) -> Manifest:

@@ -7,7 +7,6 @@ name means; what is not as sent is removed again. Whole homes are backup/. See d
 from __future__ import annotations
 
 import hashlib
-import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,11 +16,12 @@ from urllib.parse import unquote, urlparse
 from tasks.errors import HeadwayError, IntegrityError, Missing
 from tasks.registry import foreign
 from tasks.registry.access import note_access
-from tasks.registry.audit import actor, audit, audited
+from tasks.registry.audit import audit, audited
 from tasks.registry.verification import problems_of
+from tasks.registry.versions import is_noted, note
 from tasks.signing.bundle import SIGNATURE, SIGNATURES
 from tasks.signing.statement import STATEMENT
-from tasks.storage.history import changes, current, note_change
+from tasks.storage.history import current
 from tasks.storage.manifest import Manifest, Problem
 from tasks.storage.store import Store, counts_as_newest
 
@@ -58,7 +58,7 @@ def copy_artifact(source: Store, target: Store, ref: str, *, home: Path, reason:
     moved = there is None or bool(target.verify(there))
     note_access(home, manifest.ref, bytes=manifest.bytes, what="copy")
     noted = _tell_source(source, target, manifest, reason=reason) if moved else True
-    if moved or not _known(target, manifest):
+    if moved or not is_noted(target, manifest):
         with _audited(source, target, manifest, reason=reason):
             arrived = _arrive(source, target, manifest, home, there=None if moved else there)
             _note_change(target, arrived, reason=reason)
@@ -176,11 +176,6 @@ def _arrive(source: Store, target: Store, manifest: Manifest, home: Path, *, the
     return arrived
 
 
-def _known(target: Store, manifest: Manifest) -> bool:
-    noted = changes(target, manifest.content.kind, manifest.provenance.name)
-    return any(change.version == manifest.version for change in noted)
-
-
 def _audited(source: Store, target: Store, manifest: Manifest, *, reason: str) -> AbstractContextManager[int]:
     kind, name = manifest.content.kind, manifest.provenance.name
     what, before = f"{manifest.ref} from {source.uri}", current(target, kind, name)
@@ -189,15 +184,13 @@ def _audited(source: Store, target: Store, manifest: Manifest, *, reason: str) -
 
 
 def _note_change(target: Store, arrived: Manifest, *, reason: str) -> None:
-    note_change(
+    note(
         target,
         arrived.content.kind,
         arrived.provenance.name,
         action="copy",
         version=arrived.version,
         current=counts_as_newest(arrived),
-        who=actor().name,
-        host=socket.gethostname(),
         reason=reason,
     )
 

@@ -5,6 +5,7 @@ Also versions that an older Headway published, which kept no history. The histor
 
 from __future__ import annotations
 
+import socket
 from datetime import datetime
 from typing import Any
 
@@ -12,8 +13,9 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks.artifacts import KINDS
 from tasks.errors import Unknown
+from tasks.registry.audit import actor
 from tasks.registry.difference import Difference, difference
-from tasks.storage.history import Change, changes
+from tasks.storage.history import Action, Change, changes, note_change
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, counts_as_newest
 
@@ -70,6 +72,19 @@ def past(store: Store, kind: str, name: str) -> Past:
         if manifest.version not in known:
             older.append(_without_history(manifest, older))
     return Past(kind=kind, name=name, changes=(*older, *noted), there=there)
+
+
+def note(store: Store, kind: str, name: str, *, action: Action, version: str, **said: Any) -> Change:
+    """Write a change into the history of a name, with who acts and from where."""
+    return note_change(
+        store, kind, name, action=action, version=version, who=actor().name, host=socket.gethostname(), **said
+    )
+
+
+def is_noted(store: Store, manifest: Manifest) -> bool:
+    """Whether the history of its name has a version, for whatever reason."""
+    noted = changes(store, manifest.content.kind, manifest.provenance.name)
+    return any(change.version == manifest.version for change in noted)
 
 
 def kind_of(store: Store, name: str) -> str:

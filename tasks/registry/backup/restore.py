@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import socket
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -24,12 +23,13 @@ from tasks.artifacts import parse_ref
 from tasks.errors import IntegrityError
 from tasks.process import read_json, write_json
 from tasks.registry import foreign, trust
-from tasks.registry.audit import actor, audit
+from tasks.registry.audit import audit
 from tasks.registry.backup import contents, snapshot
 from tasks.registry.backup.contents import FILES, MANIFESTS, Contents
 from tasks.registry.transfer import beside_digests, bring, require_other, require_there
+from tasks.registry.versions import note
 from tasks.signing.keys import load_public_key
-from tasks.storage.history import current, note_change
+from tasks.storage.history import current
 from tasks.storage.local import LocalStore, require_room
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store
@@ -246,5 +246,4 @@ def _note(store: Store, source: Store, restored: Restored) -> None:
     for kind, name in named:
         version = current(store, kind, name)
         if version:
-            who = {"who": actor().name, "host": socket.gethostname()}
-            note_change(store, kind, name, action="restore", version=version, reason=reason, **who)
+            note(store, kind, name, action="restore", version=version, reason=reason)
