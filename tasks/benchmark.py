@@ -127,11 +127,11 @@ def _judge_rank(
     where = f"rank {rank} on {row['host']}"
     rate, floor = row["matmul_gflops"], baseline.matmul_gflops_per_rank
     checks = [_at_least(f"{where}: matmul GFLOP/s", rate, floor, f"Slower than baseline {baseline.name}.")]
-    others = [other["matmul_gflops"] for number, other in ranks.items() if number != rank]
+    others = [other["on_core_gflops"] for number, other in ranks.items() if number != rank]
     if others:
         peers = config.min_of_peers * statistics.median(others)
-        remedy = "Slower than its peers: throttled, or shared with other work? Take the node out, or free its cores."
-        checks.append(_at_least(f"{where}: matmul GFLOP/s against its peers", rate, peers, remedy))
+        remedy = "Slower than its peers while it had its core: throttled, or a bad part? Take the node out."
+        checks.append(_at_least(f"{where}: matmul GFLOP/s against its peers", row["on_core_gflops"], peers, remedy))
     return checks
 
 

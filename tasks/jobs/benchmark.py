@@ -12,7 +12,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
@@ -24,6 +25,8 @@ from tasks.process import write_json
 WINDOW_SECONDS = 0.5
 """Longer than a scheduler's quota period (0.1 s), so that a throttled rank shows its average rate in every window."""
 WARMUP_SECONDS = 0.2
+SHORTEST_SHARE = 0.05
+"""Of a window that must have been computed, or the two clocks disagree too much to say anything."""
 PATTERN = 1024
 """Elements of the message repeat 0, 1, ... 1023, plus the rank: their sums are exact in float32."""
 
@@ -43,19 +46,31 @@ def run(rank: Rank) -> dict[str, Any]:
     return {"metrics": _metrics(reports, allreduce), "measurement": measurement}
 
 
-def matmul_windows(size: int, seconds: float) -> list[float]:
+class Window(NamedTuple):
+    """GFLOP/s in about half a second of products."""
+
+    rate: float
+    """By the clock: what a training step gets."""
+    on_core: float
+    """Without the time that the rank was ready and other work had its core: what the part itself does."""
+
+
+def matmul_windows(size: int, seconds: float) -> list[Window]:
     """GFLOP/s of float32 products of [size, size] matrices, one average a window of about half a second.
 
-    2 size^3 operations a product. A window that was stopped midway counts the time that it stood still.
+    2 size^3 operations a product. A window that was stopped midway counts the time that it stood still, in both rates.
     """
     left, right, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
     _multiply_for(WARMUP_SECONDS, left, right, out)
     count = max(1, round(seconds / WINDOW_SECONDS))
-    rates = []
+    windows = []
     for _ in range(count):
+        waited = _waited_for_a_core()
         products, elapsed = _multiply_for(seconds / count, left, right, out)
-        rates.append(2 * size**3 * products / elapsed / 1e9)
-    return rates
+        computed = max(elapsed - (_waited_for_a_core() - waited), elapsed * SHORTEST_SHARE)
+        operations = 2 * size**3 * products / 1e9
+        windows.append(Window(rate=operations / elapsed, on_core=operations / computed))
+    return windows
 
 
 def allreduce_times(elements: int, seconds: float) -> tuple[list[float], bool]:
@@ -89,10 +104,10 @@ def _matmul_reports(rank: Rank, config: BenchmarkConfig) -> list[dict[str, Any]]
     """
     best = _gathered(rank, _matmul_report(rank, config))
     for _ in range(config.rounds - 1):
-        if not _any_behind([report["matmul_gflops"] for report in best], config.min_of_peers):
+        if not _any_behind([report["on_core_gflops"] for report in best], config.min_of_peers):
             break
         again = _gathered(rank, _matmul_report(rank, config))
-        best = [max(pair, key=lambda report: report["matmul_gflops"]) for pair in zip(best, again, strict=True)]
+        best = [max(pair, key=lambda report: report["on_core_gflops"]) for pair in zip(best, again, strict=True)]
     return best
 
 
@@ -105,13 +120,27 @@ def _any_behind(rates: list[float], share: float) -> bool:
 def _matmul_report(rank: Rank, config: BenchmarkConfig) -> dict[str, Any]:
     if rank.world_size > 1:
         distributed.barrier()
-    rates = matmul_windows(config.matmul_size, config.seconds)
+    windows = matmul_windows(config.matmul_size, config.seconds)
     return {
         "rank": rank.rank,
         "host": socket.gethostname(),
-        "matmul_gflops": max(rates),  # a moment's disturbance spares some window; throttling spares none
-        "windows": rates,
+        # A moment's disturbance spares some window; throttling spares none.
+        "matmul_gflops": max(window.rate for window in windows),
+        "on_core_gflops": max(window.on_core for window in windows),
+        "windows": [window.rate for window in windows],
     }
+
+
+def _waited_for_a_core() -> float:
+    """Seconds that the main thread was ready to run and other work had its core, since it began.
+
+    Second field of Linux's /proc/self/schedstat, in ns (Documentation/scheduler/sched-stats.rst); 0 where there is none.
+    A stopped process is not ready, so what a throttled rank loses is not in it.
+    """
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def _multiply_for(seconds: float, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> tuple[int, float]:
