@@ -94,7 +94,10 @@ def test_a_gate_survives_its_record():
 
 
 def measured(*rates, correct=True, bandwidth=1.0):
-    ranks = [{"rank": rank, "host": f"node{rank}", "matmul_gflops": rate, "on_core_gflops": rate} for rank, rate in enumerate(rates)]
+    ranks = [
+        {"rank": rank, "host": f"node{rank}", "matmul_gflops": rate, "on_core_gflops": rate}
+        for rank, rate in enumerate(rates)
+    ]
     return {"ranks": ranks, "allreduce": {"gigabytes_per_second": bandwidth, "correct": correct}}
 
 
