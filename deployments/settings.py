@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, field_validator
 
+from deployments.event_settings import EventsConfig
 from tasks.errors import Missing
 from tasks.settings import Positive, Settings
 
@@ -149,6 +150,8 @@ class PlatformConfig(Settings):
     """What is watched."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Where metrics, traces and logs go."""
+    events: EventsConfig = EventsConfig()
+    """What is watched for, and what starts by itself when it comes."""
     overlap: Literal["queue", "refuse"] = "queue"
     """What becomes of a run of a deployment that is started while another one is at work: it waits, or is cancelled."""
     on_crash: Literal["resume", "mark"] = "resume"

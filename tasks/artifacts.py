@@ -25,6 +25,8 @@ KINDS = (
     "checkpoint",
     "evaluation",
     "model",
+    "drift",
+    "revalidation",
 )
 _REF = re.compile(r"^(?P<kind>[a-z]+)/(?P<name>[a-z0-9][a-z0-9._-]{0,62})(?:@(?P<version>[0-9a-f]{8,64}))?$")
 
@@ -81,6 +83,15 @@ class Evaluation(Artifact):
 
 class Model(Artifact):
     KIND = "model"
+
+
+class Drift(Artifact):
+    """New data against reference data: `drift.json` (tasks/drift), with a verdict, and no gate."""
+
+    KIND = "drift"
+
+    verdict: str
+    """drift, none or insufficient."""
 
 
 class Check(Value):
@@ -200,6 +211,21 @@ class Plan(Gate):
     def require(self) -> Self:
         self.require_passed()
         return self
+
+
+class Revalidation(Gate):
+    """The verdict on a champion against updated data; its page is tasks/report/evidence.py."""
+
+    KIND = "revalidation"
+    STAGE = "verdict"
+
+    subject: Model
+    verdict: str
+    """valid, degraded, invalid or unknown."""
+
+    def require(self) -> Model:
+        self.require_passed()
+        return self.subject
 
 
 class Endpoint(Value):

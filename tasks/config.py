@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from tasks.data_config import PreprocessingConfig, ValidationConfig
+from tasks.revalidation_config import DriftConfig, IntegrityConfig, PerformanceConfig, ServiceConfig
 from tasks.settings import Fraction, Name, Positive, Settings
 
 
@@ -194,6 +195,8 @@ class ApprovalConfig(Settings):
 
     before_deploy: bool = False
     """Whether the run pauses after the export until somebody approves or rejects."""
+    before_retrain: bool = False
+    """Whether a run that an event asked for pauses before its first stage, with the evidence beside the form."""
     remind_minutes: float = Field(60.0, gt=0)
     """Time between two reminders while it waits."""
     expire_minutes: float = Field(1440.0, gt=0)
@@ -247,6 +250,12 @@ class RevalidateConfig(Settings):
     cluster: ClusterConfig = ClusterConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     comparison: ComparisonConfig = ComparisonConfig()
+    integrity: IntegrityConfig = IntegrityConfig()
+    drift: DriftConfig = DriftConfig()
+    performance: PerformanceConfig = PerformanceConfig()
+    service: ServiceConfig = ServiceConfig()
+    windows: Positive = 2
+    """Revalidations in a row, each on other data, that must find the model degraded before `model.degraded` is said."""
 
     _one_text = model_validator(mode="after")(_one_text_field)
 

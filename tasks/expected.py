@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tasks.corpus.quarantine import BORDER
 from tasks.data_config import Rule, ValidationConfig
-from tasks.drift import Drift
+from tasks.drift.histograms import Drift
 
 SAMPLES = 5
 INSUFFICIENT = "insufficient data"

@@ -2,7 +2,7 @@
 
 The program tasks/jobs/profile.py streams the corpus once into a profile of one row a document; the suite runs on the profile,
 in batches. Documents that break a rule go to the quarantine, and what is left is a new version of the dataset. How they are
-found and written: tasks/corpus/; distances: tasks/drift.py; who may bring data: tasks/admission.py. See docs/data.md.
+found and written: tasks/corpus/; distances: tasks/drift/histograms.py; who may bring data: tasks/admission.py. See docs/data.md.
 
 `validation.json`: documents, unreadable, characters, bytes, tokens (estimated), duplicates, near, contaminated, heldout,
 lengths{edges, counts}, classes{name: share}, passed, checks[{name, measured, limit, passed, warned, count, samples, remedy}],
@@ -32,7 +32,7 @@ from tasks.corpus.profiled import PARTNERS, Columns, Profile
 from tasks.corpus.quarantine import BORDER, samples_of, write
 from tasks.corpus.rewriting import rewrite
 from tasks.data_config import ValidationConfig
-from tasks.drift import drifts, outliers
+from tasks.drift.histograms import drifts, outliers
 from tasks.expected import INSUFFICIENT, SAMPLES, DocumentRule, Figure
 from tasks.signing.bundle import SIGNATURES
 from tasks.stage import stage

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tasks.artifacts import Check
 from tasks.corpus.profiled import Columns, Profile
 from tasks.corpus.quarantine import Marked, Teller, mark, mark_unreadable
-from tasks.drift import Drift
+from tasks.drift.histograms import Drift
 from tasks.expected import DocumentRule
 
 Bits = NDArray[np.uint16]

@@ -1,6 +1,6 @@
 """Histograms with fixed bins, so that two versions of a corpus are compared without their data. See docs/data.md.
 
-Bin i counts edges[i] <= value < edges[i + 1]; the last bin has no upper edge. Who compares: tasks/drift.py.
+Bin i counts edges[i] <= value < edges[i + 1]; the last bin has no upper edge. Who compares: tasks/drift/histograms.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from support import STDLIB
 
 from tasks.corpus.profile import profile
 from tasks.data_config import ValidationConfig
-from tasks.drift import distance, distributions, drifts, moved, outliers
+from tasks.drift.histograms import distance, distributions, drifts, moved, outliers
 
 CONFIG = ValidationConfig(near_duplicates=False)
 RUSSIAN = [

@@ -1,0 +1,51 @@
+"""Settings of a revalidation: drift, performance, service. Part of the configuration of tasks/config.py."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from tasks.settings import Fraction, Positive, Settings
+
+
+class DriftConfig(Settings):
+    """New data against the data that the champion was promoted on."""
+
+    false_alarm_rate: float = Field(0.05, gt=0.0, le=0.5)
+    """Share of windows of unchanged data that may be called drift, over all columns together."""
+    min_documents: Positive = 100
+    """Fewest documents on either side that a verdict may rest on; with fewer it is `insufficient`."""
+    max_documents: Positive = 4000
+    """Most documents of each side that the tests look at, drawn by the hash of their content. Totals are of all."""
+    splits: int = Field(400, ge=100)
+    """Times that the reference is split at random to calibrate the thresholds."""
+    min_auc: float = Field(0.55, ge=0.5, lt=1.0)
+    """The domain classifier's area under the curve under which a difference is too small to be told."""
+    seed: int = Field(1234, ge=0)
+    """Of draws and splits."""
+
+
+class PerformanceConfig(Settings):
+    """The champion on updated data against itself at promotion. The limit of the whole is comparison's."""
+
+    min_slice_documents: Positive = 20
+    """Fewest documents on either side that a slice is judged by."""
+    max_slice_loss: float = Field(0.25, ge=0.0)
+    """Share by which the bits per byte of a slice may lie over those at promotion: the low end of the interval counts."""
+
+
+class ServiceConfig(Settings):
+    """What an endpoint answered since the last revalidation, against what it answered before."""
+
+    false_alarm_rate: float = Field(0.01, gt=0.0, le=0.5)
+    """Share of unchanged windows that may be called an anomaly, over all columns together."""
+    min_requests: Positive = 50
+    """Fewest answers on either side that a verdict may rest on; with fewer it is `insufficient`."""
+    max_error_share: Fraction = 0.2
+    """Largest share of requests that may fail by the server's fault."""
+
+
+class IntegrityConfig(Settings):
+    """What becomes of a champion whose files are not what was signed."""
+
+    stop_endpoints: bool = True
+    """Whether endpoints that serve from changed files are stopped: what they hold in memory may be mapped from them."""
