@@ -44,8 +44,8 @@ A change runs those stages again that have the setting in their key, and all tha
 which section in its key is in [stages.md](stages.md); `--dry-run` tells it for a change that you have in mind.
 
 `headway validate`, `headway revalidate` and `headway qualify` read the same files, and take the sections that they need:
-`validation`, `preprocessing` and `cluster`; these with `evaluation` and `comparison`; `cluster` and `benchmark`. `revalidate`
-looks at the champion of `training.model`; the forms of its deployments call that setting `model`.
+`validation`, `preprocessing` and `cluster`; these with `evaluation`, `comparison` and `revalidation`; `cluster` and `benchmark`.
+`revalidate` looks at the champion of `training.model`; the forms of its deployments call that setting `model`.
 
 ## Rules between settings
 
@@ -106,7 +106,10 @@ def sections(schema: dict[str, Any], section: dict[str, Any], *, path: str) -> I
 def _ref(value: dict[str, Any]) -> tuple[str, str]:
     """The class of a section, and `[]` when there may be many of it."""
     items = value.get("items", {})
-    return (items["$ref"], "[]") if "$ref" in items else (value.get("$ref", ""), "")
+    if "$ref" in items:
+        return items["$ref"], "[]"
+    kinds = [value, *value.get("anyOf", [])]  # a section that may be left out stands in `anyOf` beside null
+    return next((kind["$ref"] for kind in kinds if "$ref" in kind), ""), ""
 
 
 def _section(path: str, section: dict[str, Any], top: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from tasks.data_config import PreprocessingConfig, ValidationConfig
-from tasks.revalidation_config import DriftConfig, IntegrityConfig, PerformanceConfig, ServiceConfig
+from tasks.revalidation_config import RevalidationConfig
 from tasks.settings import Fraction, Name, Positive, Settings
 
 
@@ -226,6 +226,7 @@ class RetrainConfig(Settings):
     export: ExportConfig = ExportConfig()
     approval: ApprovalConfig = ApprovalConfig()
     deployment: DeploymentConfig = DeploymentConfig()
+    revalidation: RevalidationConfig = RevalidationConfig()
 
     @model_validator(mode="after")
     def _batch_divides(self) -> RetrainConfig:
@@ -250,12 +251,7 @@ class RevalidateConfig(Settings):
     cluster: ClusterConfig = ClusterConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     comparison: ComparisonConfig = ComparisonConfig()
-    integrity: IntegrityConfig = IntegrityConfig()
-    drift: DriftConfig = DriftConfig()
-    performance: PerformanceConfig = PerformanceConfig()
-    service: ServiceConfig = ServiceConfig()
-    windows: Positive = 2
-    """Revalidations in a row, each on other data, that must find the model degraded before `model.degraded` is said."""
+    revalidation: RevalidationConfig = RevalidationConfig()
 
     _one_text = model_validator(mode="after")(_one_text_field)
 

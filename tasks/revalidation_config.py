@@ -49,3 +49,14 @@ class IntegrityConfig(Settings):
 
     stop_endpoints: bool = True
     """Whether endpoints that serve from changed files are stopped: what they hold in memory may be mapped from them."""
+
+
+class RevalidationConfig(Settings):
+    """How a model is looked after once it serves. Changes nothing of a retraining run."""
+
+    integrity: IntegrityConfig = IntegrityConfig()
+    drift: DriftConfig = DriftConfig()
+    performance: PerformanceConfig = PerformanceConfig()
+    service: ServiceConfig = ServiceConfig()
+    windows: Positive = 2
+    """Revalidations in a row, each on other data, that must find the model degraded before `model.degraded` is said."""

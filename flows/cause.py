@@ -1,0 +1,23 @@
+"""Why a flow run was started: the batch of events that it covers (tasks/events/ledger.py). A batch has one run."""
+
+from __future__ import annotations
+
+from prefect.runtime import flow_run as runtime
+
+from tasks.errors import Unknown
+from tasks.events.ledger import Ledger
+from tasks.settings import home
+
+
+def covered_elsewhere(cause: str) -> str:
+    """Take the batch of events that asked for this run; the id of the flow run that has it, when that is another one.
+
+    Empty without a cause, and when this run has the batch: also after it was resumed. Raises Unknown for no such batch.
+    """
+    if not cause:
+        return ""
+    mine = str(runtime.get_id())
+    holder = Ledger(home()).claim(cause, mine)
+    if holder is None:
+        raise Unknown(f"no events asked for a run as {cause!r}", remedy="Leave `cause` empty: the bridge fills it in.")
+    return "" if holder == mine else holder
