@@ -45,6 +45,8 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.preprocessing
 	$(BIN)/python -m benchmarks.storage --megabytes 300 --files 5000 --gigabytes 1
 	$(BIN)/python -m benchmarks.lineage 1000
+	$(BIN)/python -m benchmarks.drift
+	$(BIN)/python -m benchmarks.events
 
 soak: .venv/.dev
 	N=$(N) SEED=$(SEED) $(BIN)/python -m pytest -m soak -s $(ARGS)

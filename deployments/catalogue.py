@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from deployments.bridge import routes
 from deployments.cli.configuration import SHIPPED, changed, load
 from deployments.settings import PlatformConfig, ScheduleConfig
 from tasks.config import BackupConfig, QualifyConfig, RetrainConfig, RevalidateConfig, ValidateConfig
@@ -80,12 +81,17 @@ class Deployment:
 
 
 def catalogue(config: PlatformConfig) -> list[Deployment]:
-    """All deployments. Raises ValueError for a schedule of a deployment that there is not, or whose settings do not hold."""
+    """All deployments. Raises ValueError for a schedule or a trigger of a deployment that there is not, or whose settings do not
+    hold."""
     made = [_deployment(flow, preset, config) for flow in FORMS for preset in presets()]
     known = [deployment.full_name for deployment in made]
     for schedule in config.schedules:
         if schedule.deployment not in known:
             raise ValueError(f"schedules: there is no deployment {schedule.deployment!r}; there are {', '.join(known)}")
+    routes.check(config.events, known)
+    for number, trigger in enumerate(config.events.triggers):
+        flow, _, preset = trigger.start.partition("/")
+        _changed(f"events.triggers.{number} ({trigger.start})", flow, preset, trigger.dataset, trigger.set)
     return made
 
 
@@ -135,15 +141,18 @@ def _schedules(flow: str, preset: str, config: PlatformConfig) -> Iterator[Sched
 
 
 def _schedule(flow: str, preset: str, number: int, schedule: ScheduleConfig) -> Schedule:
-    """Only what differs from the deployment is a parameter of the schedule."""
-    try:
-        changed = schedule.dataset or schedule.set
-        told = parameters(flow, preset, schedule.dataset, schedule.set) if changed else {}
-    except ValueError as error:
-        raise ValueError(f"schedules.{number} ({schedule.deployment}): {error}") from error
+    told = _changed(f"schedules.{number} ({schedule.deployment})", flow, preset, schedule.dataset, schedule.set)
     return Schedule(
         slug=slug_of(number), cron=schedule.cron, timezone=schedule.timezone, active=schedule.active, parameters=told
     )
+
+
+def _changed(where: str, flow: str, preset: str, dataset: str, overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Parameters that differ from the deployment's: none, where nothing does."""
+    try:
+        return parameters(flow, preset, dataset, overrides) if dataset or overrides else {}
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def slug_of(number: int) -> str:

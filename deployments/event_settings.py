@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from tasks.events.event import EventName
 from tasks.settings import Name, Positive, Settings
 from tasks.storage.settings import Identity
 
-Secret = Annotated[str, Field(pattern=r"^(env:[A-Za-z_]\w*)?$")]
+
+def _by_name(value: str) -> str:
+    """Who writes a secret where its variable's name belongs must not find it in a message too."""
+    if value and not re.fullmatch(r"env:[A-Za-z_]\w*", value):
+        raise ValueError("a secret is never written here: name the variable that holds it, as env:NAME")
+    return value
+
+
+Secret = Annotated[str, AfterValidator(_by_name)]
 """env:NAME of the variable that holds a secret; empty: none."""
 Host = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,252}[a-z0-9])?$")]
 
@@ -55,14 +64,23 @@ class QueueConfig(Identity):
 class EntraConfig(Settings):
     """Tokens of Microsoft Entra that the HTTP bridge believes, as Event Grid sends them."""
 
-    tenant: str
-    """Directory (tenant) id."""
-    audience: str
-    """Application id or URI that tokens are made out to."""
+    tenant: Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+    """Directory (tenant) id, in lower case. Not `common`, and no domain: it is compared with what a token says."""
+    audience: Annotated[str, Field(min_length=1)]
+    """Application id or URI that tokens are made out to: `aud` of the token."""
     applications: tuple[str, ...] = Field(min_length=1)
     """Client ids (`azp`, or `appid` in version 1.0) that may send."""
     authority: str = "https://login.microsoftonline.com"
-    """Where its keys are had from."""
+    """Where its keys are had from, and from nowhere else: https, or loopback."""
+
+    @field_validator("authority")
+    @classmethod
+    def _safe(cls, value: str) -> str:
+        if not re.fullmatch(r"https://[a-z0-9.-]+(:\d{1,5})?|http://(127\.0\.0\.1|\[::1\]|localhost):\d{1,5}", value):
+            raise ValueError(
+                "keys are had over https: https://HOST without a path, for example https://login.microsoftonline.us"
+            )
+        return value
 
 
 class WebhookConfig(Settings):
@@ -84,10 +102,12 @@ class WebhookConfig(Settings):
     """env:NAME of the key of senders of our own: header `X-Headway-Signature: t=SECONDS,v1=HEX`."""
     max_age_seconds: float = Field(300.0, gt=0)
     """Oldest time stamp of a signature, and farthest ahead, that is believed."""
-    max_bytes: Positive = 1 << 20
-    """Largest body. Event Grid sends at most 1 MB."""
+    max_bytes: int = Field(1 << 20, gt=0, le=1 << 20)
+    """Largest body. Event Grid sends at most 1 MiB."""
     topics: tuple[str, ...] = ()
     """Topics (`source` in CloudEvents) that may send and subscribe, as Azure writes them; empty: all that prove themselves."""
+    origins: tuple[Host, ...] = ("eventgrid.azure.net",)
+    """Names (`WebHook-Request-Origin`) that are told, when they ask with HTTP OPTIONS, that they may send CloudEvents here."""
 
     @model_validator(mode="after")
     def _proven(self) -> WebhookConfig:
@@ -143,3 +163,12 @@ class EventsConfig(Settings):
             if trigger.event == "model.revalidated" and trigger.start.startswith("revalidate/"):
                 raise ValueError(f"{trigger.event} starting {trigger.start} would never end")
         return value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> EventsConfig:
+        """Two sources of one dataset would take turns in being its newest version."""
+        names = [*(each.dataset for each in self.folders), *(each.dataset for each in self.containers)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)}: made of two folders or containers; give each a dataset of its own")
+        return self

@@ -44,6 +44,6 @@ ENV PATH=/opt/headway/bin:$PATH \
 USER 10001:10001
 WORKDIR /var/lib/headway
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=3 \
-    CMD ["python", "-c", "import os, pathlib, sys; from deployments.platform import watch, worker; home = pathlib.Path(os.environ['HEADWAY_HOME']); sys.exit(not (worker.status(home) and watch.status(home)))"]
+    CMD ["python", "-c", "import os, pathlib, sys; from deployments.platform import bridge, watch, worker; home = pathlib.Path(os.environ['HEADWAY_HOME']); sys.exit(not (worker.status(home) and watch.status(home) and bridge.status(home)))"]
 ENTRYPOINT ["tini", "--"]
 CMD ["headway", "up"]

@@ -70,7 +70,7 @@ def approve(
     run = current()
     given = given_before(run, kind, subject)
     if given:
-        return given
+        return _told(run, given)
     now = time.time()
     question = Question(
         kind=kind,
@@ -84,13 +84,21 @@ def approve(
     )
     with _pause(run, question) as pause:
         answer = _decided(run, question, pause)
-    return _conclude(run, question, answer)
+    return _told(run, _conclude(run, question, answer))
 
 
 def given_before(run: Lifecycle, kind: str, subject: str) -> Approval | None:
     """The approval of this very subject, when there is one."""
     found = run.journal.get(_key("approvals", kind, subject))
     return Approval.model_validate(found) if found else None
+
+
+def _told(run: Lifecycle, given: Approval) -> Approval:
+    """Who approved, and why, as tags of the run in MLflow; of two approvals in one run, both."""
+    tags = run.results.setdefault("tags", {})
+    for name, said in (("headway.approved_by", given.person), ("headway.approval_reason", given.reason)):
+        tags[name] = "; ".join(part for part in (tags.get(name), said) if part)
+    return given
 
 
 @contextmanager

@@ -48,7 +48,8 @@ def setting(*path: str) -> str:
 def started_by(right: Right, what: str) -> Iterator[None]:
     """Act as whoever stands behind this flow run, if the policy lets them start it. Raises Refused.
 
-    That is the person of the command line; else who started it before it was resumed; else `schedule`, or `prefect` for its page.
+    That is the person of the command line; else who started it before it was resumed; else `bridge` where an event did,
+    `schedule`, or `prefect` for its page.
     """
     known = actor()
     if known.identity == "account" and deployment.get_id():
@@ -60,6 +61,8 @@ def started_by(right: Right, what: str) -> Iterator[None]:
 
 
 def _automatic() -> str:
+    if runtime.get_parameters().get("cause"):
+        return "bridge"
     return "schedule" if "auto-scheduled" in runtime.get_tags() else "prefect"
 
 

@@ -10,7 +10,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, get_args
 
 from prefect import flow
+from prefect.states import Completed
 
+from flows.agreement import agreed
+from flows.cause import covered_elsewhere
 from flows.closing import close
 from flows.data import tokenized, validated
 from flows.inputs import checked
@@ -39,7 +42,11 @@ def _name() -> str:
 
 @flow(name="retrain", flow_run_name=_name, validate_parameters=False)  # type: ignore[untyped-decorator]
 def retrain(
-    dataset: str, config: RetrainConfig, from_stage: StageName | None = None, to_stage: StageName | None = None
+    dataset: str,
+    config: RetrainConfig,
+    from_stage: StageName | None = None,
+    to_stage: StageName | None = None,
+    cause: str = "",
 ) -> Endpoint | None:
     """Take the newest version of a dataset to a served model.
 
@@ -50,28 +57,37 @@ def retrain(
         config: All settings of the run, one section a stage.
         from_stage: This stage and all later ones run again, although their results are recorded. Empty reuses what there is.
         to_stage: Stages after this one do not run. Empty runs all.
+        cause: The events that asked for this run. Leave it empty: who starts a run by events fills it in.
     """
     config = checked(RetrainConfig, config)
-    with (
-        started_by("run", f"retrain {config.training.model} on dataset {dataset}"),
-        lifecycle(
-            "retrain",
-            config,
-            subject=config.training.model,
-            stages=STAGES,
-            first=from_stage,
-            last=to_stage,
-            cancelled=cancelled,
-            flow_run=flow_run(),
-            observers=(PrefectProgress(),),
-            at_end=close,
-        ),
-    ):
-        endpoint = chain(dataset, config)
-        if not isinstance(endpoint, Endpoint):
-            return None
-        current().results |= {"endpoint": endpoint, "sample": sample(endpoint, config.export)}
-        return endpoint
+    with started_by("run", f"retrain {config.training.model} on dataset {dataset}"):
+        if holder := covered_elsewhere(cause):
+            return Completed(message=f"nothing done: flow run {holder} covers the same events")  # type: ignore[no-any-return]
+        with (
+            lifecycle(
+                "retrain",
+                config,
+                subject=config.training.model,
+                stages=STAGES,
+                first=from_stage,
+                last=to_stage,
+                cancelled=cancelled,
+                flow_run=flow_run(),
+                observers=(PrefectProgress(),),
+                at_end=close,
+            ),
+            agreed(dataset, config, cause),
+        ):
+            return served(dataset, config)
+
+
+def served(dataset: str, config: RetrainConfig) -> Endpoint | None:
+    """The endpoint that serves the new model; None when the run was to stop before that."""
+    endpoint = chain(dataset, config)
+    if not isinstance(endpoint, Endpoint):
+        return None
+    current().results |= {"endpoint": endpoint, "sample": sample(endpoint, config.export)}
+    return endpoint
 
 
 def chain(name: str, config: RetrainConfig) -> Endpoint:

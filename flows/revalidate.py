@@ -1,29 +1,52 @@
-"""The champion of a model against the newest data: every byte of it verified, then measured, and held to what it was.
+"""The champion of a model against the newest data: every byte verified, the data held against what it learnt, then measured.
 
-It changes nothing that is served and moves no ref. That it was done is noted (tasks/registry/revalidations.py).
+It moves no ref, and stops only what serves changed files. Each stage is a file of tasks/; what a verdict leads to is
+flows/revalidated.py. See docs/revalidation.md.
 """
 
 from __future__ import annotations
 
-from prefect import flow
+import json
+from typing import Any
 
+from prefect import flow
+from prefect.states import Completed
+
+from flows.cause import covered_elsewhere
 from flows.closing import close
 from flows.data import tokenized, validated
-from flows.inputs import checked
+from flows.inputs import checked, datasets, resolve
 from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
-from tasks.artifacts import Checkpoint, Evaluation, parse_ref, unqualified
+from flows.revalidated import concluded
+from tasks.artifacts import (
+    Checkpoint,
+    Dataset,
+    Drift,
+    Evaluation,
+    Model,
+    Revalidation,
+    Validation,
+    parse_ref,
+    unqualified,
+)
 from tasks.config import RevalidateConfig
 from tasks.errors import Unknown
-from tasks.evaluate import champion_checkpoint, evaluate, hold
-from tasks.lifecycle import Lifecycle, current, lifecycle
+from tasks.evaluate import champion_checkpoint, evaluate
+from tasks.integrity import integrity
+from tasks.lifecycle import Lifecycle, lifecycle
+from tasks.measure_drift import measure_drift
 from tasks.registry.refs import read_ref
-from tasks.registry.revalidations import note_revalidation
-from tasks.registry.verification import problems_of, refusal
-from tasks.storage.manifest import Manifest
-from tasks.storage.store import find
+from tasks.registry.revalidations import champions, degraded_in_a_row, last_looked_at, learnt_from
+from tasks.registry.tampering import serving
+from tasks.revalidation import Found, Part, verdict
+from tasks.revalidation_config import ServiceConfig
+from tasks.service_outputs import anomalies
+from tasks.storage.store import Store, find
 
-STAGES = ("validate", "preprocess", "evaluate")
+GRAVEST = ("anomaly", "none", "insufficient")
+"""Of several endpoints, whose answers are told of."""
+STAGES = ("integrity", "validate", "drift", "preprocess", "evaluate", "verdict")
 
 
 def _name() -> str:
@@ -31,19 +54,21 @@ def _name() -> str:
 
 
 @flow(name="revalidate", flow_run_name=_name, validate_parameters=False)  # type: ignore[untyped-decorator]
-def revalidate(dataset: str, config: RevalidateConfig) -> Evaluation:
-    """Verify the champion of a model, measure it on the newest version of a dataset, and judge it.
+def revalidate(dataset: str, config: RevalidateConfig, cause: str = "") -> Revalidation | None:
+    """Verify the champion of a model, hold new data against what it learnt, measure it, and judge it.
 
-    Raises GateFailed when it is worse than it was, or the data is no good; IntegrityError when it is damaged.
+    Raises GateFailed when it is degraded, or nothing could be said; IntegrityError when it is not what was signed.
 
     Args:
         dataset: NAME for the newest version of a dataset, or dataset/NAME@VERSION. `headway dataset list` shows them.
         config: Whose champion is measured, on what, and by which limits.
+        cause: The events that asked for this run. Leave it empty: who starts a run by events fills it in.
     """
     config = checked(RevalidateConfig, config)
-    with (
-        started_by("run", f"revalidate {config.model} on dataset {dataset}"),
-        lifecycle(
+    with started_by("run", f"revalidate {config.model} on dataset {dataset}"):
+        if holder := covered_elsewhere(cause):
+            return Completed(message=f"nothing done: flow run {holder} covers the same events")  # type: ignore[no-any-return]
+        with lifecycle(
             "revalidate",
             config,
             subject=config.model,
@@ -52,56 +77,113 @@ def revalidate(dataset: str, config: RevalidateConfig) -> Evaluation:
             flow_run=flow_run(),
             observers=(PrefectProgress(),),
             at_end=close,
-        ) as run,
-    ):
-        champion = sound_champion(run, config.model)
-        scores = measured(dataset, config)
-        judge(run, champion, scores, config)
-        return scores
+        ) as run:
+            return looked_after(run, dataset, config)
 
 
-def sound_champion(run: Lifecycle, model: str) -> Manifest:
-    """The champion, every byte and its signature verified. Raises Unknown, IntegrityError."""
-    ref = read_ref(run.store, f"{model}/champion")
+def looked_after(run: Lifecycle, name: str, config: RevalidateConfig) -> Revalidation:
+    """The stages in their order; whatever is found, a verdict is published before it is raised."""
+    champion, given = champion_of(run.store, config.model), resolve(name)
+    settings = (config.revalidation, config.evaluation, config.comparison)
+    sound = integrity(champion, config.revalidation.integrity)
+    found = Found(
+        integrity=Part(
+            name="integrity", status="passed" if sound.passed else "failed", said=sound.said, checks=sound.checks
+        ),
+        reference=learnt_from(run.store, champion.ref) or "",
+        degraded_before=degraded_in_a_row(run.store, champion.ref),
+    )
+    if not sound.passed:
+        concluded(run, verdict(champion, given, None, None, None, *settings, found=found))
+        sound.require()
+    validation = validated(given.ref, config.validation, config.preprocessing, config.cluster)
+    found = found.model_copy(update={"data": data_part(validation)})
+    if not validation.passed:
+        concluded(run, verdict(champion, given, None, None, None, *settings, found=found))
+        validation.require()
+    promoted = promotion_scores(run.store, champion)
+    drift, same = drift_of(run.store, validation.require(), found.reference, config)
+    scores, lacking = measured(run.store, validation, config)
+    service = service_of(run, champion, config.revalidation.service)
+    found = found.model_copy(update={"same_data": same, "lacking": lacking, "service": service})
+    result = verdict(champion, given, drift, scores, promoted, *settings, found=found)
+    concluded(run, result, scores=scores, promoted=promoted)
+    result.require()
+    return result
+
+
+def champion_of(store: Store, model: str) -> Model:
+    """The champion, also when its manifest is gone. Raises Unknown, naming the models that have one."""
+    ref = read_ref(store, f"{model}/champion")
     if ref is None:
-        raise Unknown(f"model/{model} has no champion", remedy="`headway retrain` makes one; `model` is the setting.")
-    manifest, problems = problems_of(run.store, ref, keys=run.home / "keys")
-    if problems:
-        raise refusal(manifest, problems)
-    return manifest
+        known = ", ".join(champions(store)) or "none yet: `headway retrain` makes one"
+        raise Unknown(f"model/{model} has no champion", remedy=f"Models that have one: {known}.")
+    _, name, version = parse_ref(ref)
+    return Model(name=name, version=version, uri="")
 
 
-def measured(dataset: str, config: RevalidateConfig) -> Evaluation:
-    """The champion's checkpoint on the held-out split of the data."""
-    validation = validated(dataset, config.validation, config.preprocessing, config.cluster)
-    tokens = tokenized(validation, config.preprocessing, config.cluster)
+def promotion_scores(store: Store, champion: Model) -> Evaluation:
+    """The evaluation under which the champion was exported. Raises Unknown when that is gone."""
+    context = find(store, *parse_ref(champion.ref)).provenance.context
+    under = next((ref for ref in context if ref.startswith("evaluation/")), None)
+    checkpoint = champion_checkpoint(champion.name)
+    if under is None or checkpoint is None:
+        raise Unknown(f"{champion.ref} names no evaluation", remedy="Export it again: `headway retrain --from export`.")
+    manifest = find(store, *parse_ref(under))
+    return Evaluation(
+        name=manifest.provenance.name,
+        version=manifest.version,
+        uri=store.uri_of(manifest),
+        metrics=manifest.provenance.metrics,
+        subject=checkpoint,
+    )
+
+
+def data_part(validation: Validation) -> Part:
+    """What the data stage says: the checks that closed its gate or warned."""
+    told = tuple(check for check in validation.checks if check.outcome != "passed")
+    failed = [check.name for check in told if not check.passed]
+    counted = f"{validation.metrics['documents']:.0f} documents, {validation.metrics['quarantined']:.0f} set aside"
+    said = f"the data is no measure: {', '.join(failed)}" if failed else counted
+    return Part(name="data", status="failed" if failed else "passed", said=said, checks=told)
+
+
+def drift_of(store: Store, accepted: Dataset, reference: str, config: RevalidateConfig) -> tuple[Drift | None, bool]:
+    """New data against what the champion learnt from, and whether both are the same; no drift where nobody knows that now."""
+    if not reference or accepted.ref == reference:
+        return None, bool(reference)
+    try:
+        (before,) = datasets((reference,))
+    except Unknown:
+        return None, False
+    tokenizer, text = champion_checkpoint(config.model), config.validation.text_field
+    cluster = unqualified(config.cluster)
+    return measure_drift(accepted, before, config.revalidation.drift, tokenizer, text, on=cluster), False
+
+
+def measured(store: Store, validation: Validation, config: RevalidateConfig) -> tuple[Evaluation | None, str]:
+    """The champion's checkpoint on the held-out split of the data; None, and why, where that is too small."""
+    fewest = config.evaluation.min_documents
+    held = _held_out(store, validation)
+    if held:
+        tokens = tokenized(validation, config.preprocessing, config.cluster)
+        held = int(tokens.metrics["heldout_documents"])
+    if held < fewest:
+        return None, f"{held} documents held out, and a verdict needs evaluation.min_documents = {fewest}"
     checkpoint = champion_checkpoint(config.model)
     assert isinstance(checkpoint, Checkpoint), "a champion was exported from a checkpoint"
-    return evaluate(checkpoint, tokens, config.evaluation, on=unqualified(config.cluster))
+    return evaluate(checkpoint, tokens, config.evaluation, on=unqualified(config.cluster)), ""
 
 
-def judge(run: Lifecycle, champion: Manifest, scores: Evaluation, config: RevalidateConfig) -> None:
-    """Hold the champion to what it was when it was promoted, and note the verdict either way. Raises GateFailed."""
-    before = bits_at_promotion(run, champion)
-    told = {
-        "champion": champion.ref,
-        "evaluation": scores.ref,
-        "bits_per_byte": scores.metrics["bits_per_byte"],
-        "bits_per_byte_at_promotion": before,
-    }
-    run.results["revalidation"] = told
-    passed = False
-    try:
-        hold(scores, before, config.evaluation, config.comparison)
-        passed = True
-    finally:
-        run.results["revalidation"] = {**told, "passed": passed}
-        note_revalidation(run.journal, config.model, {**told, "passed": passed, "dataset": run.results["dataset"]})
+def service_of(run: Lifecycle, champion: Model, config: ServiceConfig) -> dict[str, Any] | None:
+    """What is unusual in the answers of endpoints since the last revalidation; None where none writes them down."""
+    since = last_looked_at(run.store, champion.name)
+    assert since is not None, "there is a champion"
+    told = (anomalies(run.home, name, since=since, config=config) for name in serving(run.home, champion.ref))
+    return min((each for each in told if each), key=lambda each: GRAVEST.index(each["verdict"]), default=None)
 
 
-def bits_at_promotion(run: Lifecycle, champion: Manifest) -> float:
-    """Bits per byte of the evaluation under which the champion was exported. Raises Unknown when that is gone."""
-    under = next((ref for ref in champion.provenance.context if ref.startswith("evaluation/")), None)
-    if under is None:
-        raise Unknown(f"{champion.ref} names no evaluation", remedy="Export it again: `headway retrain --from export`.")
-    return float(find(current().store, *parse_ref(under)).provenance.metrics["bits_per_byte"])
+def _held_out(store: Store, validation: Validation) -> int:
+    """Documents of the held-out split before any was set aside: a split without one is refused by the next stage."""
+    folder = store.fetch(find(store, *parse_ref(validation.ref)))
+    return int(json.loads((folder / "validation.json").read_text(encoding="utf-8"))["heldout"])

@@ -5,8 +5,6 @@ A stage's own note is tasks/prefect_notes.py; the whole report, with its figures
 
 from __future__ import annotations
 
-from typing import Any
-
 from tasks.artifacts import Endpoint, Evaluation, Model
 from tasks.lifecycle import Lifecycle
 from tasks.outcomes import status_of
@@ -35,7 +33,7 @@ def report(run: Lifecycle, *, html: str, mlflow: str | None) -> str:
         run.results.get("approval", ""),
         _served(run.results.get("endpoint")),
         _champion(run),
-        _revalidation(run.results.get("revalidation")),
+        _revalidation(run),
         _sample(run.results.get("sample")),
         "## Where the rest is",
         f"- The whole report, with its figures: `{html}`. A browser opens it from the disk, not from this page.",
@@ -99,11 +97,10 @@ def _champion(run: Lifecycle) -> str:
     return table(head, [["this model", number(scores["bits_per_byte"])], theirs])
 
 
-def _revalidation(told: dict[str, Any] | None) -> str:
-    if not told:
-        return ""
-    now, before = number(told["bits_per_byte"]), number(told["bits_per_byte_at_promotion"])
-    return f"Champion `{told['champion']}`: {now} bits per byte on this data, {before} at its promotion."
+def _revalidation(run: Lifecycle) -> str:
+    """The verdict on a champion, why, and the parts that it rests on."""
+    told = run.results.get("revalidation")
+    return f"{run.results['evidence']}\n\nThe evidence, with figures: `{told['evidence']}`." if told else ""
 
 
 def _sample(sample: dict[str, str] | None) -> str:

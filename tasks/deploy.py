@@ -17,7 +17,7 @@ from tasks.process import locked
 from tasks.promotion import crown, logged, require_signed
 from tasks.settings import home
 from tasks.stage import stage
-from tasks.workbench import fetch, home_folder, note
+from tasks.workbench import fetch, home_folder, manifest_of, note
 
 SAMPLE_TOKENS = 64
 
@@ -44,6 +44,7 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
         candidate = endpoint.start(
             folder,
             model.ref,
+            files=[file.model_dump() for file in manifest_of(model).content.files],
             golden=golden,
             timeout=config.start_timeout_seconds,
             port=config.port,

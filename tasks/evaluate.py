@@ -12,6 +12,7 @@ from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Pending, Tok
 from tasks.config import ComparisonConfig, EvaluationConfig
 from tasks.errors import IntegrityError
 from tasks.lifecycle import current
+from tasks.performance.compared import bigram_checks
 from tasks.registry.refs import made_from
 from tasks.scores import relative_loss
 from tasks.stage import stage
@@ -52,48 +53,10 @@ def compare(
     if champion:
         shown = {"ref": champion.subject.ref, "bits_per_byte": champion.metrics["bits_per_byte"]}
         current().results["champion"] = shown
-    checks = (*_against_bigram(scores, config, limits), *_against_champion(scores, champion, config, limits))
+    checks = (*bigram_checks(scores.metrics, config, limits), *_against_champion(scores, champion, config, limits))
     current().outcomes["evaluate"].checks = [check.model_dump() for check in checks]
     require_checks("evaluate", checks)
     return scores.subject
-
-
-def hold(scores: Evaluation, before: float, config: EvaluationConfig, limits: ComparisonConfig) -> None:
-    """Raise GateFailed unless a champion is, on new data, about as good as at its promotion (`before`, in bits per byte)."""
-    loss = scores.metrics["bits_per_byte"] / before - 1
-    since = Check(
-        name="loss since promotion, relative",
-        measured=loss,
-        limit=f"<= {limits.max_loss_since_promotion:.4g}",
-        passed=loss <= limits.max_loss_since_promotion,
-        remedy="The data has moved away from what the champion learnt: retrain on it. It goes on serving; "
-        "comparison.max_loss_since_promotion is the limit. "
-        f"Bits per byte {scores.metrics['bits_per_byte']:.4f}, at its promotion {before:.4f}.",
-    )
-    checks = (*_against_bigram(scores, config, limits), since)
-    current().outcomes["evaluate"].checks = [check.model_dump() for check in checks]
-    require_checks("evaluate", checks)
-
-
-def _against_bigram(scores: Evaluation, config: EvaluationConfig, limits: ComparisonConfig) -> tuple[Check, ...]:
-    gain, low = scores.metrics["gain_over_bigram"], scores.metrics["gain_low"]
-    remedy = "Train longer or on more data, or lower comparison.min_gain_over_bigram."
-    return (
-        Check(
-            name="gain over the Kneser-Ney bigram",
-            measured=gain,
-            limit=f">= {limits.min_gain_over_bigram:.4g}",
-            passed=gain >= limits.min_gain_over_bigram,
-            remedy=remedy,
-        ),
-        Check(
-            name=f"gain over the bigram, low end of the {config.confidence:.0%} interval",
-            measured=low,
-            limit="> 0" if limits.min_gain_over_bigram >= 0 else f"> {limits.min_gain_over_bigram:.4g}",
-            passed=low > min(limits.min_gain_over_bigram, 0),
-            remedy=remedy,
-        ),
-    )
 
 
 def _against_champion(

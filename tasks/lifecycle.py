@@ -65,7 +65,7 @@ class Lifecycle:
     """Second calls of a stage: the champion's evaluation."""
     error: BaseException | None = None
     results: dict[str, Any] = field(default_factory=dict)
-    """What the flow leaves for those who ask afterwards: the endpoint, a sample, the report."""
+    """What the flow leaves for those who ask afterwards: the endpoint, a sample, the report; `tags` are for MLflow."""
 
     def __post_init__(self) -> None:
         self.journal = StoreJournal(self.store)
@@ -269,6 +269,7 @@ def _end_tags(run: Lifecycle) -> dict[str, str]:
         **{f"headway.{o.name}": o.status for o in run.outcomes.values()},
         "headway.status": run.status,
         "headway.dataset": run.results.get("dataset", ""),
+        **run.results.get("tags", {}),
         "mlflow.note.content": words.run_note(run.flow_run, run.status, why=why, report=report, facts=_facts(run)),
     }
     return {key: value for key, value in found.items() if value}

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from deployments.cli.person import As, asked
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+COLOURS = {"passed": "green", "failed": "red", "insufficient": "yellow", "absent": "dim"}
 
 Config = Annotated[str, typer.Option("--config", "-c", help="A YAML file, or the name of a shipped configuration.")]
 Set = Annotated[
@@ -16,21 +23,35 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")
 
 
 def revalidate(
-    config: Config = "local",
-    dataset: Annotated[
-        str, typer.Option(help="NAME or dataset/NAME@VERSION; without it, the configuration's dataset.")
+    model: Annotated[
+        str, typer.Argument(help="Name of the model, measured with the settings that its champion was made with.")
+    ] = "",
+    data: Annotated[
+        str,
+        typer.Option(metavar="NAME[@VERSION]", help="The dataset; without it, the newest version of the model's own."),
+    ] = "",
+    config: Annotated[
+        str, typer.Option("--config", "-c", help="A YAML file, or the name of a shipped configuration, instead.")
     ] = "",
     set_: Set = None,
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Verify the champion of a model, every byte of it, and measure it on the newest data. Changes nothing that is served."""
+    """Verify the champion of a model, every byte of it, hold new data against what it learnt, and measure it on that.
+
+    The verdict is valid, degraded, invalid or unknown; only the first leaves with exit code 0. Nothing that is served changes,
+    but what serves changed files is stopped. Without MODEL it is the one of the configuration, `local` when none is named.
+    """
+    from deployments.cli.champion import of_champion
     from tasks.config import RevalidateConfig
 
-    told = parameters_of("revalidate", config, dataset, set_)
+    if model and not config:
+        told = of_champion(model, data, set_ or [])
+    else:
+        told = parameters_of("revalidate", config or "local", data, [*(set_ or []), *_named(model)])
     settings = RevalidateConfig.model_validate(told["config"])
     what = f"revalidate {settings.model} on dataset {told['dataset']}"
-    _run("revalidate", settings, {"dataset": told["dataset"]}, what, as_, as_json)
+    _run("revalidate", settings, {"dataset": told["dataset"]}, what, as_, as_json, show=_parts)
 
 
 def qualify(config: Config = "local", set_: Set = None, as_: As = "", as_json: Json = False) -> None:
@@ -51,7 +72,20 @@ def parameters_of(flow: str, config: str, dataset: str, set_: list[str] | None) 
     return told
 
 
-def _run(flow: str, settings: Any, arguments: dict[str, Any], what: str, as_: str, as_json: bool) -> None:
+def _named(model: str) -> list[str]:
+    """A model that is named beside a configuration is whose champion is meant."""
+    return [f"training.model={model}"] if model else []
+
+
+def _run(
+    flow: str,
+    settings: Any,
+    arguments: dict[str, Any],
+    what: str,
+    as_: str,
+    as_json: bool,
+    show: Callable[[dict[str, Any]], RenderableType] | None = None,
+) -> None:
     from tasks.registry.audit import audit
     from tasks.settings import home
     from tasks.storage import open_store
@@ -60,7 +94,25 @@ def _run(flow: str, settings: Any, arguments: dict[str, Any], what: str, as_: st
         from deployments.cli.running import run_and_tell
 
         audit(open_store(home()), "start run", right="run", what=what)
-        run_and_tell(flow, settings, arguments, preflight=lambda: _preflight(settings, arguments), as_json=as_json)
+        look = partial(_preflight, settings, arguments)
+        run_and_tell(flow, settings, arguments, preflight=look, as_json=as_json, show=show)
+
+
+def _parts(fields: dict[str, Any]) -> RenderableType:
+    """The verdict for people: its parts, and where the evidence is."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    told = fields["revalidation"]
+    if not told:
+        return Text()
+    table = Table("part", "status", "found", box=None, pad_edge=False)
+    for part in told["parts"]:
+        table.add_row(part["name"], Text(part["status"], COLOURS[part["status"]]), Text(part["said"]))
+    window = told["window"]
+    row = f", window {window['number']} of {window['of']}" if told["verdict"] == "degraded" else ""
+    return Group(table, Text(f"{told['verdict']}{row}"), Text(f"Evidence: {told['evidence']}", overflow="fold"))
 
 
 def _preflight(settings: Any, arguments: dict[str, Any]) -> None:

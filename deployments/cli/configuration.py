@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -21,10 +22,7 @@ EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 def load(source: str, overrides: list[str]) -> RetrainConfig:
     """A configuration by the name of a shipped one, or by path. Raises ValueError."""
-    value = _read(_path(source))
-    for override in overrides:
-        _apply(value, override)
-    return validated(RetrainConfig, value, source)
+    return validated(RetrainConfig, with_settings(_read(_path(source)), overrides), source)
 
 
 def load_file(model: type[C], path: Path) -> C:
@@ -36,10 +34,15 @@ def load_file(model: type[C], path: Path) -> C:
 
 def changed(model: type[C], overrides: Iterable[str]) -> C:
     """The defaults of a class, changed as A.B=VALUE. Raises ValueError."""
-    value: dict[str, Any] = {}
+    return validated(model, with_settings({}, overrides), "of --set")
+
+
+def with_settings(value: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Keys and values, changed as A.B=VALUE. Raises ValueError."""
+    changed_ = deepcopy(value)
     for override in overrides:
-        _apply(value, override)
-    return validated(model, value, "of --set")
+        _apply(changed_, override)
+    return changed_
 
 
 def validated(model: type[C], value: dict[str, Any], source: str) -> C:

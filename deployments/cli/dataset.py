@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,22 +54,23 @@ def make_version(
     as_: str = "",
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Publish files as a dataset version; what is told of it, and the files that were left out with the reason."""
+    from deployments.publishing import make_dataset
     from tasks.artifacts import parse_ref
-    from tasks.corpus.packing import pack
-    from tasks.registry.publishing import publish as publish_artifact
     from tasks.settings import home
     from tasks.storage import open_store
 
     _, name, _ = parse_ref(name, kind="dataset")
     store = open_store(home())
-    work = home() / "work"
-    work.mkdir(parents=True, exist_ok=True)
-    with asked("publish", as_, what=f"dataset/{name}"), tempfile.TemporaryDirectory(dir=work) as folder:
-        out = Path(folder) / "out"
-        packed = pack(paths, out, include=include, exclude=tuple(exclude))
-        bundles = _bundles(out, sign_key, signatures)
-        manifest = publish_artifact(store, out, kind="dataset", inputs=(), provenance=_provenance(name, packed))
-        kept = keep_signatures(store, manifest, bundles)
+    with asked("publish", as_, what=f"dataset/{name}"):
+        manifest, packed, kept = make_dataset(
+            store,
+            home() / "work",
+            name,
+            paths,
+            include=include,
+            exclude=exclude,
+            bundles=lambda folder: _bundles(folder, sign_key, signatures),
+        )
     fields = {
         "ref": manifest.ref,
         "documents": packed.documents,
@@ -126,24 +124,6 @@ def _bundles(folder: Path, sign_key: str, signatures: Sequence[Path]) -> list[by
     return found
 
 
-def keep_signatures(store: Any, manifest: Any, bundles: list[bytes]) -> int:
-    """Put signatures beside a dataset, and those that earlier versions have for the same shards; how many there are now.
-
-    What they are worth is decided when somebody asks for a signer: tasks/admission.py.
-    """
-    from tasks.admission import covers
-    from tasks.signing.bundle import SIGNATURES
-
-    found = [bundle.decode() for bundle in bundles]
-    for version in store.manifests("dataset", manifest.provenance.name):
-        found += json.loads(store.attachment(version, SIGNATURES) or b"[]")
-    digests = {entry.sha256 for entry in manifest.content.files}
-    kept = [bundle for bundle in dict.fromkeys(found) if covers(bundle, digests)]
-    if kept:
-        store.attach(manifest, SIGNATURES, json.dumps(kept).encode())
-    return len(kept)
-
-
 def _origin(manifest: Any) -> str:
     """Where a version came from, in a few words."""
     if manifest.provenance.stage == "validate":
@@ -152,24 +132,6 @@ def _origin(manifest: Any) -> str:
         {source for of in (manifest.provenance.model_extra or {}).get("sources", {}).values() for source in of}
     )
     return f"from {sources[0]}" + (f" and {len(sources) - 1} more" if len(sources) > 1 else "") if sources else ""
-
-
-def _provenance(name: str, packed: Any) -> Any:
-    from tasks.lifecycle import code_version
-    from tasks.registry.audit import actor
-    from tasks.storage.manifest import Provenance
-
-    commit, dirty = code_version()
-    return Provenance(
-        name=name,
-        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        stage="publish",
-        sources=packed.sources,
-        published_by=actor().name,
-        commit=commit,
-        dirty=dirty,
-        metrics={"documents": float(packed.documents), "skipped": float(len(packed.skipped))},
-    )
 
 
 def _published(fields: dict[str, Any], skipped: dict[str, str]) -> str:

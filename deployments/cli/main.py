@@ -17,7 +17,9 @@ from deployments.cli import (
     dataset,
     deployments,
     doctor,
+    drift,
     endpoint,
+    events,
     history,
     lineage,
     notify,
@@ -58,6 +60,7 @@ def _look_at_home() -> None:
 app.command("validate")(validate.validate)
 app.command("retrain")(retrain.retrain)
 app.command("revalidate")(checks.revalidate)
+app.command("drift")(drift.drift)
 app.command("qualify")(checks.qualify)
 app.command("approve")(approve.approve)
 app.add_typer(dataset.app, name="dataset")
@@ -84,6 +87,7 @@ app.command("up")(platform.up)
 app.command("run")(run_.run)
 app.command("deployments")(deployments.deployments)
 app.command("status")(platform.status)
+app.add_typer(events.app, name="events")
 app.command("down")(platform.down)
 app.add_typer(person.app, name="person")
 app.command("audit-log")(audit.audit_log)

@@ -51,7 +51,7 @@ def preprocess(
     wanted = plan(input_, work, prefix=output_prefix)
     try:
         with _Drawn(wanted.bytes) as drawn:
-            done = run(wanted, workers=workers or _cores(), overwrite=overwrite, told=drawn.told)
+            done = run(wanted, workers=workers or cores(), overwrite=overwrite, told=drawn.told)
     except KeyboardInterrupt as error:  # typer would end without a word
         raise CommandError(error, {"parts": str(wanted.parts)}) from None
     fields = {
@@ -134,7 +134,7 @@ class _Drawn:
         self._progress.progress("preprocess", self._read, self._total, said, None)
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

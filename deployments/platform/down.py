@@ -13,7 +13,7 @@ from tasks.runlog import LoggedRun, logged_runs
 
 FLOW_SECONDS = 30.0
 STOPPED = "platform/stopped.json"
-PARTS = ("platform/watch", "platform/worker", "platform/mlflow", "prefect")
+PARTS = ("platform/watch", "platform/bridge", "platform/worker", "platform/mlflow", "prefect")
 """In the order in which they stop: nobody restarts or starts what is being stopped."""
 
 
@@ -30,9 +30,9 @@ def runs_at_work(home: Path) -> list[LoggedRun]:
 def down(home: Path) -> list[str]:
     """Stop every part, every flow run and every job; returns the names of the parts that ran."""
     process.write_json(home / STOPPED, {"time": time.time()})
-    ran = [_stop(home, "platform/watch")]
+    ran = [_stop(home, part) for part in PARTS[:2]]
     _stop_runs(home)
-    ran += [_stop(home, part) for part in PARTS[1:]]
+    ran += [_stop(home, part) for part in PARTS[2:]]
     for handle in (home / "jobs").glob("*/handle.json"):
         process.stop(handle.parent)
     for events in (home / "lineage").glob("*/handle.json"):

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from deployments.platform import mlflow_server, prefect_server, watch, worker
+from deployments.platform import bridge, mlflow_server, prefect_server, watch, worker
 from tasks import process
 from tasks.redaction import redact
 from tasks.runlog import LoggedRun, logged_runs
@@ -46,10 +46,12 @@ def addresses(home: Path) -> dict[str, Any]:
     tracking = os.environ.get("MLFLOW_TRACKING_URI", "")
     mlflow = mlflow_server.status(home)
     metrics = process.read_json(home / "platform" / "metrics.json") or {}
+    webhook = process.read_json(home / "events" / "webhook.json") or {}
     return {
         "prefect": named or (ours or {}).get("url"),
         "mlflow": redact(tracking) if tracking.startswith("http") else (mlflow or {}).get("url"),
         "metrics": metrics.get("url") if watch.status(home) else None,
+        "webhook": webhook.get("url") if bridge.status(home) else None,
     }
 
 
@@ -72,6 +74,7 @@ def _parts(home: Path) -> dict[str, dict[str, Any] | None]:
         "mlflow": mlflow_server.status(home),
         "worker": worker.status(home),
         "watch": watch.status(home),
+        "bridge": bridge.status(home),
     }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from deployments.catalogue import POOL, catalogue
 from deployments.cli.configuration import load_file
-from deployments.platform import checks, mlflow_server, prefect_server, watch, worker
+from deployments.platform import bridge, checks, mlflow_server, prefect_server, watch, worker
 from deployments.platform.down import STOPPED
 from deployments.settings import PlatformConfig, kept
 from tasks.errors import Missing
@@ -55,6 +55,7 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
         say("worker")
         worker.start(home, config.parallel_runs)
         watch.start(home)
+        bridge.start(home)
         if tracking:
             say("MLflow server")
             mlflow_server.wait(tracking)
@@ -68,12 +69,14 @@ def restart_what_died(home: Path, config: PlatformConfig) -> None:
     prefect_server.prepare(home)
     worker.start(home, config.parallel_runs)
     watch.start(home)
+    bridge.start(home)
 
 
 def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say) -> None:
-    """Tell Prefect what is deployed, whom to notify, and what becomes of missed times, before a worker takes anything."""
+    """Tell Prefect what is deployed, whom to notify, what events start, and what becomes of missed times, before any worker."""
     from prefect.client.orchestration import get_client
 
+    from deployments import triggers
     from deployments.notifications import apply
     from deployments.registration import register
     from deployments.watch.schedules import Schedules
@@ -83,6 +86,7 @@ def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say
     with get_client(sync_client=True) as client:
         register(client, catalogue(config))
         apply(client, config)
+        triggers.apply(client, config.events)
         Schedules(home, config).tick(client, time.time())
 
 

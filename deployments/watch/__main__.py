@@ -1,8 +1,9 @@
 """The watch: one process that looks after everything that can die, be missed or go wrong while nobody looks.
 
 Every few seconds it takes its duties in turn, each in a file beside this one: flow runs whose process died, schedules, what
-MLflow missed, alerts, telemetry, the audit log's copy, and the other parts of the platform. A duty that fails is logged and
-taken again at the next turn; the process itself is supervised. Nothing here decides about a model.
+MLflow missed, files of models, answers of endpoints, champions that nobody looked at, alerts, telemetry, the audit log's copy,
+and the other parts of the platform. A duty that fails is logged and taken again at the next turn; what takes long is done in the
+background (background.py). The process itself is supervised. Nothing here decides about a model.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
     from deployments.telemetry.export import Telemetry
     from deployments.watch.alert_sources import platform_sources
     from deployments.watch.alerts import Alerts
+    from deployments.watch.anomalies import Anomalies
     from deployments.watch.audit_copy import AuditCopy
     from deployments.watch.dead_runs import DeadRuns
+    from deployments.watch.integrity import Integrity
+    from deployments.watch.periods import Periods
     from deployments.watch.schedules import Schedules
     from deployments.watch.spools import Spools
 
@@ -52,6 +56,9 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
         "dead flow runs": asked(dead.tick),
         "schedules": asked(schedules.tick),
         "spools": spools.tick,
+        "integrity": Integrity(home, config.events.integrity_minutes * 60).tick,
+        "anomalies": Anomalies(home).tick,
+        "periods": Periods(home, config.alerts.champion_revalidated_days).tick,
         "alerts": alerts.tick,
         "audit copy": AuditCopy(home).tick,
     }

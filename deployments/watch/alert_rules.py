@@ -6,61 +6,21 @@ deployments/telemetry/rules.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 from deployments.settings import AlertsConfig
 from deployments.telemetry import instruments as of
 from deployments.telemetry.measure import failing
 from deployments.telemetry.runs import RunView
+from deployments.watch.alert_models import degraded, stale, tampered, unusual_answers
+from deployments.watch.alert_seen import Found, Instance, Seen, clock
 from tasks.registry import unusual
 from tasks.registry.unusual import Habits, Unusual
 
 DISK_MARGIN = 1.05
 """Room must be so many times the limit before a full disk counts as over: it would come and go otherwise."""
-DAY = 86_400.0
-
-
-@dataclass(frozen=True)
-class Champion:
-    """A champion, and when it was last found good: deployed or revalidated."""
-
-    model: str
-    since: float
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What was seen at one moment. None is not known just now: then what fires goes on, and nothing new begins."""
-
-    now: float
-    runs: Sequence[RunView] = ()
-    disk_free: int | None = None
-    champions: Sequence[Champion] | None = None
-    late: Sequence[Mapping[str, Any]] | None = None
-    """Scheduled runs that did not start in time: `deployment`, `name`, `expected` in seconds since the epoch."""
-    down: Sequence[Mapping[str, Any]] | None = None
-    """Parts of the platform that do not run: `name`, `details`."""
-    habits: Habits | None = None
-    """Who read what, who was refused, and where each name was seen."""
-    firing: frozenset[str] = frozenset()
-    """Instances that fire already, as RULE/INSTANCE."""
-
-
-@dataclass(frozen=True)
-class Instance:
-    """One thing that a rule fires for. `name` is the same as long as it is the same thing."""
-
-    name: str
-    summary: str
-    details: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    url: str = ""
-
-
-Found = list[Instance] | None
 
 
 @dataclass(frozen=True)
@@ -100,7 +60,7 @@ def _of_run(run: RunView, words: str) -> Instance:
     stage = str(run.error.get("stage") or run.stage)
     at = f" at {stage}" if stage else ""
     labels = {"flow": run.flow, "subject": run.subject, "stage": stage, "run": run.identity}
-    said = str(run.error.get("message") or "the run left no word") + f" ({_clock(run.last_sign)})"
+    said = str(run.error.get("message") or "the run left no word") + f" ({clock(run.last_sign)})"
     return Instance(f"{run.flow}.{run.subject}", f"{run.flow} of {run.subject} {words}{at}", said, labels, run.url)
 
 
@@ -112,7 +72,7 @@ def _standing(seen: Seen, limits: AlertsConfig) -> Found:
         Instance(
             f"{run.identity}.{run.stage}",
             f"{run.stage} of {run.subject} makes no progress",
-            f"nothing new since {_clock(run.moved)}",
+            f"nothing new since {clock(run.moved)}",
             {"flow": run.flow, "subject": run.subject, "stage": run.stage, "run": run.identity},
             run.url,
         )
@@ -132,7 +92,7 @@ def _missed(seen: Seen, limits: AlertsConfig) -> Found:
         Instance(
             name,
             f"a scheduled run of {name} did not start",
-            f"{run['name']}: {_clock(run['expected'])}",
+            f"{run['name']}: {clock(run['expected'])}",
             {"deployment": name},
         )
         for name, run in late.items()
@@ -147,21 +107,6 @@ def _full(seen: Seen, limits: AlertsConfig) -> Found:
         return []
     room = f"{seen.disk_free / 1e9:.0f} GB free, wanted are {limits.disk_free_gb:g} GB"
     return [Instance("home", "the disk that holds the state is nearly full", room)]
-
-
-def _stale(seen: Seen, limits: AlertsConfig) -> Found:
-    if seen.champions is None:
-        return None
-    old = (c for c in seen.champions if seen.now - c.since > limits.champion_revalidated_days * DAY)
-    return [
-        Instance(
-            champion.model,
-            f"the champion of {champion.model} was not revalidated in time",
-            f"last found good {_clock(champion.since)}",
-            {"model": champion.model},
-        )
-        for champion in old
-    ]
 
 
 def _down(seen: Seen, limits: AlertsConfig) -> Found:
@@ -198,10 +143,6 @@ def _bulk(habits: Habits, now: float, limits: AlertsConfig) -> list[Unusual]:
 
 def _moved(habits: Habits, now: float, limits: AlertsConfig) -> list[Unusual]:
     return unusual.new_places(habits, now, hours=limits.new_place_hours)
-
-
-def _clock(time: float) -> str:
-    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 RULES = (
@@ -258,8 +199,32 @@ RULES = (
         "A champion was neither deployed nor revalidated for `champion_revalidated_days`.",
         "Run the deployment revalidate, or see why its schedule does not.",
         "warning",
-        _stale,
+        stale,
         _fires("champion_not_revalidated"),
+    ),
+    Rule(
+        "model_degraded",
+        "The newest revalidation of a champion says degraded or invalid; ends when one says valid, or with another champion.",
+        "The page of its evidence says what moved. Mend the data, or `headway retrain`; `headway rollback` goes back.",
+        "warning",
+        degraded,
+        _fires("model_degraded"),
+    ),
+    Rule(
+        "endpoint_anomaly",
+        "An endpoint does not answer as it did before: two windows in a row stood out, or too many requests fail.",
+        "See what it is asked, and its log. `headway revalidate` judges the model, `headway rollback` goes back.",
+        "warning",
+        unusual_answers,
+        _fires("endpoint_anomaly"),
+    ),
+    Rule(
+        "model_tampered",
+        "Files of a champion, or of what an endpoint serves, are not what was signed; ends when the bytes are right again.",
+        "Find out who changed them: `headway audit-log`. Make it again with `headway retrain`, or `headway rollback`.",
+        "critical",
+        tampered,
+        _fires("model_tampered"),
     ),
     Rule(
         "platform_part_down",

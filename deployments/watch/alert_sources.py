@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from deployments.platform import mlflow_server, prefect_server, worker
+from deployments.platform import bridge, mlflow_server, prefect_server, worker
 from deployments.settings import PlatformConfig
 from deployments.watch.alerts import Sources
 from deployments.watch.schedules import Schedules
@@ -36,5 +36,6 @@ def parts_down(home: Path) -> list[dict[str, str]]:
             "platform/mlflow/server.log",
         ),
         "worker": (worker.status(home) is not None, "platform/worker/worker.log"),
+        "bridge": (bridge.status(home) is not None, "platform/bridge/bridge.log"),
     }
     return [{"name": name, "details": f"its log: {log}"} for name, (runs, log) in parts.items() if not runs]

@@ -18,13 +18,18 @@ from deployments.settings import PlatformConfig
 from deployments.telemetry.host import free_room
 from deployments.telemetry.runs import Runs, read_object
 from deployments.watch.alert_events import event_of, send
-from deployments.watch.alert_rules import RULES, Champion, Instance, Rule, Seen
+from deployments.watch.alert_rules import RULES, Rule
+from deployments.watch.alert_seen import Champion, Instance, Seen
+from deployments.watch.anomalies import standing_anomalies
 from deployments.watch.habits import Follower
 from tasks import process
 from tasks.errors import HeadwayError
 from tasks.redaction import redact_value
-from tasks.registry.revalidations import champions, last_revalidated
+from tasks.registry.refs import read_ref
+from tasks.registry.revalidations import champions, last_revalidated, revalidations
+from tasks.registry.tampering import standing
 from tasks.storage import open_store
+from tasks.storage.store import Store
 
 SLOW_SECONDS = 30.0
 """Time between two questions to Prefect, the store and the other parts."""
@@ -79,6 +84,8 @@ class Alerts:
             "late": lambda: self._sources.late(now),
             "champions": self._champions,
             "down": self._sources.down,
+            "anomalies": lambda: standing_anomalies(self.home),
+            "tampered": lambda: standing(self.home),
             "habits": lambda: self._habits.look(now),
         }
         found = {}
@@ -90,10 +97,10 @@ class Alerts:
         return found
 
     def _champions(self) -> list[Champion]:
-        """Every champion, and when it last passed a revalidation or became champion."""
+        """Every champion, when it last passed a revalidation or became champion, and what the newest one said of it."""
         store = open_store(self.home)
         found = [(model, last_revalidated(store, model)) for model in champions(store)]
-        return [Champion(model, since) for model, since in found if since is not None]
+        return [Champion(model, since, *_verdict(store, model)) for model, since in found if since is not None]
 
     def _settle(self, seen: Seen, now: float) -> None:
         """Put what is found in the place of what was known; each beginning and each end is an event."""
@@ -133,6 +140,15 @@ def firing(home: Path) -> list[dict[str, Any]]:
     """The alerts that fire: alert, instance, severity, summary, details, remedy, labels, url, since."""
     alerts: list[dict[str, Any]] = _read(home / "platform" / "alerts.json")["firing"]
     return alerts
+
+
+def _verdict(store: Store, model: str) -> tuple[str, str]:
+    """The newest verdict on the champion that says anything, and why."""
+    champion = read_ref(store, f"{model}/champion")
+    for noted in revalidations(store, model):
+        if noted["champion"] == champion and noted["verdict"] != "unknown":
+            return str(noted["verdict"]), " ".join(noted.get("why", []))
+    return "", ""
 
 
 def _alert(rule: Rule, instance: Instance, now: float) -> dict[str, Any]:

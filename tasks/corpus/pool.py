@@ -14,20 +14,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, TypeVar
 
-from tasks.corpus.inputs import Unit
 from tasks.errors import Missing
 
 PR_SET_PDEATHSIG = 1
 _FORK = multiprocessing.get_context("fork")
 Told = Callable[[int], None]
 """Hears how many bytes were read since it heard the last time."""
-Do = Callable[[Unit, Told], object]
+U = TypeVar("U")
+"""What is shared out: a unit of a corpus, or a part of what was read from it."""
+Do = Callable[[U, Told], object]
 
 
 def on_processes(
-    units: Sequence[Unit], do: Do, *, workers: int, already: int = 0, told: Told = lambda read: None
+    units: Sequence[U], do: Do[U], *, workers: int, already: int = 0, told: Told = lambda read: None
 ) -> None:
     """Do every unit on one of `workers` processes, and tell this one the bytes that were read, `already` first.
 
@@ -40,7 +41,7 @@ def on_processes(
 
 
 @contextmanager
-def _started(units: Sequence[Unit], do: Do, *, workers: int) -> Iterator[dict[Connection, BaseProcess]]:
+def _started(units: Sequence[U], do: Do[U], *, workers: int) -> Iterator[dict[Connection, BaseProcess]]:
     """Worker processes by the pipe that they speak through; none of them is left afterwards."""
     taken = _FORK.Value("q", 0)
     pipes: dict[Connection, BaseProcess] = {}
@@ -88,7 +89,7 @@ def _killed(process: BaseProcess) -> Missing:
     )
 
 
-def _work(pipe: Connection, taken: Any, units: Sequence[Unit], do: Do, parent: int) -> None:
+def _work(pipe: Connection, taken: Any, units: Sequence[U], do: Do[U], parent: int) -> None:
     """A worker's life: units until none is left, or its parent is gone. Says bytes, then None; or the error that ended it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -6,7 +6,7 @@ folder. Before each effect it tells the caller's journal what it is about to do:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +28,18 @@ class Served:
 
 
 @dataclass(frozen=True)
+class ServedFrom:
+    """What the server in service was started with; it may be stopped since."""
+
+    model_ref: str
+    folder: Path
+    """Holds the model's files."""
+    files: tuple[Mapping[str, Any], ...]
+    """Path, size and sha256 that each file must have."""
+    running: bool
+
+
+@dataclass(frozen=True)
 class Candidate:
     """A server that runs beside the one in service, has answered every golden prompt, and has no traffic yet."""
 
@@ -46,11 +58,15 @@ class ServingEndpoint(Protocol):
     def observe(self) -> Served | None:
         """What is served now; None when no server runs."""
 
+    def serves_from(self) -> ServedFrom | None:
+        """The files that are served, or were when it was stopped; None when it never served."""
+
     def start(
         self,
         model_folder: Path,
         model_ref: str,
         *,
+        files: Sequence[Mapping[str, Any]],
         golden: Mapping[str, Any],
         timeout: float,
         port: int | None = None,
@@ -58,6 +74,9 @@ class ServingEndpoint(Protocol):
         journal: Journal | None = None,
     ) -> Candidate:
         """Start a server beside the one in service and ask it every prompt of `golden` (the content of golden.json).
+
+        `files` is path, size and sha256 of every file of the model. The server compares each byte at each of its starts, also
+        after a crash, and does not get ready when one differs, or when there is a file more.
 
         `timeout` is in seconds. Raises JobFailed when it does not get ready or answers otherwise, and ValueError when
         `port` is taken; the one in service is left alone.

@@ -12,14 +12,14 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from tasks import process
 from tasks.endpoints.client import complete, ready_state
-from tasks.endpoints.endpoint import Candidate, Journal, Served
+from tasks.endpoints.endpoint import Candidate, Journal, Served, ServedFrom
 from tasks.errors import JobFailed
 from tasks.process import ProcessSpec, read_json, write_json
 
@@ -51,11 +51,25 @@ class LocalEndpoint:
         model_ref = str(state["model"] if ready else record["model_ref"])
         return Served(name=self.name, model_ref=model_ref, url=record["url"], port=record["port"], ready=ready)
 
+    def serves_from(self) -> ServedFrom | None:
+        """See ServingEndpoint.serves_from."""
+        record = read_json(self._record)
+        started = read_json(Path(record["folder"]) / "serve.json") if record else None
+        if not started:
+            return None
+        return ServedFrom(
+            model_ref=str(record["model_ref"]),
+            folder=Path(started["model_folder"]),
+            files=tuple(started["files"]),
+            running=_runs(Path(record["folder"])),
+        )
+
     def start(
         self,
         model_folder: Path,
         model_ref: str,
         *,
+        files: Sequence[Mapping[str, Any]],
         golden: Mapping[str, Any],
         timeout: float,
         port: int | None = None,
@@ -69,7 +83,13 @@ class LocalEndpoint:
         folder = self.folder / "servers" / server
         _tell(journal, "starting", server=server, model_ref=model_ref, folder=str(folder))
         with _free_port() as private_port:
-            settings = {"model_folder": str(model_folder.absolute()), "model_ref": model_ref, "threads": threads}
+            settings = {
+                "model_folder": str(model_folder.absolute()),
+                "model_ref": model_ref,
+                "files": [dict(file) for file in files],
+                "threads": threads,
+                "outputs": str(outputs_of(self.folder, model_ref)),
+            }
             write_json(folder / "serve.json", {**settings, "port": private_port})
             process.start(folder, _spec(folder))
             candidate = Candidate(self.name, server, folder, model_ref, private_port, port)
@@ -129,6 +149,11 @@ class LocalEndpoint:
             port_free(port)
 
 
+def outputs_of(endpoint: Path, model_ref: str) -> Path:
+    """Where an endpoint's servers write what they measure of a model's answers. Not in a server's folder: that goes with it."""
+    return endpoint / "outputs" / model_ref.rpartition("@")[2]
+
+
 def port_free(port: int) -> None:
     """Raise ValueError when a port of loopback cannot be listened on, naming it and the remedy."""
     with socket.socket() as probe:
@@ -158,6 +183,7 @@ def _spec(folder: Path) -> ProcessSpec:
         env={"HEADWAY_SERVE": str(folder)},
         secrets=(),
         log=LOG,
+        fatal="errors",
         restarts=RESTARTS,
         steady=STEADY_SECONDS,
         grace=GRACE_SECONDS,

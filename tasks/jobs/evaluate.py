@@ -7,6 +7,7 @@ in tasks/jobs/ngram.py; verdicts are the stages'. See docs/evaluation.md.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ from tasks.config import EvaluationConfig
 from tasks.formats.mmididx import open_tokens
 from tasks.jobs import ngram
 from tasks.jobs.runtime import Rank, main
+from tasks.performance.kinds import kind_of
 from tasks.process import read_json, write_json
 
 BATCH_POSITIONS = 8192
@@ -89,6 +91,8 @@ def run(rank: Rank) -> dict[str, Any]:
         ),
         "bigram_bits": _rounded(bigram),
         "unigram_bits": _rounded(unigram),
+        "hashes": [hashlib.sha256(text.encode()).hexdigest() for text in heldout.texts],
+        "kinds": [kind_of(text) for text in heldout.texts],
     }
     evaluation = _evaluation(documents, config, token_count=int(encoded.lengths.sum()))
     write_json(rank.output / "documents.json", documents)

@@ -15,6 +15,8 @@ import numpy as np
 import onnxruntime_genai as genai
 
 genai.disable_telemetry_events()
+ENTROPY_TOKENS = 32
+"""First tokens of an answer whose entropy is measured: 0.6 ms each with 150,000 words, so it stays below a share of the whole."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Completion:
     text: str
     finish_reason: str
     """`stop`: the model ended it; `length`: the limit or the model's context did."""
+    entropy: float | None = None
+    """Mean entropy of the next token, in nats, over the first tokens; None where it was not asked for."""
 
 
 class Generation:
@@ -53,8 +57,13 @@ class Generation:
             )
         return tokens
 
-    def complete(self, prompt: list[int], max_tokens: int, *, temperature: float = 0.0) -> Completion:
-        """Up to `max_tokens` tokens; temperature 0 is greedy, else the whole distribution is sampled."""
+    def complete(
+        self, prompt: list[int], max_tokens: int, *, temperature: float = 0.0, measure: bool = False
+    ) -> Completion:
+        """Up to `max_tokens` tokens; temperature 0 is greedy, else the whole distribution is sampled.
+
+        With `measure`, the entropy of the first tokens is told as well, before the temperature.
+        """
         parameters = genai.GeneratorParams(self._model)
         parameters.set_search_options(
             max_length=min(len(prompt) + max_tokens, self.context_length),
@@ -70,12 +79,25 @@ class Generation:
         generator = genai.Generator(self._model, parameters)
         generator.append_tokens(np.asarray(prompt, dtype=np.int32))
         tokens: list[int] = []
+        entropies: list[float] = []
         while not generator.is_done():
+            if measure and len(tokens) < ENTROPY_TOKENS:
+                entropies.append(entropy(generator.get_logits()))
             generator.generate_next_token()
             tokens.append(int(generator.get_next_tokens()[0]))
         ended = bool(tokens) and tokens[-1] in self.end_tokens
         text = self._text.decode(tokens[:-1] if ended else tokens)
-        return Completion(tokens=tokens, text=text, finish_reason="stop" if ended else "length")
+        mean = sum(entropies) / len(entropies) if entropies else None
+        return Completion(tokens=tokens, text=text, finish_reason="stop" if ended else "length", entropy=mean)
+
+
+def entropy(logits: np.ndarray[Any, Any]) -> float:
+    """Entropy, in nats, of the distribution that logits stand for; those of the last place of `logits` [1, places, words]."""
+    last = logits.reshape(-1, logits.shape[-1])[-1].astype(np.float32)
+    shifted = last - last.max()
+    weights = np.exp(shifted)
+    total = float(weights.sum())
+    return float(np.log(total) - float((shifted * weights).sum()) / total)
 
 
 class ByteLevelText:

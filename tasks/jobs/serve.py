@@ -1,8 +1,9 @@
 """Program `tasks.jobs.serve`: one model behind HTTP on loopback, with OpenAI's completions for a shape.
 
-The folder named by HEADWAY_SERVE holds `serve.json` {"model_folder", "model_ref", "port", "threads"}. Once it also
-holds `public.json` {"port"}, and the model is ready, the server listens there too, beside its predecessor.
-Starting, switching and stopping servers live in tasks/endpoints/local.py; the model itself in generation.py.
+The folder named by HEADWAY_SERVE holds `serve.json` {"model_folder", "model_ref", "files", "port", "threads", "outputs"}. Once it
+also holds `public.json` {"port"}, and the model is ready, the server listens there too, beside its predecessor. At each start
+every byte is compared with `files`; a difference ends it, and its parent does not try again. What is measured of answers goes to
+`outputs`. Starting, switching and stopping servers live in tasks/endpoints/local.py; the model itself in generation.py.
 """
 
 from __future__ import annotations
@@ -31,14 +32,20 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from tasks.errors import IntegrityError
 from tasks.jobs.generation import Completion, Generation
-from tasks.process import read_json
+from tasks.jobs.outputs import Outputs, measures
+from tasks.jobs.try_page import PAGE
+from tasks.process import read_json, write_json
+from tasks.storage.manifest import FileEntry, check
 
 HOST = "127.0.0.1"
 QUEUE = 32
 MAX_TOKENS = 512
 POLL_SECONDS = 0.1
 DRAIN_SECONDS = 0.3
+REFUSED_SECONDS = 2.0
+"""Time for which /readyz says why the server ends."""
 SO_ATTACH_REUSEPORT_CBPF = 51
 log = logging.getLogger("headway.serve")
 
@@ -64,6 +71,8 @@ class Service:
         self.model_ref = str(settings["model_ref"])
         self.port = int(settings["port"])
         self.threads = int(settings["threads"])
+        self.outputs = Outputs(Path(settings["outputs"]), self.server)
+        self._files = [FileEntry.model_validate(file) for file in settings["files"]]
         self.ready = asyncio.Event()
         self.reason = ""
         """Why it will never be ready; empty while it loads and when it is."""
@@ -72,8 +81,12 @@ class Service:
         self._pending = 0
 
     async def load(self) -> None:
-        """Load the model and ask it one golden prompt: only a right answer makes it ready."""
+        """Load the model and ask it one golden prompt: only a right answer makes it ready.
+
+        Raises IntegrityError, with nothing loaded, for files that are not what they were when it was deployed.
+        """
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._worker, self._require_intact)
         self._generation = await loop.run_in_executor(self._worker, Generation, self.model_folder, self.threads)
         golden = (read_json(self.model_folder / "golden.json") or {"prompts": []})["prompts"]
         if not golden:
@@ -84,6 +97,13 @@ class Service:
             self.reason = f"the golden prompt {golden[0]['prompt']!r} was answered {said[1].text!r}"
             return
         self.ready.set()
+
+    def _require_intact(self) -> None:
+        problems = check(self.model_folder, self._files)
+        if problems:
+            said = ", ".join(f"{problem.path} ({problem.problem})" for problem in problems[:5])
+            self.reason = f"the files of {self.model_ref} are not what was deployed: {said}"
+            raise IntegrityError(self.reason, problems=[problem.model_dump() for problem in problems])
 
     async def complete(self, prompt: str, max_tokens: int, temperature: float) -> tuple[int, Completion]:
         """The prompt's tokens and its completion, one at a time; 429 when too many wait, 400 for a bad prompt."""
@@ -101,7 +121,7 @@ class Service:
     def _complete(self, prompt: str, max_tokens: int, temperature: float) -> tuple[int, Completion]:
         assert self._generation is not None
         tokens = self._generation.encode(prompt)
-        return len(tokens), self._generation.complete(tokens, max_tokens, temperature=temperature)
+        return len(tokens), self._generation.complete(tokens, max_tokens, temperature=temperature, measure=True)
 
 
 def make_app(service: Service) -> FastAPI:
@@ -132,7 +152,9 @@ def make_app(service: Service) -> FastAPI:
             )
         if body.model not in (None, service.model_ref):
             raise HTTPException(404, f"the model {body.model!r} is not served here: this is {service.model_ref}")
-        read, said = await service.complete(body.prompt, body.max_tokens, body.temperature)
+        with service.outputs.measuring(body.max_tokens) as found:
+            read, said = await service.complete(body.prompt, body.max_tokens, body.temperature)
+            found |= measures(read, said)
         answer = render_completion(service.model_ref, prompt_tokens=read, said=said)
         return JSONResponse(answer, headers={"X-Request-Id": answer["id"]})
 
@@ -221,15 +243,21 @@ async def serve(folder: Path) -> None:
         await asyncio.sleep(DRAIN_SECONDS)
         for server in servers:
             server.should_exit = True
+    service.outputs.close()
 
 
 async def _open_public(
     group: asyncio.TaskGroup, app: FastAPI, folder: Path, *, service: Service, servers: list[_Server]
 ) -> None:
-    await service.load()
+    try:
+        await service.load()
+    except IntegrityError:
+        await asyncio.sleep(REFUSED_SECONDS)
+        raise
     await service.ready.wait()
     while not (public := read_json(folder / "public.json")):
         await asyncio.sleep(POLL_SECONDS)
+    service.outputs.counting = True
     servers.append(_start(group, app, int(public["port"])))
     log.warning("listening on %s:%s for %s", HOST, public["port"], service.model_ref)
 
@@ -244,28 +272,18 @@ def _start(group: asyncio.TaskGroup, app: FastAPI, port: int) -> _Server:
     return server
 
 
-PAGE = """<!doctype html><meta charset="utf-8"><title>headway endpoint</title>
-<style>body{font:16px system-ui,sans-serif;max-width:44rem;margin:2rem auto;padding:0 1rem}
-textarea,pre{width:100%;box-sizing:border-box;font:14px ui-monospace,monospace}
-pre{white-space:pre-wrap;border:1px solid #999;padding:.6rem;min-height:4rem}label{margin-right:1rem}</style>
-<h1>Try the model</h1><p id="model"></p>
-<form id="form"><textarea id="prompt" rows="5" aria-label="prompt">def </textarea>
-<p><label>tokens <input id="tokens" type="number" min="1" max="512" value="64"></label>
-<label>temperature <input id="temperature" type="number" min="0" max="2" step="0.1" value="0"></label>
-<button>Complete</button></p></form><pre id="said" aria-live="polite"></pre>
-<script>
-const by = id => document.getElementById(id);
-fetch("readyz").then(r => r.json()).then(s => by("model").textContent = s.model + (s.ready ? "" : " (not ready)"));
-by("form").onsubmit = async event => {
-  event.preventDefault(); by("said").textContent = "…";
-  const body = {prompt: by("prompt").value, max_tokens: +by("tokens").value, temperature: +by("temperature").value};
-  const reply = await fetch("v1/completions",
-    {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body)});
-  const said = await reply.json();
-  by("said").textContent = said.error ? said.error.message : body.prompt + said.choices[0].text;
-};
-</script>
-"""
+def main(folder: Path) -> None:
+    """Serve a folder. What starting again cannot mend is written down for the parent, which then leaves it."""
+    try:
+        asyncio.run(serve(folder))
+    except* IntegrityError as group:
+        said = str(group.exceptions[0])
+        (folder / "errors").mkdir(exist_ok=True)
+        report = {"class": "integrity", "message": said, "attempt": int(os.environ["HEADWAY_ATTEMPT"])}
+        write_json(folder / "errors" / "serve.json", report)
+        log.error("%s", said)
+        raise SystemExit(IntegrityError.exit_code) from None
+
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(os.environ["HEADWAY_SERVE"])))
+    main(Path(os.environ["HEADWAY_SERVE"]))

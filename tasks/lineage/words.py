@@ -42,6 +42,7 @@ HEADLINES: dict[str, tuple[str, ...]] = {
     "train": ("loss", "tokens_per_second"),
     "evaluate": ("bits_per_byte", "gain_over_bigram"),
     "export": ("tokens_per_second_onnx",),
+    "verdict": ("loss_since_promotion", "drift_p_value", "domain_auc"),
 }
 """Of each stage, what stands on the flow's run as well; all the rest is on the stage's own."""
 

@@ -22,7 +22,7 @@ from tasks.redaction import redact_value
 from tasks.registry import audit_chain
 from tasks.storage.store import Store
 
-AUTOMATIC = ("schedule", "prefect")
+AUTOMATIC = ("schedule", "prefect", "bridge")
 """Who starts a flow run without a name: a schedule, or somebody behind the one login of Prefect's page."""
 
 

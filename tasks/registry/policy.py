@@ -54,7 +54,7 @@ class Policy(BaseModel):
     asked: Rights = Field(RIGHTS, alias="asks")
     """Rights that are asked for. What is not in here, everybody may."""
     persons: dict[Name, Person] = {}
-    automatic: dict[str, Rights] = {name: ("run",) for name in AUTOMATIC}
+    automatic: dict[str, Rights] = {"schedule": ("run",), "prefect": ("run",), "bridge": ("publish", "run")}
     """What flow runs may do that nobody with a name started: by a `schedule`, or in the page of `prefect`."""
 
     @model_validator(mode="after")
@@ -62,7 +62,7 @@ class Policy(BaseModel):
         taken, unknown = set(self.persons) & set(AUTOMATIC), set(self.automatic) - set(AUTOMATIC)
         if taken or unknown:
             names = ", ".join(sorted(taken | unknown))
-            raise ValueError(f"{names}: schedule and prefect belong under automatic, and everybody else under persons")
+            raise ValueError(f"{names}: schedule, prefect and bridge belong under automatic, and everybody else under persons")
         return self
 
     def asks(self, right: Right) -> bool:

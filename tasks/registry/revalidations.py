@@ -1,35 +1,91 @@
-"""When champions were measured again on new data, and with which verdict: kept in the store, asked by alerts."""
+"""When champions were measured again on new data, with which verdict: kept in the store, asked by alerts and by the next one."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
+from tasks.artifacts import parse_ref
 from tasks.registry.journal import StoreJournal
 from tasks.storage.store import Store
 
+LEARNT_FROM = ("checkpoint", "tokens", "dataset")
+"""The way from a model down to its data."""
+
 
 def note_revalidation(journal: StoreJournal, model: str, verdict: dict[str, Any]) -> None:
-    """Note what became of a revalidation. `verdict` has at least `champion`, its reference, and `passed`."""
+    """Note what became of a revalidation: at least `champion`, its reference, `passed`, `verdict` and `dataset`."""
     journal.append(f"revalidations/{model}", {**verdict, "time": time.time()})
+
+
+def revalidations(store: Store, model: str) -> Iterator[dict[str, Any]]:
+    """What was noted, newest first. Notes of releases before verdicts get one: `valid` or `degraded`."""
+    journal = StoreJournal(store)
+    for key in reversed(journal.list(f"revalidations/{model}")):
+        noted = journal.get(key)
+        if noted:
+            yield {"verdict": "valid" if noted["passed"] else "degraded", **noted}
 
 
 def last_revalidated(store: Store, model: str) -> float | None:
     """When the champion of a model last passed, else when it became champion, in seconds since the epoch; None without one."""
-    document = store.read(f"refs/{model}/champion.json")
-    if document is None:
+    champion = _champion(store, model)
+    if champion is None:
         return None
-    champion = json.loads(document.data)
-    journal = StoreJournal(store)
-    for key in reversed(journal.list(f"revalidations/{model}")):
-        verdict = journal.get(key)
-        if verdict and verdict["passed"] and verdict["champion"] == champion["target"]:
-            return float(verdict["time"])
-    return float(champion["time"])
+    passed = (each["time"] for each in revalidations(store, model) if each["passed"] and _is_of(each, champion))
+    return float(next(passed, champion["time"]))
+
+
+def last_looked_at(store: Store, model: str) -> float | None:
+    """When the champion was last revalidated, whatever the verdict, else when it became champion; None without one."""
+    champion = _champion(store, model)
+    if champion is None:
+        return None
+    return float(
+        next((each["time"] for each in revalidations(store, model) if _is_of(each, champion)), champion["time"])
+    )
+
+
+def degraded_in_a_row(store: Store, champion: str) -> tuple[str, ...]:
+    """References of the datasets on which a champion was found degraded since it was last found valid, oldest first.
+
+    The same data twice counts once; a verdict that is neither says nothing and is passed over.
+    """
+    found: list[str] = []
+    for noted in revalidations(store, parse_ref(champion)[1]):
+        if noted["champion"] != champion or noted["verdict"] not in ("valid", "degraded"):
+            continue
+        if noted["verdict"] == "valid":
+            break
+        if noted["dataset"] not in found:
+            found.append(noted["dataset"])
+    return tuple(reversed(found))
+
+
+def learnt_from(store: Store, model: str) -> str | None:
+    """Reference of the dataset that a model was trained on: what its data is held against. None where the way is broken."""
+    ref = model
+    for kind in LEARNT_FROM:
+        manifest = store.manifest(*parse_ref(ref))
+        inputs = manifest.provenance.inputs if manifest else ()
+        ref = next((each for each in inputs if each.startswith(f"{kind}/")), "")
+        if not ref:
+            return None
+    return ref
 
 
 def champions(store: Store) -> list[str]:
     """Names of all models that have a champion."""
     keys = store.list("refs")
     return [key.removeprefix("refs/").removesuffix("/champion.json") for key in keys if key.endswith("/champion.json")]
+
+
+def _champion(store: Store, model: str) -> dict[str, Any] | None:
+    document = store.read(f"refs/{model}/champion.json")
+    return json.loads(document.data) if document else None
+
+
+def _is_of(noted: dict[str, Any], champion: dict[str, Any]) -> bool:
+    return bool(noted["champion"] == champion["target"])

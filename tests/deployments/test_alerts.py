@@ -18,7 +18,8 @@ import run_folders as folders
 
 from deployments.settings import AlertsConfig, PlatformConfig
 from deployments.watch.alert_events import CLEARED, FIRED
-from deployments.watch.alert_rules import RULES, Seen
+from deployments.watch.alert_rules import RULES
+from deployments.watch.alert_seen import Seen
 from deployments.watch.alerts import Alerts, Sources, firing
 from tasks import process
 from tasks.registry.access import Access, accesses
@@ -181,10 +182,53 @@ def test_a_champion_that_was_not_revalidated_fires_until_it_is(world):
     move_ref(store, "tiny/champion", "model/tiny@1", inputs=(), reason="test")
     assert world.look(7 * DAY) == [] and world.look(9 * DAY) == ["champion_not_revalidated/tiny"]
     assert world.told() == [("fired", "champion_not_revalidated")]
-    note_revalidation(StoreJournal(store), "tiny", {"champion": "model/tiny@1", "passed": False})
+    revalidated(store, "unknown")
     assert world.look(9 * DAY) == ["champion_not_revalidated/tiny"]
-    note_revalidation(StoreJournal(store), "tiny", {"champion": "model/tiny@1", "passed": True})
+    revalidated(store, "valid")
     assert world.look(7 * DAY) == [] and world.told() == [("cleared", "champion_not_revalidated")]
+
+
+def revalidated(store, verdict, *, champion="model/tiny@1"):
+    noted = {"champion": champion, "verdict": verdict, "passed": verdict == "valid", "why": ["length: it moved"]}
+    note_revalidation(StoreJournal(store), "tiny", noted)
+
+
+def test_a_champion_that_was_found_degraded_fires_until_it_is_valid_or_another(world):
+    store = open_store(world.home)
+    move_ref(store, "tiny/champion", "model/tiny@1", inputs=(), reason="test")
+    revalidated(store, "degraded", champion="model/tiny@0")
+    assert world.look() == []
+    revalidated(store, "degraded")
+    assert world.look() == ["model_degraded/tiny"] and firing(world.home)[0]["details"] == "length: it moved"
+    revalidated(store, "unknown")
+    revalidated(store, "invalid")
+    assert world.look(60) == ["model_degraded/tiny"] and "invalid" in firing(world.home)[0]["summary"]
+    revalidated(store, "valid")
+    assert world.look(120) == [] and world.told() == [("fired", "model_degraded"), ("cleared", "model_degraded")]
+    revalidated(store, "degraded")
+    assert world.look(180) == ["model_degraded/tiny"]
+    move_ref(store, "tiny/champion", "model/tiny@2", inputs=(), reason="test")
+    assert world.look(240) == []
+
+
+def test_an_endpoint_that_answers_otherwise_and_files_that_were_changed_fire_while_they_stand(world):
+    followed = {"model": "model/tiny@1", "since": 0.0, "before": None, "said": None}
+    process.write_json(world.home / "platform" / "anomalies.json", {"api": followed})
+    assert world.look() == []
+    said = {"columns": {"length": ["up to 8 4.0% -> 22.0%"]}, "since": 1.0, "last": 1.0}
+    process.write_json(world.home / "platform" / "anomalies.json", {"api": {**followed, "said": said}})
+    note = world.home / "integrity" / "tiny@1.json"
+    model = "model/tiny@" + "1" * 64
+    process.write_json(note, {"model": model, "said": "store: model.onnx (sha256)"})
+    assert world.look(60) == ["endpoint_anomaly/api", f"model_tampered/{model}"]
+    told = {alert["alert"]: alert for alert in firing(world.home)}
+    assert told["endpoint_anomaly"]["details"] == "length: up to 8 4.0% -> 22.0%"
+    assert told["model_tampered"]["details"] == "store: model.onnx (sha256)"
+    assert "tiny@111111111111 are" in told["model_tampered"]["summary"]
+    note.unlink()
+    process.write_json(world.home / "platform" / "anomalies.json", {"api": followed})
+    assert world.look(120) == []
+    assert world.told()[2:] == [("cleared", "endpoint_anomaly"), ("cleared", "model_tampered")]
 
 
 def test_a_part_that_does_not_run_fires_until_it_does(world):

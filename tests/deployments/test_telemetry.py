@@ -808,6 +808,13 @@ FAULTS = {
     "champion_not_revalidated": {
         'headway_alert_firing{alert="champion_not_revalidated",instance="tiny",severity="warning"}': "1x10 _x20"
     },
+    "model_degraded": {'headway_alert_firing{alert="model_degraded",instance="tiny",severity="warning"}': "1x10 _x20"},
+    "endpoint_anomaly": {
+        'headway_alert_firing{alert="endpoint_anomaly",instance="tiny",severity="warning"}': "1x10 _x20"
+    },
+    "model_tampered": {
+        'headway_alert_firing{alert="model_tampered",instance="model/tiny@1",severity="critical"}': "1x10 _x20"
+    },
     "platform_part_down": {
         'headway_alert_firing{alert="platform_part_down",instance="worker",severity="critical"}': "1x10 _x20"
     },

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tiny_model import CONTEXT, CORPUS, PROMPTS, VOCABULARY, files_of, make_checkpoint, start_export
 
 from tasks import process
 from tasks.endpoints import open_endpoint
@@ -24,80 +25,10 @@ from tasks.endpoints.local import port_free
 from tasks.errors import IntegrityError, JobFailed, Missing
 from tasks.process import read_json
 
-PROMPTS = ["def ", "import ", "class ", "for i in range(", "return self."]
-CONTEXT = 256
-VOCABULARY = 300
-CORPUS = """
-def first(values, default=None):
-    for value in values:
-        return value
-    return default
-
-class Stack:
-    def __init__(self, values=()):
-        self.values = list(values)
-
-    def pop(self):
-        if not self.values:
-            raise IndexError("pop from an empty stack")
-        return self.values.pop()
-
-import itertools
-for i in range(10):
-    print(i, first([i]), Stack(range(i)).values)
-"""
-SEED = 39  # greedy completions of this seed vary, and the first one ends by itself
-
-
-def make_tokenizer():
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator([CORPUS], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
-
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
-    """A random Llama of 2 layers x 64; wide weights and untied embeddings, or greedy decoding only repeats itself."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("checkpoint")
-    torch.manual_seed(SEED)
-    shape = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(
-        **shape,
-        vocab_size=VOCABULARY,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=False,
-        initializer_range=0.25,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=None,
-    )
-    tokenizer = make_tokenizer()
-    assert len(tokenizer) == VOCABULARY
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def start_export(job, checkpoint, *, hash_seed="0"):
-    job.mkdir(parents=True)
-    settings = {"export": {"golden_prompts": PROMPTS, "golden_tokens": 24}, "threads": 1}
-    config = {"program": "tasks.jobs.export", "settings": settings, "inputs": {"checkpoint": str(checkpoint)}}
-    (job / "config.json").write_text(json.dumps(config))
-    environment = {**os.environ, "HEADWAY_JOB": str(job), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": hash_seed}
-    return subprocess.Popen([sys.executable, "-m", "tasks.jobs.export"], env=environment)
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 def log_of(job):
@@ -282,7 +213,7 @@ def test_generation_ends_with_the_context_and_samples_when_asked(model):
 
 def deploy(endpoint, model, ref, *, port=None, journal=None):
     golden = read_json(model / "golden.json")
-    candidate = endpoint.start(model, ref, golden=golden, timeout=60, port=port, journal=journal)
+    candidate = endpoint.start(model, ref, files=files_of(model), golden=golden, timeout=60, port=port, journal=journal)
     return endpoint.switch(candidate, journal=journal)
 
 
@@ -475,7 +406,7 @@ def test_a_server_that_does_not_prove_itself_leaves_the_old_one_alone(endpoint, 
     for case in (wrong_golden, damaged_model, no_model):
         folder, golden, said = case(model, shutil.copytree(copy, copy.parent / case.__name__))
         with pytest.raises(JobFailed, match=said) as failed:
-            endpoint.start(folder, "model/tiny@bbbbbbbb", golden=golden, timeout=30)
+            endpoint.start(folder, "model/tiny@bbbbbbbb", files=files_of(folder), golden=golden, timeout=30)
         assert Path(failed.value.folder).parent == endpoint.folder / "servers"
         assert (endpoint.observe(), pids_of(endpoint)) == (before, running)
 
@@ -484,13 +415,15 @@ DEPLOY = """
 import json, os, signal, sys
 from pathlib import Path
 from tasks.endpoints import open_endpoint
+from tasks.storage.manifest import describe
 root, model, event = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 def journal(said, details):
     if said == event:
         os.kill(os.getpid(), signal.SIGKILL)
 endpoint = open_endpoint(root, "local")
 golden = json.loads((model / "golden.json").read_text())
-candidate = endpoint.start(model, "model/killed@cccccccc", golden=golden, timeout=60, journal=journal)
+files = [file.model_dump() for file in describe(model)]
+candidate = endpoint.start(model, "model/killed@cccccccc", files=files, golden=golden, timeout=60, journal=journal)
 endpoint.switch(candidate, journal=journal)
 """
 

@@ -1,0 +1,115 @@
+"""The bridge's process: every source of events, and what turns events into flow runs, each in a thread of its own.
+
+A thread takes its duty every second. One that fails is logged and taken again; the others go on, for a folder that cannot be
+read says nothing about a queue. New settings (`headway up --config`) start the process anew, by itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from deployments.event_settings import EventsConfig
+from deployments.platform import prefect_server, up
+from tasks.events.ledger import Ledger
+from tasks.redaction import clean_logs
+
+EVERY_SECONDS = 1.0
+Duty = Callable[[float], Any]
+
+
+def duties(home: Path, config: EventsConfig, ledger: Ledger) -> dict[str, Callable[[], Duty]]:
+    """What there is to do, by name, and how to begin it: what a source needs is imported when there is such a source.
+
+    Each takes the time, in seconds since the epoch.
+    """
+    made: dict[str, Callable[[], Duty]] = {
+        "dispatch": lambda: _part("dispatch").Dispatch(home, config, ledger).tick,
+        "store": lambda: _part("stores").StoreHistory(home, ledger).tick,
+    }
+    if config.folders or config.containers:
+        made["folders"] = lambda: _part("folders").Folders(home, config, ledger).tick
+        made["arrivals"] = lambda: _part("arrivals").Arrivals(home, config, ledger).tick
+    if config.queues:
+        made["queues"] = lambda: _part("queues").Queues(home, config, ledger).tick
+    if config.webhook:
+        made["webhook"] = lambda: _listen(home, config, ledger)
+    return made
+
+
+def main(home: Path) -> None:
+    """Take events in until somebody stops it."""
+    os.environ["HEADWAY_HOME"] = str(home)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    clean_logs()
+    for noisy in ("httpx", "azure"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    prefect_server.prepare(home)
+    os.environ["PREFECT_CLIENT_MAX_RETRIES"] = "0"  # the next turn is the retry; Prefect's own would outlast an outage
+    config, ledger = up.settings(home), Ledger(home)
+    for name, begin in duties(home, config.events, ledger).items():
+        threading.Thread(target=_turns, args=(name, begin), name=name, daemon=True).start()
+    try:
+        while up.settings(home) == config:
+            time.sleep(EVERY_SECONDS)
+    finally:
+        for close in _open:
+            close()
+    logging.info("the settings have changed: starting anew")
+    os.execv(sys.executable, [sys.executable, "-m", "deployments.bridge", str(home)])
+
+
+_open: list[Callable[[], None]] = []
+"""What is to be closed before the process ends."""
+
+
+def _part(name: str) -> ModuleType:
+    return importlib.import_module(f"deployments.bridge.{name}")
+
+
+def _listen(home: Path, config: EventsConfig, ledger: Ledger) -> Duty:
+    """Open the HTTP bridge, whose server has a thread of its own: nothing is left to do."""
+    _open.append(_part("webhook").start(home, config, ledger).stop)
+    return lambda now: None
+
+
+def _turns(name: str, begin: Callable[[], Duty]) -> None:
+    """Begin a duty, and take it again and again; a beginning that fails is tried again too."""
+    failing, duty = "", None
+
+    def turn(now: float) -> None:
+        nonlocal duty
+        duty = duty or begin()
+        duty(now)
+
+    while True:
+        failing = _take(name, turn, failing)
+        time.sleep(EVERY_SECONDS)
+
+
+def _take(name: str, duty: Duty, before: str) -> str:
+    """Do one duty; what goes wrong is said once, not every second. Returns what went wrong."""
+    try:
+        duty(time.time())
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        if said != before:
+            logging.exception("%s: %s", name, said)
+        return said
+    if before:
+        logging.info("%s: well again", name)
+    return ""
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,246 @@
+"""Events as Azure and other systems write them (Event Grid schema, CloudEvents 1.0), and what they are to us.
+
+Reading is for the queue and for the webhook. Whether a blob may be told of, and what it is now, is objects.py; whether the sender
+is who it says it is was asked before. See docs/events.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from datetime import datetime
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import from_json
+
+from deployments.bridge.objects import NotAllowed as NotAllowed
+from deployments.bridge.objects import Places, read_again
+from deployments.event_settings import EventsConfig
+from tasks.artifacts import parse_ref
+from tasks.events.event import NAMES, Channel, Event, EventName
+from tasks.redaction import redact_value
+from tasks.settings import canonical_json
+
+BLOB_CREATED = "Microsoft.Storage.BlobCreated"
+VALIDATION = "Microsoft.EventGrid.SubscriptionValidationEvent"
+OURS = "headway."
+"""Before the name of an event of our own senders: `headway.dataset.published`."""
+MOST_BYTES = 1 << 20
+"""Of a body; Event Grid sends no more."""
+MOST_EVENTS = 5000
+"""In a body; Event Grid sends no more."""
+MOST_DATA_BYTES = 16 << 10
+"""Of what an event of our own senders says besides, as JSON."""
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,12})?([Zz]|[+-]\d\d:\d\d)")
+
+
+def _seconds(text: str) -> str:
+    """Checks a time of RFC 3339. Raises ValueError: also for one without its time zone, which is no time."""
+    if not _TIME.fullmatch(text):
+        raise ValueError("it is no time of RFC 3339 with its zone")
+    datetime.fromisoformat(text.upper())
+    return text
+
+
+def _printable(text: str) -> str:
+    """What people are shown, and what is compared, has nothing hidden in it."""
+    if not text.isprintable():
+        raise ValueError("it holds characters that cannot be shown")
+    return text
+
+
+Shown = Annotated[str, Field(max_length=2048), AfterValidator(_printable)]
+Said = Annotated[Shown, Field(min_length=1)]
+Time = Annotated[str, Field(max_length=64), AfterValidator(_seconds)]
+
+
+class Told(NamedTuple):
+    """An event as its sender tells it: nothing of it is believed yet."""
+
+    format: Literal["event_grid", "cloud_events"]
+    source: str
+    """The topic of Event Grid, the source of CloudEvents."""
+    identity: str
+    """Id, unique within the source."""
+    type: str
+    subject: str
+    occurred: float
+    """Seconds since the epoch."""
+    data: dict[str, Any]
+    """Empty where it was no JSON object."""
+
+    @property
+    def url(self) -> str:
+        """Where it says that the blob lies."""
+        return self._said("url")
+
+    @property
+    def etag(self) -> str:
+        """What it says that the blob's ETag was."""
+        return self._said("eTag")
+
+    @property
+    def size(self) -> int | None:
+        """What it says that the blob's bytes were."""
+        size = self.data.get("contentLength")
+        return size if isinstance(size, int) and not isinstance(size, bool) else None
+
+    @property
+    def handshake(self) -> str:
+        """The code that Event Grid wants to hear again before it sends; empty for every other event."""
+        return self._said("validationCode") if self.type == VALIDATION else ""
+
+    def _said(self, key: str) -> str:
+        value = self.data.get(key)
+        return value if isinstance(value, str) else ""
+
+
+class _GridEvent(BaseModel):
+    """https://learn.microsoft.com/azure/event-grid/event-schema"""
+
+    model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
+
+    id: Said
+    topic: Said
+    subject: Shown = ""
+    eventType: Said  # noqa: N815
+    eventTime: Time  # noqa: N815
+    data: Any = None
+
+
+class _CloudEvent(BaseModel):
+    """https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/spec.md. Its `time` is optional there, and needed here."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
+
+    specversion: Literal["1.0"]
+    id: Said
+    source: Said
+    type: Said
+    subject: Shown = ""
+    time: Time
+    data: Any = None
+    data_base64: str | None = None
+
+
+def read_events(body: bytes) -> list[Told]:
+    """The events of a body: one or several, of either schema. Raises ValueError for anything else, and says what is wrong."""
+    if len(body) > MOST_BYTES:
+        raise ValueError(f"it has {len(body)} bytes, and at most {MOST_BYTES} are taken")
+    said = from_json(body, allow_inf_nan=False)
+    each = said if isinstance(said, list) else [said]
+    if not each or len(each) > MOST_EVENTS:
+        raise ValueError(f"it holds {len(each)} events, and 1 to {MOST_EVENTS} are taken")
+    return [_read(one) for one in each]
+
+
+def cloud_event(said: dict[str, Any]) -> Told:
+    """An event of CloudEvents 1.0, by its attributes and `data`. Raises ValueError."""
+    event = _CloudEvent.model_validate(said)
+    data = event.data
+    if event.data_base64 is not None:
+        data = from_json(base64.b64decode(event.data_base64, validate=True), allow_inf_nan=False)
+    return Told("cloud_events", event.source, event.id, event.type, event.subject, _epoch(event.time), _object(data))
+
+
+def to_event(told: Told, config: EventsConfig, channel: Channel, listed: Places | None = None) -> Event:
+    """What an event is to us; a blob is looked at where it lies, unless it was `listed` just now (objects.list_many).
+
+    Raises NotAllowed with the reason, and Missing while storage is away: then the sender is to try again.
+    """
+    if told.type == BLOB_CREATED:
+        return _arrival(told, config, channel, listed)
+    if told.type.startswith(OURS):
+        return _ours(told, channel)
+    raise NotAllowed(f"nothing starts by an event of type {told.type[:100]!r}: {BLOB_CREATED} and {OURS}NAME are taken")
+
+
+def _read(said: Any) -> Told:
+    if not isinstance(said, dict):
+        raise ValueError("an event is a JSON object")
+    if "specversion" in said:
+        return cloud_event(said)
+    if "eventType" in said:
+        event = _GridEvent.model_validate(said)
+        when, data = _epoch(event.eventTime), _object(event.data)
+        return Told("event_grid", event.topic, event.id, event.eventType, event.subject, when, data)
+    raise ValueError("it is neither of Event Grid's schema (`eventType`) nor of CloudEvents 1.0 (`specversion`)")
+
+
+def _epoch(time: str) -> float:
+    return datetime.fromisoformat(time.upper()).timestamp()
+
+
+def _object(data: Any) -> dict[str, Any]:
+    return data if isinstance(data, dict) else {}
+
+
+def _arrival(told: Told, config: EventsConfig, channel: Channel, listed: Places | None) -> Event:
+    """Whatever the event says of the blob, the blob's address and ETag are those that we found."""
+    blob = read_again(told.url, config, listed)
+    return Event(
+        name="data.arrived",
+        subject=f"dataset/{blob.container.dataset}",
+        source=told.source,
+        identity=told.identity,
+        object=blob.object,
+        occurred=told.occurred,
+        channel=channel,
+        data={"url": blob.url, "bytes": blob.size, "version": blob.version},
+    )
+
+
+def _ours(told: Told, channel: Channel) -> Event:
+    """An event of a sender of our own. `data.object` is the version that it is about."""
+    name = _name(told.type.removeprefix(OURS))
+    kind = name.partition(".")[0]
+    try:
+        if parse_ref(told.subject, kind=kind)[2] or not told.subject.startswith(f"{kind}/"):
+            raise ValueError("it names a version")
+    except ValueError:
+        raise NotAllowed(f"the subject of {told.type} is {kind}/NAME, not {told.subject[:100]!r}") from None
+    data = {key: value for key, value in told.data.items() if key != "object"}
+    return Event(
+        name=name,
+        subject=told.subject,
+        source=told.source,
+        identity=told.identity,
+        object=_object_of(told, kind),
+        occurred=told.occurred,
+        channel=channel,
+        data=_small(data),
+    )
+
+
+def _name(said: str) -> EventName:
+    if said == "data.arrived":
+        raise NotAllowed("data.arrived comes from storage or from a watched folder, and from nobody else")
+    for name in NAMES:
+        if name == said:
+            return name
+    raise NotAllowed(f"there is no event {said[:100]!r}; there are {', '.join(NAMES)}")
+
+
+def _object_of(told: Told, kind: str) -> str:
+    """The version that an event of our own senders is about; of a dataset or a model a whole one, as lineage knows it."""
+    said = told.data.get("object", "")
+    if not isinstance(said, str) or not said.isprintable() or len(said) > 2048:
+        raise NotAllowed("`object` is text of at most 2048 characters")
+    if said and kind != "endpoint" and not re.fullmatch(f"{re.escape(told.subject)}@[0-9a-f]{{64}}", said):
+        raise NotAllowed(f"the object of {told.type} is {told.subject}@VERSION with 64 hex digits, not {said[:100]!r}")
+    return said
+
+
+def _small(data: dict[str, Any]) -> dict[str, Any]:
+    """What an event says besides, without secrets. Raises NotAllowed when it is not small."""
+    try:
+        size = len(canonical_json(data).encode())
+    except ValueError as error:
+        raise NotAllowed(f"its data is no plain JSON: {error}") from None
+    if size > MOST_DATA_BYTES:
+        raise NotAllowed(
+            f"its data has {size} bytes, and at most {MOST_DATA_BYTES} are taken: name where it lies instead"
+        )
+    clean: dict[str, Any] = redact_value(data)
+    return clean

@@ -1,0 +1,43 @@
+"""What `headway revalidate MODEL` is called with: the settings that its champion was made with, and its newest data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deployments.cli.configuration import validated, with_settings
+from tasks.artifacts import parse_ref
+from tasks.config import RevalidateConfig
+from tasks.errors import Unknown
+from tasks.redaction import require_no_secrets
+from tasks.registry.refs import read_ref
+from tasks.registry.revalidations import champions, learnt_from
+from tasks.settings import home
+from tasks.storage import open_store
+from tasks.storage.store import Store, find
+
+
+def of_champion(model: str, data: str, overrides: list[str]) -> dict[str, Any]:
+    """Dataset and configuration for the champion of a model. Raises Unknown, naming the models that have one, and ValueError.
+
+    Sections that the release that made it did not have yet start from their defaults.
+    """
+    store = open_store(home())
+    ref = read_ref(store, f"{model}/champion")
+    if ref is None:
+        known = ", ".join(champions(store)) or "none yet: `headway retrain` makes one"
+        raise Unknown(f"model/{model} has no champion", remedy=f"Models that have one: {known}.")
+    made_with = find(store, *parse_ref(ref)).provenance.config or {}
+    part = {key: value for key, value in made_with.items() if key in RevalidateConfig.model_fields}
+    value = with_settings({**part, "model": model}, overrides)
+    config = validated(RevalidateConfig, value, f"that {ref[:-52]} was made with")
+    told = {"dataset": data or _own_data(store, ref), "config": config.model_dump(mode="json")}
+    require_no_secrets(told)
+    return told
+
+
+def _own_data(store: Store, ref: str) -> str:
+    """The name of the dataset that a model learnt from: a name means its newest version."""
+    data = learnt_from(store, ref)
+    if data is None:
+        raise Unknown(f"nobody knows what {ref} learnt from", remedy="Name the dataset: --data NAME.")
+    return parse_ref(data)[1]

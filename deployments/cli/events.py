@@ -1,0 +1,263 @@
+"""`headway events`: what came, what it caused, what was refused and why; and one made by hand. See docs/events.md.
+
+Read from the ledger and the folders of the home: it works while the platform is down. What strangers sent is shown without
+control characters, which could make a terminal show something else.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deployments.cli.output import say, short_ref
+from deployments.cli.person import As, asked
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tasks.events.event import Event
+    from tasks.events.listing import Now
+
+app = typer.Typer(help="What came, what it caused, and what was refused and why.")
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; with -f, one a line.")]
+EVERY_SECONDS = 1.0
+FOLLOWED = 500
+"""Events behind the newest whose changes are still told."""
+
+
+@app.callback(invoke_without_command=True)
+def events(
+    context: typer.Context,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on: tell what comes, and again when it changes.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """List events, newest last: what came, which run covered it, what it waits for, and what was refused and why."""
+    if context.invoked_subcommand is not None:
+        return
+    from tasks.settings import home
+
+    if follow:
+        _follow(home(), limit, as_json)
+    else:
+        found = told(home(), limit=limit)
+        say({"events": found}, "\n".join(map(line, found)) or "No event yet.", as_json=as_json)
+
+
+@app.command()
+def send(
+    name: Annotated[str, typer.Argument(help="What happened, for example dataset.published or model.degraded.")],
+    subject: Annotated[str, typer.Argument(help="To what: dataset/NAME, model/NAME or endpoint/NAME.")],
+    object_: Annotated[
+        str, typer.Option("--object", metavar="REF", help="Which version of it. Each is told of once.")
+    ] = "",
+    data: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="What else is known; may be given often.")
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Why, for the audit log.")] = "",
+    as_: As = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Make an event by hand. What it starts, and when, is the bridge's: `headway events` shows it."""
+    from tasks.events.ledger import Ledger
+    from tasks.registry.audit import audited
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    what = f"{name} of {subject}"
+    with asked("run", as_, what=f"send {what}"):
+        event = _by_hand(home(), name, subject, object_, data or [], reason)
+        with audited(open_store(home()), "send event", right="run", what=what, reason=reason):
+            receipt = Ledger(home()).receive(event)
+    fields = {key: getattr(event, key) for key in ("name", "subject", "object", "identity")}
+    fields |= {"number": receipt.number, "status": receipt.status, "duplicate_of": receipt.of}
+    repeats = f"It repeats event {receipt.of}: each version is told of once." if receipt.of else ""
+    say({"event": fields}, repeats or f"Event {receipt.number}: {what}", as_json=as_json)
+
+
+def told(home: Path, *, limit: int, after: int = 0) -> list[dict[str, Any]]:
+    """Events as this command tells them, oldest first: times are ISO 8601 in UTC, flow runs have their page."""
+    from tasks.events.ledger import Ledger
+    from tasks.events.listing import told as listed
+    from tasks.redaction import redact_value
+
+    pages = _pages(home)
+    return [_plain(redact_value(event), pages) for event in listed(Ledger(home), _now(home), limit=limit, after=after)]
+
+
+def line(event: dict[str, Any]) -> str:
+    """One event for people."""
+    what = (event["name"], event["object"] or event["subject"])
+    about = "  ".join(short_ref(part) if part.startswith("dataset/") else part for part in what if part)
+    parts = (event["received"], f"{event['channel']:<7}", about, event["status"], *_came_of_it(event))
+    return visible("  ".join(part for part in parts if part))
+
+
+def visible(text: str) -> str:
+    """Text whose control characters are written out."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def _came_of_it(event: dict[str, Any]) -> Iterator[str]:
+    if event["duplicate_of"]:
+        yield f"of {event['duplicate_of']}"
+    if event["reason"]:
+        yield f"({event['reason']})"
+    if event["became"]:
+        yield f"-> {short_ref(event['became'])}"
+    for batch in event["batches"]:
+        state = batch["outcome"] or ("running" if batch["state"] == "running" else "is being started")
+        yield f"-> {batch['deployment']}: {state}  {batch['url'] or ''}".rstrip()
+    for wait in event["waits"]:
+        until = f" until {wait['until']}" if wait["until"] else ""
+        yield f"waits for {wait['trigger']}: {wait['why']}{until}"
+    said = event["reason"] or event["became"] or event["batches"] or event["waits"]
+    if event["status"] == "accepted" and not said:
+        yield _nothing(event)
+
+
+def _nothing(event: dict[str, Any]) -> str:
+    if event["name"] == "data.arrived":
+        return "waits until all of it has landed"
+    return "no trigger" if event["looked_at"] else "waits for the bridge"
+
+
+def _follow(home: Path, limit: int, as_json: bool) -> None:
+    """Tell what comes and what changes until somebody presses Ctrl-C."""
+    shown: dict[int, str] = {}
+    first = True
+    try:
+        while True:
+            for event in told(home, limit=limit if first else FOLLOWED):
+                text = json.dumps(event) if as_json else line(event)
+                fresh = not shown or event["number"] in shown or event["number"] > max(shown)
+                if (first or fresh) and shown.get(event["number"]) != text:
+                    print(text, flush=True)
+                    shown[event["number"]] = text
+            first = False
+            time.sleep(EVERY_SECONDS)
+    except KeyboardInterrupt:
+        return
+
+
+def _plain(event: dict[str, Any], pages: str) -> dict[str, Any]:
+    runs = [
+        {**one, "url": f"{pages}/runs/flow-run/{one['flow_run']}" if one["flow_run"] else None}
+        for one in event["batches"]
+    ]
+    waits = [{**one, "until": _utc(one["until"])} for one in event["waits"]]
+    times = {key: _utc(event[key]) for key in ("received", "occurred")}
+    return {**event, **times, "batches": runs, "waits": waits}
+
+
+def _utc(seconds: float | None) -> str | None:
+    """ISO 8601; a sender may say any number, and one that is no time is left out."""
+    try:
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _pages(home: Path) -> str:
+    """Where flow runs have their pages, also while the server is down."""
+    from deployments.platform import prefect_server
+    from tasks import process
+
+    known = process.read_json(home / "prefect" / "server.json") or {}
+    return prefect_server.named_server(home) or str(known.get("url", ""))
+
+
+def _now(home: Path) -> Now:
+    """What is known of the triggers: from the settings, and from what the bridge says of Prefect's automations."""
+    from deployments.bridge.dispatch import told_at
+    from deployments.bridge.routes import routes
+    from deployments.platform import bridge, up
+    from tasks import process
+    from tasks.events.listing import Now
+
+    cooldowns = {route.name: route.trigger.cooldown_minutes * 60 for route in routes(up.settings(home).events)}
+    runs, said = bridge.status(home) is not None, process.read_json(told_at(home)) or {}
+
+    def kept(trigger: str) -> str:
+        if not runs:
+            return "the bridge does not run: `headway up`"
+        known = said.get(trigger, {})
+        automation = {
+            "off": "its automation is switched off in Prefect's page",
+            "missing": "its automation is gone: `headway up` makes it",
+        }
+        return automation.get(known.get("automation"), "") or str(known.get("problem", ""))
+
+    return Now(time.time(), cooldowns, kept)
+
+
+def _by_hand(home: Path, name: str, subject: str, object_: str, data: list[str], reason: str) -> Event:
+    """The event of a command line. Raises ValueError, and Unknown for what is not there."""
+    from uuid import uuid4
+
+    from tasks.events.event import NAMES, Event
+    from tasks.redaction import require_no_secrets
+    from tasks.registry.audit import actor
+
+    if name not in NAMES:
+        raise ValueError(f"there is no event {name!r}; there are {', '.join(NAMES)}")
+    _known_subject(home, name, subject)
+    told = dict(_pair(one) for one in data) | ({"reason": reason} if reason else {})
+    require_no_secrets(told)
+    return Event(
+        name=name,
+        subject=subject,
+        source=f"hand/{actor().name}",
+        identity=str(uuid4()),
+        object=_known_object(home, object_),
+        occurred=time.time(),
+        channel="hand",
+        data=told,
+    )
+
+
+def _known_subject(home: Path, name: str, subject: str) -> None:
+    from deployments.platform.up import settings
+    from tasks.artifacts import parse_ref
+    from tasks.endpoints.known import require_known
+    from tasks.storage import open_store
+    from tasks.storage.store import find
+
+    kind, known, version = parse_ref(subject)
+    if kind not in ("dataset", "model", "endpoint") or version:
+        raise ValueError(
+            f"{subject} cannot be a subject: dataset/NAME, model/NAME or endpoint/NAME; --object takes a version"
+        )
+    if kind == "endpoint":
+        require_known(home, known)
+    elif name == "data.arrived":
+        events = settings(home).events
+        watched = {one.dataset for one in events.folders} | {one.dataset for one in events.containers}
+        if kind != "dataset" or known not in watched:
+            there = ", ".join(f"dataset/{one}" for one in sorted(watched)) or "none"
+            raise ValueError(f"no watched folder or container makes {subject}; those that there are make: {there}")
+    else:
+        find(open_store(home), kind, known)
+
+
+def _known_object(home: Path, object_: str) -> str:
+    """The whole reference of a version that is there."""
+    from tasks.artifacts import parse_ref
+    from tasks.storage import open_store
+    from tasks.storage.store import find
+
+    return find(open_store(home), *parse_ref(object_)).ref if object_ else ""
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ValueError(f"--data {text!r} is not K=V")
+    return key, value

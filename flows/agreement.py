@@ -1,0 +1,69 @@
+"""A person's word before a retraining that events asked for: asked once a revalidation, with its evidence beside the form.
+
+How a run waits for an answer is flows/approval.py. Nothing is spent before the answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from flows.inputs import resolve
+from flows.revalidated import evidence_of
+from tasks.config import RetrainConfig
+from tasks.errors import HeadwayError
+from tasks.events.batches import events_of
+from tasks.events.ledger import Ledger
+from tasks.lifecycle import Lifecycle, current
+from tasks.prefect_notes import table
+from tasks.registry.audit import acting
+from tasks.registry.policy import load_policy
+from tasks.registry.revalidations import revalidations
+from tasks.report.data import short
+from tasks.report.evidence import FILE as PAGE
+from tasks.report.evidence import evidence_markdown
+
+
+@contextmanager
+def agreed(dataset: str, config: RetrainConfig, cause: str) -> Iterator[None]:
+    """Wait until a person agrees, where events asked for this run and the settings want it; what is done inside is in their name.
+
+    Raises GateFailed when somebody rejects, or nobody answers in time.
+    """
+    if not cause or not config.approval.before_retrain:
+        yield
+        return
+    from flows.approval import approve
+
+    run, data = current(), resolve(dataset)
+    noted = next(iter(revalidations(run.store, config.training.model)), {})
+    question = f"Retrain model/{config.training.model} on {short(data.ref)}?"
+    details = "\n\n".join(part for part in (_evidence(run, noted), _events(run, cause)) if part)
+    subject = noted.get("ref") or data.ref
+    given = approve(question, details, config.approval, kind="retrain", subject=subject)
+    run.results["approval"] = f"Retraining approved by {given.person}: {given.reason}"
+    with acting(given.person) if load_policy(run.home).asks("approve") else nullcontext():
+        yield
+
+
+def _evidence(run: Lifecycle, noted: dict[str, str]) -> str:
+    """What the newest revalidation found, and where its page is."""
+    if not noted.get("ref"):
+        return "This model was never revalidated."
+    try:
+        folder, told = evidence_of(run.store, noted["ref"])
+    except HeadwayError as error:
+        return f"Its revalidation cannot be read: {error}"
+    where = [f"The whole evidence, with figures: `{folder / PAGE}`."]
+    where += [f"[The flow run that found it]({noted['flow_run']})."] if noted.get("flow_run") else []
+    return "\n\n".join((evidence_markdown(told), " ".join(where)))
+
+
+def _events(run: Lifecycle, cause: str) -> str:
+    """What asked for this run."""
+    rows = [
+        [time.strftime("%Y-%m-%d %H:%M", time.localtime(row["occurred"])), row["name"], row["subject"], row["source"]]
+        for row in events_of(Ledger(run.home), cause)
+    ]
+    return f"Asked for by:\n\n{table(['when', 'event', 'about', 'said by'], rows)}" if rows else ""

@@ -1,0 +1,103 @@
+"""The part `performance` of a revalidation as JSON, and the checks that it is judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.artifacts import Check
+from tasks.config import ComparisonConfig, EvaluationConfig
+from tasks.performance.loss import loss_since, measured, pairs
+from tasks.performance.slices import judge_slices, plain
+from tasks.revalidation_config import PerformanceConfig
+from tasks.scores import bits_per_byte_interval
+
+Evaluated = Mapping[str, Any]
+"""An evaluation's two files under their names: `evaluation` and `documents`."""
+
+
+def compared(
+    new: Evaluated, before: Evaluated, config: PerformanceConfig, drawn: EvaluationConfig, *, scored_by: str
+) -> dict[str, Any]:
+    """The champion on new documents against itself at promotion. `scored_by` is the checkpoint that scored both.
+
+    Losses are shares, lengths bytes, perplexities per token of the champion's own tokenizer.
+    """
+    mine, theirs = measured(new["documents"]), measured(before["documents"])
+    sampling: dict[str, Any] = {"samples": drawn.bootstrap_samples, "confidence": drawn.confidence, "seed": drawn.seed}
+    return {
+        "new": _score(new, sampling),
+        "promotion": _score(before, sampling),
+        "loss": plain(loss_since(mine, theirs, **sampling)),
+        "paired": len(pairs(mine, theirs)),
+        "confidence": drawn.confidence,
+        "scored_by": scored_by,
+        "slices": judge_slices(mine, theirs, config, **sampling),
+    }
+
+
+def loss_checks(told: Mapping[str, Any], config: PerformanceConfig, limits: ComparisonConfig) -> tuple[Check, ...]:
+    """The whole and every slice that there are documents enough for.
+
+    The whole is judged by the estimate: with little data the low end of the interval would let any loss pass, and a gate fails
+    closed. A slice is judged by the low end: among many slices some lie high by chance.
+    """
+    loss, now, then = told["loss"], told["new"]["bits_per_byte"], told["promotion"]["bits_per_byte"]
+    since = Check(
+        name="loss since promotion, relative",
+        measured=loss["estimate"],
+        limit=f"<= {limits.max_loss_since_promotion:.4g}",
+        passed=loss["estimate"] <= limits.max_loss_since_promotion,
+        remedy="The data has moved away from what the champion learnt: retrain on it. It goes on serving; "
+        "comparison.max_loss_since_promotion is the limit. "
+        f"Bits per byte {now:.4f}, at its promotion {then:.4f}; {told['confidence']:.0%} interval of the loss "
+        f"{loss['low']:.4f} to {loss['high']:.4f}.",
+    )
+    judged = (each for each in told["slices"] if each["status"] != "insufficient")
+    return (since, *(_of_slice(each, config) for each in judged))
+
+
+def bigram_checks(
+    metrics: Mapping[str, float], config: EvaluationConfig, limits: ComparisonConfig
+) -> tuple[Check, ...]:
+    """What a model must gain over the Kneser-Ney bigram of the same data. `metrics` are an evaluation's."""
+    gain, low = metrics["gain_over_bigram"], metrics["gain_low"]
+    remedy = "Train longer or on more data, or lower comparison.min_gain_over_bigram."
+    return (
+        Check(
+            name="gain over the Kneser-Ney bigram",
+            measured=gain,
+            limit=f">= {limits.min_gain_over_bigram:.4g}",
+            passed=gain >= limits.min_gain_over_bigram,
+            remedy=remedy,
+        ),
+        Check(
+            name=f"gain over the bigram, low end of the {config.confidence:.0%} interval",
+            measured=low,
+            limit="> 0" if limits.min_gain_over_bigram >= 0 else f"> {limits.min_gain_over_bigram:.4g}",
+            passed=low > min(limits.min_gain_over_bigram, 0),
+            remedy=remedy,
+        ),
+    )
+
+
+def _of_slice(told: Mapping[str, Any], config: PerformanceConfig) -> Check:
+    return Check(
+        name=f"loss of the slice {told['slice']}, low end of its interval",
+        measured=told["loss"]["low"],
+        limit=f"<= {config.max_slice_loss:.4g}",
+        passed=told["status"] == "passed",
+        remedy="The champion is worse on these documents than it was: retrain on data that has more of them; "
+        "revalidation.performance.max_slice_loss is the limit.",
+    )
+
+
+def _score(of: Evaluated, sampling: dict[str, Any]) -> dict[str, Any]:
+    score = bits_per_byte_interval(of["documents"]["model_bits"], of["documents"]["bytes"], **sampling)
+    return {
+        "bits_per_byte": score.estimate,
+        "low": score.low,
+        "high": score.high,
+        "perplexity": of["evaluation"]["perplexity"],
+        "documents": len(of["documents"]["bytes"]),
+    }

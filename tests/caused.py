@@ -1,0 +1,61 @@
+"""A flow run that events asked for, as a program, and the batches of events that tests make for it.
+
+Its arguments are one JSON object: flow, dataset, cause, set. It prints the final state of the flow run as one JSON object.
+"""
+
+import json
+import sys
+import time
+import uuid
+
+
+def make_batch(home, name, subject, *, object_="", dataset="", deployment="retrain/tiny"):
+    """An event that was taken in, and the batch that covers it; returns the batch's id."""
+    from tasks.events.batches import make_batch as make
+    from tasks.events.batches import route
+    from tasks.events.event import Event
+    from tasks.events.ledger import Ledger
+
+    ledger, identity = Ledger(home), uuid.uuid4().hex
+    event = Event(
+        name=name,
+        subject=subject,
+        source="test",
+        identity=identity,
+        object=object_,
+        occurred=time.time(),
+        channel="hand",
+        data={"dataset": dataset},
+    )
+    assert ledger.receive(event).status == "accepted"
+    route(ledger, lambda wanted, about: [identity] if (wanted, about) == (name, subject) else [], [identity])
+    made = make(
+        ledger,
+        identity,
+        subject,
+        deployment=deployment,
+        dataset=lambda row: dataset,
+        cooldown=0.0,
+        now=time.time(),
+    )
+    assert made is not None
+    return made.id
+
+
+def main(arguments):
+    from deployments.platform import prefect_server
+    from tasks.settings import home
+
+    prefect_server.wait(prefect_server.prepare(home()))
+    import importlib
+
+    from deployments.catalogue import parameters
+
+    flow = getattr(importlib.import_module(f"flows.{arguments['flow']}"), arguments["flow"])
+    told = parameters(arguments["flow"], "tiny", arguments["dataset"], tuple(arguments["set"]))
+    state = flow(**told, cause=arguments["cause"], return_state=True)
+    return {"type": state.type.value, "message": state.message}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(json.loads(sys.argv[1]))))

@@ -1,0 +1,342 @@
+"""A served model whose files are changed on disk is told once and taken out of service; answers that change are told too."""
+
+import json
+import os
+import shutil
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from answers import answers, broken, every
+from tiny_model import PROMPTS, export_tiny
+
+from deployments.settings import PlatformConfig
+from deployments.watch.__main__ import _take, duties
+from deployments.watch.anomalies import COOL_DOWN_SECONDS, EVERY_SECONDS, Anomalies, standing_anomalies
+from deployments.watch.background import LOWEST, Background
+from deployments.watch.integrity import Integrity
+from deployments.watch.periods import DAY, Periods
+from tasks import process
+from tasks.endpoints.client import complete
+from tasks.endpoints.known import endpoint_of
+from tasks.endpoints.local import outputs_of
+from tasks.errors import IntegrityError, Missing
+from tasks.events.ledger import Ledger
+from tasks.formats.answers import line
+from tasks.process import read_json, write_json
+from tasks.registry.audit import entries
+from tasks.registry.journal import StoreJournal
+from tasks.registry.publishing import publish
+from tasks.registry.refs import move_ref
+from tasks.registry.revalidations import note_revalidation
+from tasks.registry.signatures import sign
+from tasks.registry.tampering import act_on, findings, problems_where_served, standing, take_out_of_service
+from tasks.settings import digest
+from tasks.storage import open_store
+from tasks.storage.manifest import Provenance
+
+PERIOD = 0.2
+SERVICE = {"service": {"min_requests": 30}}
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory):
+    return export_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    yield tmp_path / "home"
+    if (tmp_path / "home" / "endpoints").exists():
+        endpoint_of(tmp_path / "home", "api").stop()
+
+
+def crown(home, folder, *, revalidation=None):
+    """Publish, sign and crown a model; its manifest."""
+    config = {"revalidation": revalidation or SERVICE}
+    provenance = Provenance(name="tiny", stage="export", config=config, config_digest=digest(config))
+    store = open_store(home)
+    model = publish(store, folder, kind="model", inputs=(), provenance=provenance)
+    sign(store, home, model)
+    move_ref(store, "tiny/champion", model.ref, inputs=(), reason="test")
+    return model
+
+
+def serve(home, model, *, folder=None):
+    """As the stage deploy does it: every byte is checked before it is handed on."""
+    folder = folder or open_store(home).fetch(model)
+    endpoint, golden = endpoint_of(home, "api"), read_json(folder / "golden.json")
+    files = [file.model_dump() for file in model.content.files]
+    return endpoint.switch(endpoint.start(folder, model.ref, files=files, golden=golden, timeout=120))
+
+
+def flip(path):
+    """Change one byte and keep size and times, as somebody who knows would; twice is as before."""
+    status, data = path.stat(), bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def look(home):
+    """One look of a watch that was just started."""
+    duty = Integrity(home, PERIOD)
+    duty.tick(time.time())
+    duty.work.wait(120)
+
+
+def events(home, name):
+    """Every event of a name in the ledger, duplicates among them."""
+    with Ledger(home).snapshot() as db:
+        return [dict(row) for row in db.execute("SELECT * FROM events WHERE name = ? ORDER BY number", (name,))]
+
+
+def stored(home, model):
+    return home / "store" / "artifacts" / "model" / "tiny" / model.version / "files"
+
+
+def test_a_changed_file_is_found_within_a_period_told_once_and_served_no_more_until_it_is_mended(home, exported):
+    model = crown(home, exported)
+    at = serve(home, model)
+    config = PlatformConfig.model_validate({"events": {"integrity_minutes": PERIOD / 60}})
+    duty = duties(home, config)["integrity"]
+    for _ in range(3):
+        assert _take("integrity", duty, "") == ""
+        time.sleep(PERIOD)
+    assert events(home, "model.tampered") == [] and complete(at.url, "def ", max_tokens=2)["model"] == model.ref
+    flip(stored(home, model) / "model.onnx.data")
+    deadline = time.monotonic() + 60
+    while endpoint_of(home, "api").observe() and time.monotonic() < deadline:
+        assert _take("integrity", duty, "") == ""
+        time.sleep(0.05)
+    with pytest.raises(Missing):
+        complete(at.url, "def ", max_tokens=2)
+    (event,) = events(home, "model.tampered")
+    assert (event["status"], event["subject"], event["channel"]) == ("accepted", "model/tiny", "headway")
+    assert json.loads(event["data"])["places"] == ["store", "endpoint/api"]
+    assert "model.onnx.data (sha256)" in standing(home)[model.ref]["said"]
+    stops = [entry for entry in entries(open_store(home)) if entry.action == "stop endpoint"]
+    assert [(stop.what, stop.before) for stop in stops] == [("endpoint/api", model.ref)]
+    assert "model.onnx.data (sha256)" in stops[0].reason
+    look(home)
+    act_on(home, open_store(home), model.ref, findings(home, open_store(home), model.ref), source="headway/revalidate")
+    assert len(events(home, "model.tampered")) == 1  # whoever finds it again
+    with pytest.raises(IntegrityError):
+        serve(home, model)
+    flip(stored(home, model) / "model.onnx.data")
+    look(home)
+    assert standing(home) == {} and serve(home, model).ready
+    flip(stored(home, model) / "model.onnx.data")
+    look(home)
+    assert [event["status"] for event in events(home, "model.tampered")] == ["accepted", "accepted"]
+    assert endpoint_of(home, "api").observe() is None
+
+
+def test_what_an_endpoint_serves_from_is_looked_at_where_it_lies(home, exported, tmp_path):
+    model = crown(home, exported)
+    copy = shutil.copytree(exported, tmp_path / "cache")
+    serve(home, model, folder=copy)
+    store = open_store(home)
+    assert findings(home, store, model.ref) == []
+    flip(copy / "model.onnx")
+    (found,) = findings(home, store, model.ref)
+    assert (found.where, found.place, found.problems[0].path) == ("endpoint/api", str(copy), "model.onnx")
+    assert problems_where_served(home, store, model) == [found]
+    look(home)
+    assert endpoint_of(home, "api").observe() is None and list(standing(home)) == [model.ref]
+    look(home)
+    assert list(standing(home)) == [model.ref]  # it stands while the files are there, stopped or not
+    flip(copy / "model.onnx")
+    look(home)
+    assert standing(home) == {}
+    started = next((home / "endpoints" / "api" / "servers").glob("*/serve.json"))
+    handed = read_json(started)
+    handed["files"][0]["sha256"] = "0" * 64
+    write_json(started, handed)
+    assert [problem.path for one in findings(home, store, model.ref) for problem in one.problems] == ["serve.json"]
+
+
+def test_an_endpoint_goes_on_where_the_signed_configuration_says_so_and_only_then(home, exported):
+    model = crown(home, exported, revalidation={"integrity": {"stop_endpoints": False}})
+    at = serve(home, model)
+    flip(stored(home, model) / "model.onnx.data")
+    look(home)
+    assert len(events(home, "model.tampered")) == 1 and endpoint_of(home, "api").observe() == at
+    flip(stored(home, model) / "model.onnx.data")
+    manifest = stored(home, model).parent / "manifest.json"
+    said = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(said | {"provenance": said["provenance"] | {"config_digest": "0" * 64}}))
+    look(home)
+    assert "signature" in standing(home)[model.ref]["said"] and endpoint_of(home, "api").observe() is None
+
+
+def test_an_endpoint_that_serves_something_else_by_now_is_left_alone(home, exported):
+    model = crown(home, exported)
+    at = serve(home, model)
+    store = open_store(home)
+    assert not take_out_of_service(home, store, "api", reason="late", serving="model/tiny@other")
+    assert endpoint_of(home, "api").observe() == at
+    assert take_out_of_service(home, store, "api", reason="now") and endpoint_of(home, "api").observe() is None
+    assert not take_out_of_service(home, store, "api", reason="again")
+
+
+def test_a_manifest_that_is_gone_or_edited_is_told_and_another_champion_ends_it(home, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "model.onnx").write_text("one")
+    model = crown(home, tmp_path / "a")
+    manifest = stored(home, model).parent / "manifest.json"
+    whole = manifest.read_text()
+    manifest.write_text(whole.replace('"size": 3', '"size": 4'))
+    look(home)
+    assert "manifest.json" in standing(home)[model.ref]["said"]
+    manifest.write_text(whole.replace("headway/manifest/1", "headway/manifest/9"))
+    look(home)
+    assert "manifest.json" in standing(home)[model.ref]["said"]
+    manifest.unlink()
+    look(home)
+    assert "manifest.json" in standing(home)[model.ref]["said"]
+    (tmp_path / "a" / "model.onnx").write_text("two")
+    crown(home, tmp_path / "a")
+    look(home)
+    assert standing(home) == {}
+
+
+def test_long_work_stands_back_and_the_watch_goes_on():
+    work, go, seen = Background("test"), threading.Event(), []
+
+    def slow():
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        go.wait(30)
+        raise ValueError("went wrong")
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    work.start(slow)
+    assert work.busy()
+    go.set()
+    with pytest.raises(ValueError, match="went wrong"):
+        work.wait(30)
+    assert seen == [LOWEST] and os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+    with pytest.raises(ValueError, match="went wrong"):
+        work.busy()
+    assert not work.busy()
+
+
+# ---- answers
+
+
+def ask_many(url, count, *, max_tokens):
+    for number in range(count):
+        complete(url, PROMPTS[number % len(PROMPTS)], max_tokens=max_tokens, temperature=1.0)
+    time.sleep(0.3)  # the last lines are on their way to the disk
+
+
+def test_answers_that_a_real_endpoint_cuts_short_are_told_once(home, exported):
+    model = crown(home, exported)
+    at = serve(home, model)
+    duty = Anomalies(home)
+    duty.look(time.time())
+    for max_tokens in (24, 24, 24):
+        ask_many(at.url, 40, max_tokens=max_tokens)
+        duty.look(time.time())
+    assert events(home, "endpoint.anomaly") == [] and standing_anomalies(home) == {}
+    for _ in range(3):
+        ask_many(at.url, 40, max_tokens=3)
+        Anomalies(home).look(time.time())  # as a watch that was just started
+    (event,) = events(home, "endpoint.anomaly")
+    assert (event["status"], event["subject"]) == ("accepted", "endpoint/api")
+    told = json.loads(event["data"])
+    assert told["model"] == model.ref and "length" in told["columns"] and told["p_value"] <= 0.01
+    assert "length" in standing_anomalies(home)["api"]["columns"]
+    endpoint_of(home, "api").stop()
+    Anomalies(home).look(time.time())
+    assert standing_anomalies(home) == {}
+
+
+class Made:
+    """An endpoint whose answers are made up, a second apart; it runs as long as this test does."""
+
+    def __init__(self, home):
+        self.home, self.now, self.model = home, 1000.0, "model/tiny@" + "1" * 64
+        server = home / "endpoints" / "api" / "servers" / "s"
+        me = {"pid": os.getpid(), "started": process.process_started(os.getpid()), "boot_id": process.boot_id()}
+        write_json(server / "handle.json", me)
+        write_json(server / "serve.json", {"model_folder": "/nowhere", "files": []})
+        record = {"folder": str(server), "model_ref": self.model, "url": "", "port": 1}
+        write_json(home / "endpoints" / "api" / "endpoint.json", record)
+        self.path = outputs_of(home / "endpoints" / "api", self.model) / "s-000001.jsonl"
+        self.path.parent.mkdir(parents=True)
+        self.duty = Anomalies(home)
+
+    def window(self, change=lambda answer: answer, *, count=100, step=1):
+        """So many answers, and then a look; how many events there are then."""
+        made = every(step, answers(count, seed=[7, int(self.now)], begins=self.now), change)
+        with open(self.path, "ab") as file:
+            file.write(b"".join(map(line, made)))
+        self.now += count
+        self.duty.look(self.now)
+        return len(events(self.home, "endpoint.anomaly"))
+
+
+@pytest.fixture
+def made(tmp_path):
+    return Made(tmp_path)
+
+
+def loop(answer):
+    return replace(answer, repetition=0.9)
+
+
+def test_one_window_is_no_anomaly_two_are_and_an_alarm_that_flaps_is_one(made):
+    assert [made.window() for _ in range(5)] == [0] * 5
+    assert [made.window(loop), made.window(), made.window(loop), made.window()] == [0] * 4
+    assert [made.window(loop), made.window(loop)] == [0, 1]
+    assert [made.window(), made.window(loop), made.window(), made.window(loop), made.window()] == [1] * 5
+    assert list(standing_anomalies(made.home)) == ["api"]
+    for _ in range(int(COOL_DOWN_SECONDS // 100)):
+        made.window()
+    assert standing_anomalies(made.home) == {}
+    made.duty = Anomalies(made.home)
+    assert [made.window(loop), made.window(loop)] == [1, 2]
+    assert {event["status"] for event in events(made.home, "endpoint.anomaly")} == {"accepted"}
+
+
+def test_many_errors_are_told_at_once_and_a_window_waits_until_it_is_full(made):
+    assert made.window(count=200) == 0
+    assert made.window(loop, count=20) == 0 and made.window(loop, count=20) == 0
+    assert made.window(broken, count=12) == 1
+    assert "errors" in standing_anomalies(made.home)["api"]["columns"]
+
+
+def test_a_look_is_every_few_minutes(made):
+    made.window(count=200)
+    made.duty.tick(made.now)
+    made.duty.work.wait(60)
+    kept = read_json(made.home / "platform" / "anomalies.json")
+    made.duty.tick(made.now + EVERY_SECONDS / 2)
+    made.duty.work.wait(60)
+    assert read_json(made.home / "platform" / "anomalies.json") == kept
+
+
+# ---- periods
+
+
+def test_a_champion_that_nobody_looks_at_is_told_once_a_period(home):
+    store, now = open_store(home), time.time()
+    move_ref(store, "tiny/champion", "model/tiny@1", inputs=(), reason="test")
+
+    def told(days):
+        Periods(home, 8).tick(now + days * DAY)
+        return len(events(home, "model.stale"))
+
+    assert [told(7), told(8.1), told(8.2), told(15), told(16.1), told(17)] == [0, 1, 1, 1, 2, 2]
+    note_revalidation(StoreJournal(store), "tiny", {"champion": "model/tiny@1", "verdict": "degraded", "passed": False})
+    assert [told(7), told(8.2)] == [2, 3]
+    move_ref(store, "tiny/champion", "model/tiny@2", inputs=(), reason="test")
+    assert [told(7), told(8.3)] == [3, 4]
+    last = events(home, "model.stale")[-1]
+    assert (last["status"], last["subject"]) == ("accepted", "model/tiny")
+    assert json.loads(last["data"])["model"] == "model/tiny@2"

@@ -1,0 +1,99 @@
+"""Which word a verdict is, when windows count, and when a model is said to be degraded: the rules alone, without a run."""
+
+import pytest
+
+from tasks.artifacts import Check
+from tasks.registry.journal import StoreJournal
+from tasks.registry.revalidations import degraded_in_a_row, last_looked_at, last_revalidated, note_revalidation
+from tasks.revalidation import Found, Part, acts, drift_part, performance_part, service_part, verdict_of, window_of
+from tasks.storage.local import LocalStore
+
+PASSED = {name: "passed" for name in ("integrity", "data", "drift", "performance", "service")}
+SOUND = Part(name="integrity", status="passed", said="")
+
+
+@pytest.mark.parametrize(
+    "differs, word",
+    [
+        ({}, "valid"),
+        ({"drift": "insufficient", "service": "absent"}, "valid"),
+        ({"drift": "failed"}, "degraded"),
+        ({"performance": "failed"}, "degraded"),
+        ({"service": "failed"}, "degraded"),
+        ({"drift": "failed", "performance": "insufficient"}, "degraded"),
+        ({"performance": "insufficient"}, "unknown"),
+        ({"data": "failed", "drift": "absent", "performance": "absent"}, "unknown"),
+        ({"integrity": "failed", "drift": "failed"}, "invalid"),
+    ],
+)
+def test_the_word_for_all_parts(differs, word):
+    parts = [Part(name=name, status=status, said="") for name, status in {**PASSED, **differs}.items()]
+    assert verdict_of(parts) == word
+
+
+@pytest.mark.parametrize(
+    "given, data, before, number, said",
+    [
+        ("degraded", "a", (), 1, False),
+        ("degraded", "b", ("a",), 2, True),
+        ("degraded", "a", ("a",), 1, False),
+        ("degraded", "c", ("a", "b"), 3, True),
+        ("degraded", "b", ("a", "b"), 2, False),
+        ("unknown", "b", ("a",), 1, False),
+        ("invalid", "b", ("a",), 1, False),
+        ("valid", "b", ("a",), 0, False),
+    ],
+)
+def test_a_window_is_other_data_and_only_a_new_one_acts(given, data, before, number, said):
+    assert window_of(given, data, before, of=2)["number"] == number
+    assert acts(given, data, before, of=2) is said
+
+
+def test_what_was_degraded_in_a_row_ends_with_a_valid_one_and_is_of_one_champion(tmp_path):
+    store = LocalStore(tmp_path)
+    store.create("refs/m/champion.json", b'{"target": "model/m@1111aaaa", "time": 5.0, "inputs": []}')
+    journal = StoreJournal(store)
+
+    def note(verdict, dataset, champion="model/m@1111aaaa"):
+        noted = {"champion": champion, "verdict": verdict, "dataset": dataset, "passed": verdict == "valid"}
+        note_revalidation(journal, "m", noted)
+
+    assert last_looked_at(store, "m") == last_revalidated(store, "m") == 5.0
+    for verdict, dataset in (("degraded", "a"), ("valid", "b"), ("degraded", "c"), ("unknown", "d"), ("degraded", "c")):
+        note(verdict, dataset)
+    note("degraded", "e", champion="model/m@2222bbbb")
+    note("invalid", "f")
+    note("degraded", "g")
+    assert degraded_in_a_row(store, "model/m@1111aaaa") == ("c", "g")
+    assert last_looked_at(store, "m") > last_revalidated(store, "m") > 5.0
+    journal.append("revalidations/m", {"champion": "model/m@1111aaaa", "passed": False, "dataset": "h", "time": 1.0})
+    assert degraded_in_a_row(store, "model/m@1111aaaa") == ("c", "g", "h")  # a note of a release without verdicts
+
+
+def test_parts_that_were_not_measured_say_why():
+    found = Found(integrity=SOUND, same_data=True)
+    assert drift_part(None, found).status == "passed"
+    assert drift_part(None, Found(integrity=SOUND)).status == "absent"
+    assert performance_part(None, (), found).status == "absent"
+    lacking = performance_part(None, (), Found(integrity=SOUND, lacking="1 document"))
+    assert lacking.status == "insufficient" and not lacking.checks[0].passed
+    assert service_part(None).status == "absent"
+
+
+def test_a_check_that_is_not_kept_fails_the_performance_and_is_named():
+    score = {"bits_per_byte": 1.0}
+    measured = {"new": score, "promotion": score, "loss": {"estimate": 0.0, "low": 0.0, "high": 0.0}}
+    bad = Check(name="the limit", measured=2.0, limit="1", passed=False)
+    part = performance_part(measured, (bad,), Found(integrity=SOUND))
+    assert part.status == "failed" and "the limit" in part.said
+
+
+def test_an_anomaly_of_the_answers_names_the_columns():
+    column = {"name": "length", "title": "tokens an answer", "verdict": "anomaly"}
+    told = {
+        "endpoint": "tiny", "verdict": "anomaly", "p_value": 0.001, "requests": 60, "reference_requests": 90,
+        "columns": [column, {**column, "title": "latency", "verdict": "none"}],
+    }  # fmt: skip
+    part = service_part(told)
+    assert part.status == "failed" and "tokens an answer" in part.said and "latency" not in part.said
+    assert service_part({**told, "verdict": "insufficient", "p_value": None}).status == "insufficient"

@@ -1,0 +1,92 @@
+"""A tiny model that is exported by the real program: random weights that vary, and end by themselves."""
+
+import json
+import os
+import subprocess
+import sys
+
+from tasks.storage.manifest import describe
+
+PROMPTS = ["def ", "import ", "class ", "for i in range(", "return self."]
+CONTEXT = 256
+VOCABULARY = 300
+CORPUS = """
+def first(values, default=None):
+    for value in values:
+        return value
+    return default
+
+class Stack:
+    def __init__(self, values=()):
+        self.values = list(values)
+
+    def pop(self):
+        if not self.values:
+            raise IndexError("pop from an empty stack")
+        return self.values.pop()
+
+import itertools
+for i in range(10):
+    print(i, first([i]), Stack(range(i)).values)
+"""
+SEED = 39  # greedy completions of this seed vary, and the first one ends by itself
+
+
+def make_tokenizer():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([CORPUS], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+
+
+def make_checkpoint(folder):
+    """A random Llama of 2 layers x 64; wide weights and untied embeddings, or greedy decoding only repeats itself."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(SEED)
+    shape = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(
+        **shape,
+        vocab_size=VOCABULARY,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=False,
+        initializer_range=0.25,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=None,
+    )
+    tokenizer = make_tokenizer()
+    assert len(tokenizer) == VOCABULARY
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def start_export(job, checkpoint, *, hash_seed="0"):
+    job.mkdir(parents=True)
+    settings = {"export": {"golden_prompts": PROMPTS, "golden_tokens": 24}, "threads": 1}
+    config = {"program": "tasks.jobs.export", "settings": settings, "inputs": {"checkpoint": str(checkpoint)}}
+    (job / "config.json").write_text(json.dumps(config))
+    environment = {**os.environ, "HEADWAY_JOB": str(job), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": hash_seed}
+    return subprocess.Popen([sys.executable, "-m", "tasks.jobs.export"], env=environment)
+
+
+def export_tiny(folder):
+    """The folder of an exported model, made below `folder`."""
+    (folder / "checkpoint").mkdir(parents=True)
+    assert start_export(folder / "job", make_checkpoint(folder / "checkpoint")).wait(180) == 0
+    return folder / "job" / "out"
+
+
+def files_of(model):
+    return [file.model_dump() for file in describe(model)]
