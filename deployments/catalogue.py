@@ -32,7 +32,7 @@ APART = ("backup",)
 """Flows whose settings are no part of a retraining run's: they start from the defaults of their class."""
 PURPOSE = {
     "retrain": "The whole lifecycle: a dataset becomes a served model.",
-    "revalidate": "The model in production, verified and measured on the newest data. Changes nothing that is served.",
+    "revalidate": "The model in production, verified and measured on the newest data. Stops only what serves changed files.",
     "validate": "A dataset, judged by itself; what breaks a rule is set aside.",
     "qualify": "The cluster, measured anew and judged.",
     "backup": "Key assets into a store of backups; proved by a drill, where wanted.",

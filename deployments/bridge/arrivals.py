@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deployments.bridge.blob_copies import BlobCopies, Changed, forget
-from deployments.bridge.folders import UNFINISHED, look, place_of
+from deployments.bridge.folders import UNFINISHED, Changed, look, place_of
 from deployments.bridge.stores import published, read_change
 from deployments.event_settings import ContainerConfig, EventsConfig, FolderConfig
 from deployments.publishing import make_dataset
@@ -32,6 +31,9 @@ LONGEST_WAIT_SECONDS = 120.0
 SHORTEST_WAIT_SECONDS = 0.5
 NOTHING = 0
 """What events became that came to no version: the reason stands beside it."""
+if TYPE_CHECKING:
+    from deployments.bridge.blob_copies import BlobCopies
+
 log = logging.getLogger("headway.arrivals")
 
 
@@ -55,10 +57,9 @@ class Arrivals:
 
     def __init__(self, home: Path, config: EventsConfig, ledger: Ledger) -> None:
         self.home, self.config, self.ledger = home, config, ledger
-        self._copies = {each: BlobCopies(home, each) for each in config.containers}
+        self._copies = _copies(home, config)
         self._again: dict[str, tuple[float, int]] = {}
         self._said: dict[str, str] = {}
-        forget(home, config.containers)
 
     def tick(self, now: float) -> None:
         """Publish each dataset whose newest arrival is old enough."""
@@ -170,3 +171,13 @@ class Arrivals:
         if self._said.get(dataset) != why:
             log.warning("dataset/%s is published later: %s", dataset, why)
         self._said[dataset], self._again[dataset] = why, (due, tries)
+
+
+def _copies(home: Path, config: EventsConfig) -> dict[ContainerConfig, BlobCopies]:
+    """The copies of containers; those that no settings name any more are deleted. Only this needs Azure's packages."""
+    if not config.containers and not (home / "events" / "blobs").exists():
+        return {}
+    from deployments.bridge.blob_copies import BlobCopies, forget
+
+    forget(home, config.containers)
+    return {each: BlobCopies(home, each) for each in config.containers}

@@ -17,6 +17,7 @@ from azure.core.exceptions import ResourceModifiedError, ResourceNotFoundError
 from azure.storage.blob import BlobProperties
 
 from deployments.bridge.clients import WORKERS, container_of
+from deployments.bridge.folders import Changed
 from deployments.bridge.objects import counts, strange
 from deployments.event_settings import ContainerConfig
 from tasks.process import read_json, write_json
@@ -27,10 +28,6 @@ from tasks.storage.local import require_room
 LONGEST_PART = 240
 """Bytes of one part of a name: a file system takes 255."""
 log = logging.getLogger("headway.blobs")
-
-
-class Changed(Exception):
-    """A blob was written or deleted while it was fetched: it is to be done again."""
 
 
 class BlobCopies:

@@ -52,6 +52,10 @@ class Look(NamedTuple):
     problems: dict[str, str]
 
 
+class Changed(Exception):
+    """What is being published was written or deleted meanwhile: it is to be done again."""
+
+
 class Folders:
     """All watched folders. State: what was told of, what is still moving, and when each folder is looked at again."""
 

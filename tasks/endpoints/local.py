@@ -60,7 +60,7 @@ class LocalEndpoint:
         return ServedFrom(
             model_ref=str(record["model_ref"]),
             folder=Path(started["model_folder"]),
-            files=tuple(started["files"]),
+            files=tuple(started.get("files", ())),
             running=_runs(Path(record["folder"])),
         )
 

@@ -62,7 +62,9 @@ class Policy(BaseModel):
         taken, unknown = set(self.persons) & set(AUTOMATIC), set(self.automatic) - set(AUTOMATIC)
         if taken or unknown:
             names = ", ".join(sorted(taken | unknown))
-            raise ValueError(f"{names}: schedule, prefect and bridge belong under automatic, and everybody else under persons")
+            raise ValueError(
+                f"{names}: schedule, prefect and bridge belong under automatic, and everybody else under persons"
+            )
         return self
 
     def asks(self, right: Right) -> bool:

@@ -184,7 +184,10 @@ def test_a_folder_in_the_place_of_the_policy_allows_nothing(tmp_path):
         ("persons: {anna: {may: [rum], token: plain}}", "persons.anna.may.0"),
         ("persons: {Anna B: {may: [run]}}", "Anna B"),
         ("automatic: {cron: [run]}", "cron: schedule, prefect and bridge belong under automatic"),
-        (f"persons: {{schedule: {{may: [run], token: '{rules.NOBODY}'}}}}", "schedule: schedule, prefect and bridge belong"),
+        (
+            f"persons: {{schedule: {{may: [run], token: '{rules.NOBODY}'}}}}",
+            "schedule: schedule, prefect and bridge belong",
+        ),
     ],
 )
 def test_a_damaged_policy_allows_nothing_and_says_where(tmp_path, text, said):
