@@ -190,6 +190,8 @@ def test_a_dataset_that_nothing_makes_any_more_is_noted(watched, tmp_path):
 def test_where_the_policy_asks_the_bridge_publishes_only_what_it_may(watched, tmp_path, caplog):
     home = tmp_path / "home"
     add_person(home, "anna", RIGHTS)
+    policy = home / "policy.yaml"
+    policy.write_text(policy.read_text().replace("bridge:\n  - publish\n  - run", "bridge: [run]"))
     stand = Stand(home, of_folder(watched))
     (watched / "a.txt").write_text("text")
     ticking(*stand.parts, until_done=lambda: any("bridge may not publish" in one.message for one in caplog.records))
