@@ -149,7 +149,7 @@ def drift_part(told: Mapping[str, Any] | None, found: Found) -> Part:
     moved = told["verdict"] == "drift"
     check = Check(
         name="drift, smallest corrected p value",
-        measured=told["p_value"] if told["p_value"] is not None else "insufficient data",
+        measured=told["p_value"],
         limit=f"> {told['false_alarm_rate']:.4g}",
         passed=not moved,
         remedy="Look at what moved. Data that is broken is mended at its source, other data is learnt: `headway retrain`. "
@@ -208,7 +208,7 @@ def service_part(told: Mapping[str, Any] | None) -> Part:
     requests = f"{told['requests']} requests since the last revalidation, {told['reference_requests']} before"
     check = Check(
         name=f"answers of endpoint/{told['endpoint']}, smallest corrected p value",
-        measured=told["p_value"] if told["p_value"] is not None else "insufficient data",
+        measured=told["p_value"],
         limit="as before",
         passed=not found,
         remedy="Look at what it is asked, and at its log. `headway endpoint list` shows what is served.",
@@ -216,7 +216,7 @@ def service_part(told: Mapping[str, Any] | None) -> Part:
     said = f"not as before: {', '.join(moved) or told['endpoint']}; {requests}" if found else requests
     status: Literal["failed", "insufficient", "passed"]
     status = "failed" if found else "insufficient" if told["verdict"] == "insufficient" else "passed"
-    return Part(name="service", status=status, said=said, checks=(check,))
+    return Part(name="service", status=status, said=said, checks=() if status == "insufficient" else (check,))
 
 
 def _gate(parts: Sequence[Part]) -> tuple[Check, ...]:

@@ -17,7 +17,7 @@ class DriftConfig(Settings):
     max_documents: Positive = 4000
     """Most documents of each side that the tests look at, drawn by the hash of their content. Totals are of all."""
     splits: int = Field(400, ge=100)
-    """Times that the reference is split at random to calibrate the thresholds."""
+    """Times that reference and new data are mixed and split at random to calibrate the thresholds."""
     min_auc: float = Field(0.55, ge=0.5, lt=1.0)
     """The domain classifier's area under the curve under which a difference is too small to be told."""
     seed: int = Field(1234, ge=0)

@@ -46,7 +46,7 @@ class StoreHistory:
         kept = read_json(self._book) or {}
         there = numbers(store)
         known: dict[str, int] = kept[store.uri] if store.uri in kept else _older(store, there, self._since())
-        if news := _news(store, known, there):
+        if news := [event for event in _news(store, known, there) if not self.ledger.knows(event)]:
             self.ledger.receive_all(news)
         newest = {**known, **{name: found[-1] for name, found in there.items()}}
         if newest != kept.get(store.uri):

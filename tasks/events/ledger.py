@@ -65,6 +65,11 @@ class Ledger:
                 first(db)
             return [_receive(db, event, received) for event in events]
 
+    def knows(self, event: Event) -> bool:
+        """Whether an event was taken in before: for who tells of something that another part may have told of."""
+        with self.snapshot() as db:
+            return _known(db, event) is not None
+
     def refuse(
         self, channel: str, reason: str, *, source: str = "", identity: str = "", about: str = "", poison: bool = False
     ) -> int:

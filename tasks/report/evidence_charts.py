@@ -24,7 +24,7 @@ FACTORS = (1, 2, 2.5, 5, 10)
 
 
 def calibration(column: Column, name: str) -> Html:
-    """Values between random halves of the reference as bars, the threshold dashed, this window's value as a mark."""
+    """Values after both sides were mixed and split at random as bars, the threshold dashed, this window's value as a mark."""
     null = [value for value in column.null if value is not None]
     marks = [value for value in (column.value, column.threshold) if value is not None]
     if not null or not marks or max(map(abs, [*null, *marks])) < NOTHING:
@@ -41,7 +41,7 @@ def calibration(column: Column, name: str) -> Html:
 def legend() -> Html:
     """What the marks of `calibration` mean."""
     marks = {
-        "the reference against itself, random halves": '<rect x="4" y="3" width="18" height="11" class="null"/>',
+        "both sides mixed, split at random": '<rect x="4" y="3" width="18" height="11" class="null"/>',
         "threshold": '<line x1="13" x2="13" y1="0" y2="16" class="limit"/>',
         "this window, beyond the threshold": _mark(50, 8, failed=True),
         "this window, within": _mark(50, 8, failed=False),

@@ -26,7 +26,7 @@ COLUMN_HEADS = (
     "p, corrected",
     "Reference",
     "New",
-    "Against the reference itself",
+    "Against random splits",
 )
 
 

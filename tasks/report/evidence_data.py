@@ -64,7 +64,7 @@ class Column(Published):
     moved: tuple[str, ...] = ()
     histogram: Distribution | None = None
     null: tuple[Measured, ...] = ()
-    """The statistic between random halves of the reference."""
+    """The statistic after both sides were mixed and split at random."""
 
     @property
     def found(self) -> bool:

@@ -57,7 +57,9 @@ def _drift(axes: Any, columns: Sequence[Column]) -> None:
         axes.text(FAR * 1.04, row, text, va="center", color=INK)
     axes.axvline(1.0, color=INK, linewidth=1.4, linestyle=(0, (4, 3)))
     axes.set_xlim(min(0.0, axes.get_xlim()[0]), FAR * 1.02)
-    axes.set_xlabel(f"value by its threshold (dashed); bars: the reference against itself; beyond {FAR:g}: at the edge")
+    axes.set_xlabel(
+        f"value by its threshold (dashed); bars: both sides mixed, split at random; beyond {FAR:g}: at the edge"
+    )
     _label(axes, [column.name.replace("_", " ") for column in columns])
 
 

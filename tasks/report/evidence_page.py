@@ -118,7 +118,7 @@ def _lineage(told: Evidence) -> Html:
     }
     settings = {
         "false-alarm rate": percent(drift.false_alarm_rate) if drift.false_alarm_rate else "",
-        "splits of the reference": f"{drift.splits:,}" if drift.splits else "",
+        "random splits": f"{drift.splits:,}" if drift.splits else "",
         "confidence of intervals": percent(performance.confidence) if performance.confidence else "",
         "windows before acting": number(told.window.of) if told.window.of else "",
     }

@@ -124,7 +124,7 @@ def compared(drift: DriftReport) -> str:
         if drift.false_alarm_rate
         else ""
     )
-    made = f" Thresholds are made from {drift.splits:,} random splits of the reference." if drift.splits else ""
+    made = f" Thresholds are made from {drift.splits:,} random splits of both sides mixed." if drift.splits else ""
     return f"{looked}{count.reference:,} in the reference.{made}{rate}"
 
 
