@@ -158,8 +158,12 @@ class EventsConfig(Settings):
     @field_validator("triggers")
     @classmethod
     def _no_circle(cls, value: tuple[TriggerConfig, ...]) -> tuple[TriggerConfig, ...]:
-        """A revalidation must not start a revalidation, for ever."""
+        """A revalidation must not start a revalidation, for ever; nor a file that lands a run without it."""
         for trigger in value:
+            if trigger.event == "data.arrived":
+                raise ValueError(
+                    "data.arrived starts nothing: dataset.published says that all of it has landed; name that"
+                )
             if trigger.event == "model.revalidated" and trigger.start.startswith("revalidate/"):
                 raise ValueError(f"{trigger.event} starting {trigger.start} would never end")
         return value

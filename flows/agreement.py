@@ -26,31 +26,33 @@ from tasks.report.evidence import evidence_markdown
 
 
 @contextmanager
-def agreed(dataset: str, config: RetrainConfig, cause: str) -> Iterator[None]:
+def agreed(dataset: str, config: RetrainConfig, cause: str) -> Iterator[str]:
     """Wait until a person agrees, where events asked for this run and the settings want it; what is done inside is in their name.
 
-    Raises GateFailed when somebody rejects, or nobody answers in time.
+    Gives the dataset to train on: the very version that was agreed on. Raises GateFailed when somebody rejects, or nobody
+    answers in time.
     """
     if not cause or not config.approval.before_retrain:
-        yield
+        yield dataset
         return
     from flows.approval import approve
 
     run, data = current(), resolve(dataset)
-    noted = next(iter(revalidations(run.store, config.training.model)), {})
+    newest = next(iter(revalidations(run.store, config.training.model)), {})
+    noted = newest if newest.get("dataset") == data.ref else {}
     question = f"Retrain model/{config.training.model} on {short(data.ref)}?"
     details = "\n\n".join(part for part in (_evidence(run, noted), _events(run, cause)) if part)
     subject = noted.get("ref") or data.ref
     given = approve(question, details, config.approval, kind="retrain", subject=subject)
     run.results["approval"] = f"Retraining approved by {given.person}: {given.reason}"
     with acting(given.person) if load_policy(run.home).asks("approve") else nullcontext():
-        yield
+        yield data.ref
 
 
 def _evidence(run: Lifecycle, noted: dict[str, str]) -> str:
     """What the newest revalidation found, and where its page is."""
     if not noted.get("ref"):
-        return "This model was never revalidated."
+        return "No revalidation looked at this data."
     try:
         folder, told = evidence_of(run.store, noted["ref"])
     except HeadwayError as error:

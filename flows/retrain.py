@@ -76,9 +76,9 @@ def retrain(
                 observers=(PrefectProgress(),),
                 at_end=close,
             ),
-            agreed(dataset, config, cause),
+            agreed(dataset, config, cause) as agreed_on,
         ):
-            return served(dataset, config)
+            return served(agreed_on, config)
 
 
 def served(dataset: str, config: RetrainConfig) -> Endpoint | None:

@@ -32,12 +32,12 @@ from tasks.artifacts import (
 )
 from tasks.config import RevalidateConfig
 from tasks.errors import Unknown
-from tasks.evaluate import champion_checkpoint, evaluate
+from tasks.evaluate import evaluate
 from tasks.integrity import integrity
 from tasks.lifecycle import Lifecycle, lifecycle
 from tasks.measure_drift import measure_drift
 from tasks.registry.refs import read_ref
-from tasks.registry.revalidations import champions, degraded_in_a_row, last_looked_at, learnt_from
+from tasks.registry.revalidations import answers_judged, champions, degraded_in_a_row, learnt_from
 from tasks.registry.tampering import serving
 from tasks.revalidation import Found, Part, verdict
 from tasks.revalidation_config import ServiceConfig
@@ -90,7 +90,7 @@ def looked_after(run: Lifecycle, name: str, config: RevalidateConfig) -> Revalid
         integrity=Part(
             name="integrity", status="passed" if sound.passed else "failed", said=sound.said, checks=sound.checks
         ),
-        reference=learnt_from(run.store, champion.ref) or "",
+        reference=(learnt_from(run.store, champion.ref) or "") if sound.passed else "",
         degraded_before=degraded_in_a_row(run.store, champion.ref),
     )
     if not sound.passed:
@@ -101,9 +101,10 @@ def looked_after(run: Lifecycle, name: str, config: RevalidateConfig) -> Revalid
     if not validation.passed:
         concluded(run, verdict(champion, given, None, None, None, *settings, found=found))
         validation.require()
-    promoted = promotion_scores(run.store, champion)
-    drift, same = drift_of(run.store, validation.require(), found.reference, config)
-    scores, lacking = measured(run.store, validation, config)
+    checkpoint = checkpoint_of(run.store, champion)
+    promoted = promotion_scores(run.store, champion, checkpoint)
+    drift, same = drift_of(checkpoint, validation.require(), found.reference, config)
+    scores, lacking = measured(run.store, checkpoint, validation, config)
     service = service_of(run, champion, config.revalidation.service)
     found = found.model_copy(update={"same_data": same, "lacking": lacking, "service": service})
     result = verdict(champion, given, drift, scores, promoted, *settings, found=found)
@@ -122,12 +123,21 @@ def champion_of(store: Store, model: str) -> Model:
     return Model(name=name, version=version, uri="")
 
 
-def promotion_scores(store: Store, champion: Model) -> Evaluation:
+def checkpoint_of(store: Store, champion: Model) -> Checkpoint:
+    """What this champion was exported from: another one may be crowned while it is measured. Raises Unknown."""
+    inputs = find(store, *parse_ref(champion.ref)).provenance.inputs
+    ref = next((each for each in inputs if each.startswith("checkpoint/")), "")
+    if not ref:
+        raise Unknown(f"{champion.ref} names no checkpoint", remedy="Export it again: `headway retrain --from export`.")
+    _, name, version = parse_ref(ref)
+    return Checkpoint(name=name, version=version, uri="")
+
+
+def promotion_scores(store: Store, champion: Model, checkpoint: Checkpoint) -> Evaluation:
     """The evaluation under which the champion was exported. Raises Unknown when that is gone."""
     context = find(store, *parse_ref(champion.ref)).provenance.context
     under = next((ref for ref in context if ref.startswith("evaluation/")), None)
-    checkpoint = champion_checkpoint(champion.name)
-    if under is None or checkpoint is None:
+    if under is None:
         raise Unknown(f"{champion.ref} names no evaluation", remedy="Export it again: `headway retrain --from export`.")
     manifest = find(store, *parse_ref(under))
     return Evaluation(
@@ -148,7 +158,9 @@ def data_part(validation: Validation) -> Part:
     return Part(name="data", status="failed" if failed else "passed", said=said, checks=told)
 
 
-def drift_of(store: Store, accepted: Dataset, reference: str, config: RevalidateConfig) -> tuple[Drift | None, bool]:
+def drift_of(
+    checkpoint: Checkpoint, accepted: Dataset, reference: str, config: RevalidateConfig
+) -> tuple[Drift | None, bool]:
     """New data against what the champion learnt from, and whether both are the same; no drift where nobody knows that now."""
     if not reference or accepted.ref == reference:
         return None, bool(reference)
@@ -156,12 +168,13 @@ def drift_of(store: Store, accepted: Dataset, reference: str, config: Revalidate
         (before,) = datasets((reference,))
     except Unknown:
         return None, False
-    tokenizer, text = champion_checkpoint(config.model), config.validation.text_field
-    cluster = unqualified(config.cluster)
-    return measure_drift(accepted, before, config.revalidation.drift, tokenizer, text, on=cluster), False
+    text, cluster = config.validation.text_field, unqualified(config.cluster)
+    return measure_drift(accepted, before, config.revalidation.drift, checkpoint, text, on=cluster), False
 
 
-def measured(store: Store, validation: Validation, config: RevalidateConfig) -> tuple[Evaluation | None, str]:
+def measured(
+    store: Store, checkpoint: Checkpoint, validation: Validation, config: RevalidateConfig
+) -> tuple[Evaluation | None, str]:
     """The champion's checkpoint on the held-out split of the data; None, and why, where that is too small."""
     fewest = config.evaluation.min_documents
     held = _held_out(store, validation)
@@ -170,15 +183,12 @@ def measured(store: Store, validation: Validation, config: RevalidateConfig) -> 
         held = int(tokens.metrics["heldout_documents"])
     if held < fewest:
         return None, f"{held} documents held out, and a verdict needs evaluation.min_documents = {fewest}"
-    checkpoint = champion_checkpoint(config.model)
-    assert isinstance(checkpoint, Checkpoint), "a champion was exported from a checkpoint"
     return evaluate(checkpoint, tokens, config.evaluation, on=unqualified(config.cluster)), ""
 
 
 def service_of(run: Lifecycle, champion: Model, config: ServiceConfig) -> dict[str, Any] | None:
     """What is unusual in the answers of endpoints since the last revalidation; None where none writes them down."""
-    since = last_looked_at(run.store, champion.name)
-    assert since is not None, "there is a champion"
+    since = answers_judged(run.store, champion.ref, fewest=config.min_requests)
     told = (anomalies(run.home, name, since=since, config=config) for name in serving(run.home, champion.ref))
     return min((each for each in told if each), key=lambda each: GRAVEST.index(each["verdict"]), default=None)
 

@@ -41,12 +41,13 @@ def concluded(
         "bits_per_byte": scores.metrics["bits_per_byte"] if scores else None,
         "bits_per_byte_at_promotion": promoted.metrics["bits_per_byte"] if promoted else None,
     }
+    answers = (told["service"] or {}).get("requests", 0)
     run.results["revalidation"] = {**kept, "evidence": str(folder / PAGE)}
     run.results["evidence"] = evidence_markdown(told)
     run.results.setdefault("tags", {})["headway.verdict"] = told["verdict"]
     _attach(run, folder)
     say(run.home, told, result.ref)
-    noted = {**kept, "dataset": told["dataset"], "flow_run": (run.flow_run or {}).get("url")}
+    noted = {**kept, "dataset": told["dataset"], "flow_run": (run.flow_run or {}).get("url"), "answers": answers}
     note_revalidation(run.journal, result.name, noted)
 
 

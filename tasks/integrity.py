@@ -120,7 +120,7 @@ def _remedy(ref: str, wrong: list[Finding]) -> str:
         return remedy_for(ref)
     try:
         return f"It must not be served until it is mended. {remake(find(current().store, *parse_ref(ref)))}"
-    except HeadwayError:
+    except (HeadwayError, ValueError):
         return "It must not be served until it is mended. `headway restore` brings it back from a backup."
 
 

@@ -77,7 +77,7 @@ def verdict(
         found.data,
         drift_part(drifted, found),
         performance_part(measured, checks, found),
-        service_part(found.service),
+        service_part(found.service, looked_at=found.data.status == "passed"),
     )
     given = verdict_of(parts)
     window = window_of(given, dataset.ref, found.degraded_before, of=config.windows)
@@ -199,10 +199,11 @@ def performance_part(measured: Mapping[str, Any] | None, checks: tuple[Check, ..
     return Part(name="performance", status="failed" if failed else "passed", said=said, checks=checks)
 
 
-def service_part(told: Mapping[str, Any] | None) -> Part:
+def service_part(told: Mapping[str, Any] | None, *, looked_at: bool = True) -> Part:
     """What the answers of the endpoint say."""
     if told is None:
-        return Part(name="service", status="absent", said="no endpoint writes down what it answers")
+        said = "no endpoint writes down what it answers" if looked_at else "not looked at"
+        return Part(name="service", status="absent", said=said)
     found = told["verdict"] == "anomaly"
     moved = [column["title"] or column["name"] for column in told["columns"] if column["verdict"] == "anomaly"]
     requests = f"{told['requests']} requests since the last revalidation, {told['reference_requests']} before"

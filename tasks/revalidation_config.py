@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+import math
+
+from pydantic import Field, model_validator
 
 from tasks.settings import Fraction, Positive, Settings
 
@@ -23,6 +25,16 @@ class DriftConfig(Settings):
     seed: int = Field(1234, ge=0)
     """Of draws and splits."""
 
+    @model_validator(mode="after")
+    def _can_alarm(self) -> DriftConfig:
+        """The smallest p value that splits can give is one by their number."""
+        if self.false_alarm_rate * (self.splits + 1) < 1:
+            needed = math.ceil(1 / self.false_alarm_rate) - 1
+            raise ValueError(
+                f"drift.false_alarm_rate {self.false_alarm_rate:g} needs at least {needed} splits, not {self.splits}"
+            )
+        return self
+
 
 class PerformanceConfig(Settings):
     """The champion on updated data against itself at promotion. The limit of the whole is comparison's."""
@@ -36,7 +48,7 @@ class PerformanceConfig(Settings):
 class ServiceConfig(Settings):
     """What an endpoint answered since the last revalidation, against what it answered before."""
 
-    false_alarm_rate: float = Field(0.01, gt=0.0, le=0.5)
+    false_alarm_rate: float = Field(0.01, ge=0.001, le=0.5)
     """Share of unchanged windows that may be called an anomaly, over all columns together."""
     min_requests: Positive = 50
     """Fewest answers on either side that a verdict may rest on; with fewer it is `insufficient`."""

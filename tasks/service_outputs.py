@@ -82,8 +82,8 @@ def anomalies(
     if folder is None or not folder.is_dir():
         return None
     told = read(folder)
-    reference = [answer for answer in told if answer.time < (since if before is None else before)]
-    window = [answer for answer in told if answer.time >= since]
+    reference = [answer for answer in told if _ended(answer) < (since if before is None else before)]
+    window = [answer for answer in told if _ended(answer) >= since]
     return {"endpoint": endpoint, "model": record["model_ref"], "since": since, **compare(reference, window, config)}
 
 
@@ -96,7 +96,12 @@ def read(folder: Path) -> list[Answer]:
                 found.append(decoder.decode(line))
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
-    return sorted((answer for answer in found if not 400 <= answer.status < 500), key=lambda answer: answer.time)
+    return sorted((answer for answer in found if not 400 <= answer.status < 500), key=_ended)
+
+
+def _ended(answer: Answer) -> float:
+    """When it was written: an answer that was under way at a look belongs to the next window, however slow it is."""
+    return answer.time + answer.seconds
 
 
 def compare(reference: Sequence[Answer], window: Sequence[Answer], config: ServiceConfig) -> dict[str, Any]:
@@ -206,7 +211,7 @@ def _histograms(measure: Measure, old: Sequence[Answer], new: Sequence[Answer]) 
     sides = [_present(measure, side) for side in (old, new)]
     bins = np.linspace(0, 1, BINS + 1)[1:-1]
     edges = np.unique(np.quantile(sides[0] if len(sides[0]) else [0.0], bins, method="lower"))
-    labels = [f"up to {edge:.3g}" for edge in edges] + [f"over {edges[-1]:.3g}"]
+    labels = [f"up to {edge:.6g}" for edge in edges] + [f"over {edges[-1]:.6g}"]
     placed = (np.bincount(np.searchsorted(edges, side, "left"), minlength=len(labels)) for side in sides)
     before, now = (Counter(dict(zip(labels, map(int, counts), strict=True))) for counts in placed)
     return before, now

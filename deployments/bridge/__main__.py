@@ -35,10 +35,11 @@ def duties(home: Path, config: EventsConfig, ledger: Ledger) -> dict[str, Callab
     made: dict[str, Callable[[], Duty]] = {
         "dispatch": lambda: _part("dispatch").Dispatch(home, config, ledger).tick,
         "store": lambda: _part("stores").StoreHistory(home, ledger).tick,
+        # Also where nothing is watched any more: what had landed until then comes to an end.
+        "arrivals": lambda: _part("arrivals").Arrivals(home, config, ledger).tick,
     }
-    if config.folders or config.containers:
+    if config.folders:
         made["folders"] = lambda: _part("folders").Folders(home, config, ledger).tick
-        made["arrivals"] = lambda: _part("arrivals").Arrivals(home, config, ledger).tick
     if config.queues:
         made["queues"] = lambda: _part("queues").Queues(home, config, ledger).tick
     if config.webhook:

@@ -75,7 +75,7 @@ class Arrivals:
             except (Changed, FileNotFoundError) as error:
                 self._later(one.dataset, str(error), now + max(SHORTEST_WAIT_SECONDS, self.config.settle_seconds), 0)
             except (HeadwayError, OSError, ValueError) as error:
-                self._later(one.dataset, str(error), now + min(LONGEST_WAIT_SECONDS, 2.0**tries), tries + 1)
+                self._later(one.dataset, str(error), now + min(LONGEST_WAIT_SECONDS, 2.0 ** min(tries, 10)), tries + 1)
             else:
                 self._again.pop(one.dataset, None)
                 self._said.pop(one.dataset, None)
@@ -170,6 +170,12 @@ class Arrivals:
         """Try again; the reason is said once."""
         if self._said.get(dataset) != why:
             log.warning("dataset/%s is published later: %s", dataset, why)
+            waits = (
+                "UPDATE events SET reason = ? WHERE name = 'data.arrived' AND status = 'accepted' AND became IS NULL"
+                " AND subject = ?"
+            )
+            with self.ledger.transaction() as db:
+                db.execute(waits, (redact(f"not yet: {why}")[:2048], f"dataset/{dataset}"))
         self._said[dataset], self._again[dataset] = why, (due, tries)
 
 

@@ -11,6 +11,7 @@ import json
 import logging
 import sqlite3
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ LOOK_SECONDS = 15.0
 FOLLOW_SECONDS = 3.0
 """Time between two looks at flow runs that are at work."""
 PRUNE_SECONDS = 600.0
+MOST_AT_ONCE = 20
+"""Batches of one trigger that are open at once: a sender that invents subjects starts no more runs than that."""
 
 
 class Dispatch:
@@ -47,8 +50,8 @@ class Dispatch:
     def tick(self, now: float) -> None:
         """One turn. Raises httpx.HTTPError while Prefect does not answer; what waits goes on waiting."""
         batches.route(self.ledger, self._wanted_by, self.routes.keys())
-        if not 0 <= now - self._pruned < PRUNE_SECONDS:
-            batches.prune(self.ledger)
+        due = not 0 <= now - self._pruned < PRUNE_SECONDS
+        if due and not batches.prune(self.ledger):  # what is left goes at the next turns, so that nobody waits for long
             self._pruned = now
         self._with_prefect(now)
 
@@ -62,8 +65,10 @@ class Dispatch:
                 self._look(client, now)
             for batch in opened:
                 self._follow(client, batch, now)
+            at_work = Counter(batch.trigger for batch in batches.open_batches(self.ledger))
             for trigger, subject in waiting:
-                self._start(client, self.routes[trigger], subject, now)
+                if at_work[trigger] < MOST_AT_ONCE:
+                    at_work[trigger] += self._start(client, self.routes[trigger], subject, now)
             self._tell()
 
     def _opened(self, now: float) -> list[Batch]:
@@ -83,20 +88,20 @@ class Dispatch:
         self._switched = switched(client, list(self.routes)) if self.routes else {}
         self._looked = now
 
-    def _start(self, client: Any, route: Route, subject: str, now: float) -> None:
-        """Make one batch of all that wait, and send it, unless something keeps it."""
+    def _start(self, client: Any, route: Route, subject: str, now: float) -> bool:
+        """Make one batch of all that wait, and send it, unless something keeps it; whether one was made."""
         from prefect.exceptions import ObjectNotFound
 
         cooldown = route.trigger.cooldown_minutes * 60
         with self.ledger.snapshot() as db:
             kept = batches.held(db, route.name, subject, cooldown, now)
         if kept or self._switched.get(route.name) != "on":
-            return
+            return False
         try:
             standard = client.read_deployment_by_name(route.trigger.start).parameters.get("dataset", "")
         except ObjectNotFound:
             self._problems[route.name] = f"there is no deployment {route.trigger.start}: `headway up` registers it"
-            return
+            return False
         self._problems.pop(route.name, None)
         batch = batches.make_batch(
             self.ledger,
@@ -109,6 +114,7 @@ class Dispatch:
         )
         if batch is not None:
             self._send(client, batch, now)
+        return batch is not None
 
     def _send(self, client: Any, batch: Batch, now: float) -> None:
         from deployments.triggers import DUE
@@ -136,15 +142,17 @@ class Dispatch:
             batches.note_ended(self.ledger, batch, found.outcome, now)
             logging.info("%s: flow run %s ended: %s", batch.id, found.flow_run, found.outcome)
         elif found.state in ("none", "lost"):
-            if batch.trigger not in self.routes:
-                batches.note_ended(self.ledger, batch, "not started: its trigger is gone", now)
-            elif self._patience_is_over(batch, now):
+            if not self._patience_is_over(batch, now):
+                return
+            if batch.trigger in self.routes:
                 self._send(client, batch, now)
+            else:
+                batches.note_ended(self.ledger, batch, "not started: its trigger is gone", now)
 
     def _patience_is_over(self, batch: Batch, now: float) -> bool:
-        if self._switched.get(batch.trigger) != "on":
+        if batch.trigger in self.routes and self._switched.get(batch.trigger) != "on":
             return False
-        patience = min(AGAIN_SECONDS * 2 ** max(batch.attempts - 1, 0), AT_MOST_SECONDS)
+        patience = min(AGAIN_SECONDS * 2.0 ** min(max(batch.attempts - 1, 0), 10), AT_MOST_SECONDS)
         return batch.started is None or not 0 <= now - batch.started < patience
 
     def _tell(self) -> None:

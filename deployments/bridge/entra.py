@@ -78,7 +78,15 @@ class _Published:
         self._why = ""
 
     def key(self, key_id: str) -> tuple[str, Any]:
-        """The issuer, and its key of that id; asks the authority where that is due. Raises NotTaken and Unable."""
+        """The issuer, and its key of that id; asks the authority where that is due. Raises NotTaken and Unable.
+
+        A key that still counts is given at once, and asked for again beside that: an authority that hangs keeps nobody.
+        """
+        known, now = self._keys.get(key_id), time.monotonic()
+        if known is not None and now - self._had < COUNT_SECONDS:
+            if self._stale(now) and not self._lock.locked():
+                threading.Thread(target=self._refresh, daemon=True).start()
+            return self._issuer, known
         with self._lock:
             now = time.monotonic()
             due = key_id not in self._keys or now - self._had > FRESH_SECONDS
@@ -94,12 +102,21 @@ class _Published:
             # It may be a new key: a sender that is told 401 now would drop its event.
             raise Unable("a token names a key that is not known yet", retry_after=self._asked + AGAIN_SECONDS - now)
 
+    def _stale(self, now: float) -> bool:
+        return now - self._had > FRESH_SECONDS and now - self._asked >= AGAIN_SECONDS
+
+    def _refresh(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if self._stale(now):
+                self._ask(now)
+
     def _ask(self, now: float) -> None:
         self._asked = now
         try:
             self._issuer, self._keys = self._fetch()
         except (httpx.HTTPError, ValueError, KeyError, TypeError, jwt.PyJWTError) as error:
-            self._why = f"{type(error).__name__}: {error}"
+            self._why, self._asked = f"{type(error).__name__}: {error}", time.monotonic()
         else:
             self._had, self._why = now, ""
 
@@ -125,7 +142,7 @@ def _form(token: str) -> tuple[str, str]:
         raise NotTaken(401, "the token is not signed with RS256")
     if not isinstance(header.get("kid"), str):
         raise NotTaken(401, "the token names no key")
-    if version not in FORMS:
+    if not isinstance(version, str) or version not in FORMS:
         raise NotTaken(401, "the token is of no version that is known")
     return version, header["kid"]
 

@@ -103,6 +103,9 @@ class _Watch:
         found = look(self.root, self.folder.include)
         self._say(found.problems)
         self._tell(self._settled(found.files, now))
+        if not found.problems:  # what is gone is known by the ledger
+            there = {_shown(path) for path in found.files}
+            self._told = {path: stamp for path, stamp in self._known().items() if path in there}
         took = time.perf_counter() - began
         self._next = now + min(LONGEST_REST_SECONDS, took / SHARE)
 

@@ -76,17 +76,6 @@ class Told(NamedTuple):
         return self._said("url")
 
     @property
-    def etag(self) -> str:
-        """What it says that the blob's ETag was."""
-        return self._said("eTag")
-
-    @property
-    def size(self) -> int | None:
-        """What it says that the blob's bytes were."""
-        size = self.data.get("contentLength")
-        return size if isinstance(size, int) and not isinstance(size, bool) else None
-
-    @property
     def handshake(self) -> str:
         """The code that Event Grid wants to hear again before it sends; empty for every other event."""
         return self._said("validationCode") if self.type == VALIDATION else ""

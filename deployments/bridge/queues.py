@@ -66,7 +66,7 @@ class _Pace:
         if self.said != error.message:
             log.warning("%s. %s It is tried again; nothing is lost.", error.message, error.remedy)
         self.said, self.failures = error.message, self.failures + 1
-        self.due = now + min(LONGEST_WAIT_SECONDS, 2.0 ** (self.failures - 1))
+        self.due = now + min(LONGEST_WAIT_SECONDS, 2.0 ** min(self.failures - 1, 10))
 
 
 class Queues:
@@ -100,9 +100,15 @@ class Queues:
         """One transaction for all events, then the notes, then the messages are deleted. Raises Missing."""
         read = _Reading(self.config).all(messages)
         self.ledger.receive_all([event for one in read for event in one.events])
-        done = [one.message for one in read if not one.away and self._settled(queue, one)]
-        _each(lambda message: _delete(queue, message), done)
+        done: list[QueueMessage] = []
         away = next((one.away for one in read if one.away), None)
+        for one in read:
+            try:
+                if not one.away and self._settled(queue, one):
+                    done.append(one.message)
+            except HeadwayError as error:  # it cannot be set aside; the others are done all the same
+                away = away or error
+        _each(lambda message: _delete(queue, message), done)
         if away:
             raise away
 

@@ -56,7 +56,7 @@ def _name(trigger: TriggerConfig) -> str:
     """Readable, and apart from that of every other trigger."""
     subject = [] if trigger.subject == "*" else [trigger.subject]
     words = "-".join(_slug(part) for part in (trigger.event, *subject, trigger.start))
-    odd = [trigger.subject] if re.search(r"[^a-z0-9/.-]", trigger.subject.removesuffix("*")) else []
+    odd = [trigger.subject] if trigger.subject != "*" and re.search(r"[^a-z0-9/.-]", trigger.subject) else []
     differs = [*odd, trigger.dataset, *trigger.set]
     return f"{words}-{digest(differs)[:6]}" if any(differs) else words
 

@@ -80,5 +80,7 @@ def _variable(reference: str) -> bytes:
     name = reference.removeprefix("env:")
     value = os.fsencode(os.environ.get(name, "")).strip()
     if not value:
-        raise Unable(f"the variable {name} is not set where the bridge runs")
+        raise Unable(
+            f"the variable {name} is not set where the bridge runs: export it, then `headway down` and `headway up`"
+        )
     return value

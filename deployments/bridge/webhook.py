@@ -45,9 +45,9 @@ class Webhook:
         self._answers = Answers(config, self._intake, self._notes)
         self._server = _server(self._answers, self._notes)
         self._thread = threading.Thread(target=self._server.run, args=([listener],), name="webhook", daemon=True)
+        process.write_json(noted, {"url": self.url, "port": self._port, "since": time.time()})
         self._intake.start()
         self._thread.start()
-        process.write_json(noted, {"url": self.url, "port": self._port, "since": time.time()})
 
     def stop(self) -> None:
         """Answer what is under way, and end; the port is kept for the next time."""
@@ -65,7 +65,12 @@ def start(home: Path, config: EventsConfig, ledger: Ledger) -> Webhook | None:
         return None
     noted = home / "events" / "webhook.json"
     noted.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return Webhook(noted, _listen(config.webhook, (process.read_json(noted) or {}).get("port")), config, ledger)
+    listener = _listen(config.webhook, (process.read_json(noted) or {}).get("port"))
+    try:
+        return Webhook(noted, listener, config, ledger)
+    except OSError:  # the disk is full: the next turn needs the port
+        listener.close()
+        raise
 
 
 def _listen(config: WebhookConfig, last: int | None) -> socket.socket:

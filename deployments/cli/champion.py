@@ -7,7 +7,7 @@ from typing import Any
 from deployments.cli.configuration import validated, with_settings
 from tasks.artifacts import parse_ref
 from tasks.config import RevalidateConfig
-from tasks.errors import Unknown
+from tasks.errors import IntegrityError, Unknown
 from tasks.redaction import require_no_secrets
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, learnt_from
@@ -26,7 +26,7 @@ def of_champion(model: str, data: str, overrides: list[str]) -> dict[str, Any]:
     if ref is None:
         known = ", ".join(champions(store)) or "none yet: `headway retrain` makes one"
         raise Unknown(f"model/{model} has no champion", remedy=f"Models that have one: {known}.")
-    made_with = find(store, *parse_ref(ref)).provenance.config or {}
+    made_with = _made_with(store, ref)
     part = {key: value for key, value in made_with.items() if key in RevalidateConfig.model_fields}
     value = with_settings({**part, "model": model}, overrides)
     config = validated(RevalidateConfig, value, f"that {ref[:-52]} was made with")
@@ -35,9 +35,20 @@ def of_champion(model: str, data: str, overrides: list[str]) -> dict[str, Any]:
     return told
 
 
+def _made_with(store: Store, ref: str) -> dict[str, Any]:
+    """The configuration of a champion; the defaults where its manifest is gone or changed: the flow then says so."""
+    try:
+        return find(store, *parse_ref(ref)).provenance.config or {}
+    except (IntegrityError, Unknown, ValueError):
+        return {}
+
+
 def _own_data(store: Store, ref: str) -> str:
     """The name of the dataset that a model learnt from: a name means its newest version."""
-    data = learnt_from(store, ref)
+    try:
+        data = learnt_from(store, ref)
+    except (IntegrityError, ValueError):
+        data = None
     if data is None:
         raise Unknown(f"nobody knows what {ref} learnt from", remedy="Name the dataset: --data NAME.")
     return parse_ref(data)[1]

@@ -27,6 +27,8 @@ app = typer.Typer(help="What came, what it caused, and what was refused and why.
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; with -f, one a line.")]
 EVERY_SECONDS = 1.0
 FOLLOWED = 500
+ALL = -1
+"""SQLite's word for no limit."""
 """Events behind the newest whose changes are still told."""
 
 
@@ -132,15 +134,20 @@ def _nothing(event: dict[str, Any]) -> str:
 def _follow(home: Path, limit: int, as_json: bool) -> None:
     """Tell what comes and what changes until somebody presses Ctrl-C."""
     shown: dict[int, str] = {}
-    first = True
+    first, newest = True, 0
     try:
         while True:
-            for event in told(home, limit=limit if first else FOLLOWED):
+            found = told(home, limit=limit if first else FOLLOWED)
+            if not first and found and found[0]["number"] > newest + 1:  # a burst: more came than are looked at again
+                found = told(home, limit=ALL, after=newest)
+            for event in found:
                 text = json.dumps(event) if as_json else line(event)
-                fresh = not shown or event["number"] in shown or event["number"] > max(shown)
-                if (first or fresh) and shown.get(event["number"]) != text:
+                fresh = first or event["number"] in shown or event["number"] > newest
+                if fresh and shown.get(event["number"]) != text:
                     print(text, flush=True)
                     shown[event["number"]] = text
+            newest = max([newest, *(event["number"] for event in found)])
+            shown = dict(sorted(shown.items())[-FOLLOWED:])
             first = False
             time.sleep(EVERY_SECONDS)
     except KeyboardInterrupt:
@@ -216,7 +223,7 @@ def _by_hand(home: Path, name: str, subject: str, object_: str, data: list[str],
         subject=subject,
         source=f"hand/{actor().name}",
         identity=str(uuid4()),
-        object=_known_object(home, object_),
+        object=_known_object(home, subject, object_),
         occurred=time.time(),
         channel="hand",
         data=told,
@@ -247,13 +254,16 @@ def _known_subject(home: Path, name: str, subject: str) -> None:
         find(open_store(home), kind, known)
 
 
-def _known_object(home: Path, object_: str) -> str:
-    """The whole reference of a version that is there."""
+def _known_object(home: Path, subject: str, object_: str) -> str:
+    """The whole reference of a version of the subject that is there."""
     from tasks.artifacts import parse_ref
     from tasks.storage import open_store
     from tasks.storage.store import find
 
-    return find(open_store(home), *parse_ref(object_)).ref if object_ else ""
+    found = find(open_store(home), *parse_ref(object_)).ref if object_ else ""
+    if found and not found.startswith(f"{subject}@"):
+        raise ValueError(f"--object {object_} is no version of {subject}: name {subject}@VERSION")
+    return found
 
 
 def _pair(text: str) -> tuple[str, str]:

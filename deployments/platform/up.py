@@ -7,7 +7,6 @@ its own file here; what is deployed is deployments/catalogue.py.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -20,7 +19,7 @@ from deployments.platform import bridge, checks, mlflow_server, prefect_server, 
 from deployments.platform.down import STOPPED
 from deployments.settings import PlatformConfig, kept
 from tasks.errors import Missing
-from tasks.process import locked
+from tasks.process import locked, write_text
 
 WORKER_SECONDS = 60.0
 Say = Callable[[str], None]
@@ -33,7 +32,7 @@ def settings(home: Path, source: Path | None = None) -> PlatformConfig:
         catalogue(config)
         home.mkdir(parents=True, exist_ok=True)
         if source.resolve() != kept(home).resolve():
-            shutil.copyfile(source, kept(home))
+            write_text(kept(home), source.read_text(encoding="utf-8"))
         return config
     return load_file(PlatformConfig, kept(home)) if kept(home).exists() else PlatformConfig()
 

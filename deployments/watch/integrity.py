@@ -46,13 +46,15 @@ class Integrity:
                 self._look_at(store, model)
             except AWAY as error:
                 failed.append(error)
-        for model in standing(self.home).keys() - models:
+        for model in standing(self.home).keys() - watched(self.home, store):
             forget(self.home, model)
         if failed:
             raise failed[0]
 
     def _look_at(self, store: Store, model: str) -> None:
         found = findings(self.home, store, model)
+        if found:  # reading takes long: it may be mended by now
+            found = findings(self.home, store, model)
         stopped = act_on(self.home, store, model, found, source=SOURCE)
         if found:
             logging.warning("%s is not what was signed: %s", model, told(found))

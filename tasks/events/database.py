@@ -73,7 +73,8 @@ class Database:
         try:
             yield db
         except BaseException:
-            db.execute("ROLLBACK")
+            if db.in_transaction:  # SQLite ends it by itself when the disk is full
+                db.execute("ROLLBACK")
             raise
         db.execute("COMMIT")
 

@@ -35,7 +35,7 @@ def last_revalidated(store: Store, model: str) -> float | None:
     if champion is None:
         return None
     passed = (each["time"] for each in revalidations(store, model) if each["passed"] and _is_of(each, champion))
-    return float(next(passed, champion["time"]))
+    return float(max(next(passed, 0.0), champion["time"]))
 
 
 def last_looked_at(store: Store, model: str) -> float | None:
@@ -43,18 +43,36 @@ def last_looked_at(store: Store, model: str) -> float | None:
     champion = _champion(store, model)
     if champion is None:
         return None
-    return float(
-        next((each["time"] for each in revalidations(store, model) if _is_of(each, champion)), champion["time"])
+    looked = (each["time"] for each in revalidations(store, model) if _is_of(each, champion))
+    return float(max(next(looked, 0.0), champion["time"]))
+
+
+def answers_judged(store: Store, champion: str, *, fewest: int) -> float:
+    """Until when a champion's answers were looked at: its newest revalidation that had enough of them, else its promotion.
+
+    Windows that were too small grow together, and answers that nobody judged never become what is usual.
+    """
+    crowned = _champion(store, parse_ref(champion)[1]) or {"time": 0.0}
+    enough = (
+        each["time"]
+        for each in revalidations(store, parse_ref(champion)[1])
+        if each["champion"] == champion and each.get("answers", 0) >= fewest
     )
+    return float(max(next(enough, 0.0), crowned["time"]))
 
 
 def degraded_in_a_row(store: Store, champion: str) -> tuple[str, ...]:
     """References of the datasets on which a champion was found degraded since it was last found valid, oldest first.
 
-    The same data twice counts once; a verdict that is neither says nothing and is passed over.
+    The same data twice counts once; a verdict that is neither says nothing and is passed over. What was found before it became
+    champion again, after a rollback, does not count.
     """
     found: list[str] = []
+    crowned = _champion(store, parse_ref(champion)[1])
+    since = crowned["time"] if crowned and crowned["target"] == champion else 0.0
     for noted in revalidations(store, parse_ref(champion)[1]):
+        if noted["time"] < since:
+            break
         if noted["champion"] != champion or noted["verdict"] not in ("valid", "degraded"):
             continue
         if noted["verdict"] == "valid":

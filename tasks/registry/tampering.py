@@ -43,13 +43,19 @@ class Finding(Value):
 def findings(home: Path, store: Store, model: str) -> list[Finding]:
     """Every place where the files of a model (its whole reference) are not what was signed. Every byte is read, once a place.
 
-    A manifest that is gone or was edited, its schema too, is a finding as well.
+    A manifest that is gone or was edited, its schema too, is a finding as well, and so is every endpoint that serves from it:
+    nobody can say what its files should be.
     """
     try:
         manifest, problems = problems_of(store, model, keys=home / "keys")
     except (Unknown, IntegrityError, ValueError) as error:
         lost = Problem(path="manifest.json", problem="signature", expected="as it was signed", actual=str(error))
-        return [Finding(where=STORE, place=store.uri, problems=(lost,))]
+        unproven = [
+            Finding(where=f"endpoint/{name}", place=str(served.folder), problems=(lost,))
+            for name, served in serving(home, model).items()
+            if served.running
+        ]
+        return [Finding(where=STORE, place=store.uri, problems=(lost,)), *unproven]
     there = [Finding(where=STORE, place=store.uri_of(manifest), problems=tuple(problems))] if problems else []
     return there + _where_served(home, store, manifest, stored=problems)
 
@@ -66,6 +72,8 @@ def _where_served(home: Path, store: Store, model: Manifest, *, stored: list[Pro
         if served.running or served.folder.exists():  # a cache may be deleted while nobody serves from it
             here = stored is not None and _is_stored_in(store, model, served.folder)
             problems = stored if here and stored is not None else check(served.folder, model.content.files)
+            if not served.running:  # a cache that is being filled is not all there yet
+                problems = [problem for problem in problems if problem.problem != "missing"]
             problems = problems + _handed_otherwise(served, model)
             if problems:
                 found.append(Finding(where=f"endpoint/{name}", place=str(served.folder), problems=tuple(problems)))
@@ -84,7 +92,12 @@ def _is_stored_in(store: Store, model: Manifest, folder: Path) -> bool:
 
 
 def _handed_otherwise(served: ServedFrom, model: Manifest) -> list[Problem]:
-    """A server that starts again checks its files against what it was handed: that must be what was signed."""
+    """A server that starts again checks its files against what it was handed: that must be what was signed.
+
+    One that an older release started was handed nothing: its files are compared with the manifest all the same.
+    """
+    if not served.files:
+        return []
     if [dict(file) for file in served.files] == [file.model_dump() for file in model.content.files]:
         return []
     return [Problem(path="serve.json", problem="sha256", expected="the digests of the manifest")]

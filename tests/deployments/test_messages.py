@@ -51,7 +51,7 @@ def ours(name: str, **said) -> Told:
 def test_event_grid_schema_is_read_one_or_many():
     (one,) = read_events(body(GRID))
     assert (one.source, one.identity, one.type) == (TOPIC, GRID["id"], "Microsoft.Storage.BlobCreated")
-    assert (one.url, one.etag, one.size) == (GRID["data"]["url"], "0x8D4BCC2E4835CD0", 524288)
+    assert one.url == GRID["data"]["url"]
     assert one.occurred == pytest.approx(1498502460.95841)
     assert len(read_events(body([GRID, {**GRID, "id": "2", "unknown": {"deep": [1]}}]))) == 2
 

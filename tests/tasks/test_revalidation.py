@@ -1,15 +1,30 @@
 """Which word a verdict is, when windows count, and when a model is said to be degraded: the rules alone, without a run."""
 
+import time
+
 import pytest
 
 from tasks.artifacts import Check
 from tasks.registry.journal import StoreJournal
-from tasks.registry.revalidations import degraded_in_a_row, last_looked_at, last_revalidated, note_revalidation
+from tasks.registry.revalidations import (
+    answers_judged,
+    degraded_in_a_row,
+    last_looked_at,
+    last_revalidated,
+    note_revalidation,
+)
 from tasks.revalidation import Found, Part, acts, drift_part, performance_part, service_part, verdict_of, window_of
 from tasks.storage.local import LocalStore
 
 PASSED = {name: "passed" for name in ("integrity", "data", "drift", "performance", "service")}
 SOUND = Part(name="integrity", status="passed", said="")
+
+
+def crown(store, since):
+    """Make the model champion, as a document of the store; over what it said before."""
+    key, told = "refs/m/champion.json", f'{{"target": "model/m@1111aaaa", "time": {since}, "inputs": []}}'.encode()
+    before = store.read(key)
+    assert store.replace(key, told, etag=before.etag) if before else store.create(key, told)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +66,7 @@ def test_a_window_is_other_data_and_only_a_new_one_acts(given, data, before, num
 
 def test_what_was_degraded_in_a_row_ends_with_a_valid_one_and_is_of_one_champion(tmp_path):
     store = LocalStore(tmp_path)
-    store.create("refs/m/champion.json", b'{"target": "model/m@1111aaaa", "time": 5.0, "inputs": []}')
+    crown(store, 5.0)
     journal = StoreJournal(store)
 
     def note(verdict, dataset, champion="model/m@1111aaaa"):
@@ -66,8 +81,27 @@ def test_what_was_degraded_in_a_row_ends_with_a_valid_one_and_is_of_one_champion
     note("degraded", "g")
     assert degraded_in_a_row(store, "model/m@1111aaaa") == ("c", "g")
     assert last_looked_at(store, "m") > last_revalidated(store, "m") > 5.0
-    journal.append("revalidations/m", {"champion": "model/m@1111aaaa", "passed": False, "dataset": "h", "time": 1.0})
+    journal.append("revalidations/m", {"champion": "model/m@1111aaaa", "passed": False, "dataset": "h", "time": 6.0})
     assert degraded_in_a_row(store, "model/m@1111aaaa") == ("c", "g", "h")  # a note of a release without verdicts
+    crown(store, time.time() + 1)  # champion again, after a rollback: it starts anew
+    assert degraded_in_a_row(store, "model/m@1111aaaa") == ()
+    assert last_looked_at(store, "m") == last_revalidated(store, "m") > time.time()
+
+
+def test_answers_count_as_judged_only_where_there_were_enough(tmp_path):
+    store = LocalStore(tmp_path)
+    crown(store, 5.0)
+    journal = StoreJournal(store)
+
+    def judged():
+        return answers_judged(store, "model/m@1111aaaa", fewest=50)
+
+    note_revalidation(journal, "m", {"champion": "model/m@1111aaaa", "passed": True, "answers": 40})
+    assert judged() == 5.0, "too few: they go on counting to the next window"
+    note_revalidation(journal, "m", {"champion": "model/m@1111aaaa", "passed": True, "answers": 50})
+    assert judged() > 5.0
+    note_revalidation(journal, "m", {"champion": "model/m@2222bbbb", "passed": True, "answers": 50})
+    assert judged() < time.time()
 
 
 def test_parts_that_were_not_measured_say_why():
