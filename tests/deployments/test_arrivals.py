@@ -102,7 +102,9 @@ def test_a_dropped_file_becomes_one_version_and_one_event(watched, tmp_path):
     (watched / "a.jsonl").write_bytes(lines(3))
     (watched / "half.jsonl.part").write_bytes(lines(1)[:9])
     stand.tick_until(stand.settled)
-    ticking(*stand.parts, until_done=lambda: rows(stand.ledger, status="duplicate") or None)
+    time.sleep(1.1)  # the store is looked at once more
+    for part in stand.parts:
+        part.tick(time.time())
     (manifest,) = stand.versions()
     (event,) = stand.published()
     (arrived,) = rows(stand.ledger, name="data.arrived")
@@ -112,7 +114,7 @@ def test_a_dropped_file_becomes_one_version_and_one_event(watched, tmp_path):
     assert manifest.provenance.model_extra["sources"] == {"a.jsonl": [str(watched / "a.jsonl")]}
     noted = next(entry for entry in entries(stand.store) if entry.action == "publish dataset")
     assert (noted.who, noted.what) == ("bridge", manifest.ref)
-    assert rows(stand.ledger, name="dataset.published", status="duplicate")[0]["of"] == event["number"]
+    assert rows(stand.ledger, status="duplicate") == []
 
 
 def test_three_thousand_files_at_once_are_one_version(watched, tmp_path):

@@ -136,6 +136,28 @@ def test_a_changed_file_is_found_within_a_period_told_once_and_served_no_more_un
     assert endpoint_of(home, "api").observe() is None
 
 
+def test_a_changed_manifest_stops_what_serves_from_it_for_nobody_can_say_what_its_files_should_be(home, exported):
+    model = crown(home, exported)
+    serve(home, model)
+    flip(stored(home, model) / "model.onnx.data")
+    manifest = stored(home, model).parent / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"kind": "model"', '"kind": "tokens"'))
+    look(home)
+    assert "manifest.json" in standing(home)[model.ref]["said"]
+    assert endpoint_of(home, "api").observe() is None
+
+
+def test_an_endpoint_that_an_older_release_started_is_looked_at_by_its_bytes_alone(home, exported):
+    model = crown(home, exported)
+    serve(home, model)
+    handed = endpoint_of(home, "api").folder / "servers"
+    (path,) = handed.glob("*/serve.json")
+    write_json(path, {key: value for key, value in read_json(path).items() if key != "files"})
+    assert findings(home, open_store(home), model.ref) == []
+    flip(stored(home, model) / "model.onnx.data")
+    assert {one.where for one in findings(home, open_store(home), model.ref)} == {"store", "endpoint/api"}
+
+
 def test_what_an_endpoint_serves_from_is_looked_at_where_it_lies(home, exported, tmp_path):
     model = crown(home, exported)
     copy = shutil.copytree(exported, tmp_path / "cache")

@@ -105,6 +105,7 @@ REQUESTS = {
     "no application": (lambda: bearer(token(azp=None)), 403, "not listed"),
     "application in the other version's claim": (lambda: bearer(token(azp=None, appid=EVENT_GRID)), 403, "not listed"),
     "unknown version": (lambda: bearer(token(ver="3.0")), 401, "no version"),
+    "a version that is no word": (lambda: bearer(token(ver=[])), 401, "no version"),
     "alg none": (lambda: bearer(forged({"alg": "none", "kid": "first"})), 401, "RS256"),
     "alg None": (lambda: bearer(forged({"alg": "None", "kid": "first"})), 401, "RS256"),
     "RS256 without a signature": (lambda: bearer(forged({"alg": "RS256", "kid": "first"})), 401, "signature is not right"),
