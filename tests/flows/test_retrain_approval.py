@@ -26,7 +26,7 @@ def start(home, revalidation, **arguments):
     cause = make_batch(home.path, "model.degraded", "model/tiny", dataset=revalidation["ref"])
     told = {"flow": "retrain", "dataset": "tiny", "cause": cause, "set": ASKING, **arguments}
     return subprocess.Popen(
-        [sys.executable, str(CAUSED), json.dumps(told)],
+        [sys.executable, "-P", str(CAUSED), json.dumps(told)],
         env=home.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -220,7 +220,7 @@ def caused(home, **arguments):
     """A run that events asked for, to its end: its final state."""
     told_ = {"flow": "revalidate", "dataset": "tiny", "set": [], **arguments}
     ran = subprocess.run(
-        [sys.executable, str(CAUSED), json.dumps(told_)], env=home.environment(), capture_output=True, text=True
+        [sys.executable, "-P", str(CAUSED), json.dumps(told_)], env=home.environment(), capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
