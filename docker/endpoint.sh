@@ -14,6 +14,7 @@ done
 [ -f "$MODEL_FOLDER/golden.json" ] || refuse "$MODEL_FOLDER holds no exported model (no golden.json): mount its files there"
 
 umask 077
-printf '{"model_folder": "%s", "model_ref": "%s", "port": %s, "threads": %s}\n' \
-    "$MODEL_FOLDER" "$MODEL_REF" "$PORT" "$THREADS" >"$HEADWAY_SERVE/serve.json"
+# Nobody hands the image digests of the mounted files: whoever mounts them verifies them before (headway verify).
+printf '{"model_folder": "%s", "model_ref": "%s", "files": null, "port": %s, "threads": %s, "outputs": "%s"}\n' \
+    "$MODEL_FOLDER" "$MODEL_REF" "$PORT" "$THREADS" "$HEADWAY_SERVE/outputs" >"$HEADWAY_SERVE/serve.json"
 exec "$@"

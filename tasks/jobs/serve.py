@@ -72,7 +72,9 @@ class Service:
         self.port = int(settings["port"])
         self.threads = int(settings["threads"])
         self.outputs = Outputs(Path(settings["outputs"]), self.server)
-        self._files = [FileEntry.model_validate(file) for file in settings["files"]]
+        # None: the image of docker/endpoint.Dockerfile serves a mounted folder that whoever mounted it has verified.
+        handed = settings["files"]
+        self._files = None if handed is None else [FileEntry.model_validate(file) for file in handed]
         self.ready = asyncio.Event()
         self.reason = ""
         """Why it will never be ready; empty while it loads and when it is."""
@@ -99,7 +101,7 @@ class Service:
         self.ready.set()
 
     def _require_intact(self) -> None:
-        problems = check(self.model_folder, self._files)
+        problems = [] if self._files is None else check(self.model_folder, self._files)
         if problems:
             said = ", ".join(f"{problem.path} ({problem.problem})" for problem in problems[:5])
             self.reason = f"the files of {self.model_ref} are not what was deployed: {said}"

@@ -266,14 +266,14 @@ def test_one_more_blob_is_one_more_fetch_and_a_gone_one_is_left_out(own, tmp_pat
     stand.arrive(own, *names)
     stand.tick_until(stand.settled)
     (copy,) = (stand.home / "events" / "blobs").iterdir()
-    before = {path.name: path.stat().st_ino for path in (copy / "files").iterdir()}
+    before = {path.name: path.stat().st_mtime_ns for path in (copy / "files").iterdir()}
     own.put("in/new.jsonl", lines(2))
     own.put("in/000.jsonl", lines(3))
     own.client.delete_blob("in/039.jsonl")
     stand.arrive(own, "in/new.jsonl", "in/000.jsonl")
     stand.tick_until(stand.settled)
-    after = {path.name: path.stat().st_ino for path in (copy / "files").iterdir()}
-    assert {name for name, inode in after.items() if before.get(name) != inode} == {"new.jsonl", "000.jsonl"}
+    after = {path.name: path.stat().st_mtime_ns for path in (copy / "files").iterdir()}
+    assert {name for name, written in after.items() if before.get(name) != written} == {"new.jsonl", "000.jsonl"}
     newest = stand.versions()[0]
     assert "039.jsonl" not in {file.path for file in newest.content.files}
     assert newest.provenance.metrics["documents"] == 38 + 2 + 3
