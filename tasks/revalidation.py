@@ -95,19 +95,7 @@ def verdict(
         "window": window,
         "acts": acts(given, dataset.ref, found.degraded_before, of=config.windows),
     }
-    with scratch() as folder:
-        (folder / FILE).write_text(json.dumps(told, indent=1))
-        write_evidence(folder, told)
-        figures(folder, told)
-        return publish(
-            folder,
-            Revalidation,
-            name=model.name,
-            metrics=_metrics(told, scores),
-            checks=_gate(parts),
-            subject=model,
-            verdict=given,
-        )
+    return _published(told, parts, model, scores)
 
 
 def verdict_of(parts: Sequence[Part]) -> Literal["valid", "degraded", "invalid", "unknown"]:
@@ -246,3 +234,20 @@ def _evaluated(scores: Evaluation) -> dict[str, Any]:
 
 def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _published(told: dict[str, Any], parts: Sequence[Part], model: Model, scores: Evaluation | None) -> Revalidation:
+    """`revalidation.json`, its page and its pictures, as the artifact that says the verdict."""
+    with scratch() as folder:
+        (folder / FILE).write_text(json.dumps(told, indent=1))
+        write_evidence(folder, told)
+        figures(folder, told)
+        return publish(
+            folder,
+            Revalidation,
+            name=model.name,
+            metrics=_metrics(told, scores),
+            checks=_gate(parts),
+            subject=model,
+            verdict=told["verdict"],
+        )

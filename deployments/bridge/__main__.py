@@ -16,15 +16,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
+from deployments.duties import Duty, take
 from deployments.event_settings import EventsConfig
 from deployments.platform import prefect_server, up
 from tasks.events.ledger import Ledger
 from tasks.redaction import clean_logs
 
 EVERY_SECONDS = 1.0
-Duty = Callable[[float], Any]
 
 
 def duties(home: Path, config: EventsConfig, ledger: Ledger) -> dict[str, Callable[[], Duty]]:
@@ -94,22 +93,8 @@ def _turns(name: str, begin: Callable[[], Duty]) -> None:
         duty(now)
 
     while True:
-        failing = _take(name, turn, failing)
+        failing = take(name, turn, failing)
         time.sleep(EVERY_SECONDS)
-
-
-def _take(name: str, duty: Duty, before: str) -> str:
-    """Do one duty; what goes wrong is said once, not every second. Returns what went wrong."""
-    try:
-        duty(time.time())
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        if said != before:
-            logging.exception("%s: %s", name, said)
-        return said
-    if before:
-        logging.info("%s: well again", name)
-    return ""
 
 
 if __name__ == "__main__":

@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from deployments.duties import Duty, take
 from deployments.platform import prefect_server, up
 from deployments.settings import PlatformConfig
 from tasks.redaction import clean_logs
 
 EVERY_SECONDS = 5.0
 SPOOLS_EVERY_SECONDS = 15.0
-Duty = Callable[[float], Any]
 
 
 def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
@@ -75,22 +75,8 @@ def main(home: Path) -> None:
     failing: dict[str, str] = {}
     while True:
         for name, duty in todo.items():
-            failing[name] = _take(name, duty, failing.get(name, ""))
+            failing[name] = take(name, duty, failing.get(name, ""))
         time.sleep(EVERY_SECONDS)
-
-
-def _take(name: str, duty: Duty, before: str) -> str:
-    """Do one duty; what went wrong is said once, not every five seconds. Returns what went wrong."""
-    try:
-        duty(time.time())
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        if said != before:
-            logging.exception("%s: %s", name, said)
-        return said
-    if before:
-        logging.info("%s: well again", name)
-    return ""
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ import pytest
 from answers import answers, broken, every
 from tiny_model import PROMPTS, export_tiny
 
+from deployments.duties import take
 from deployments.settings import PlatformConfig
-from deployments.watch.__main__ import _take, duties
+from deployments.watch.__main__ import duties
 from deployments.watch.anomalies import COOL_DOWN_SECONDS, EVERY_SECONDS, Anomalies, standing_anomalies
 from deployments.watch.background import LOWEST, Background
 from deployments.watch.integrity import Integrity
@@ -105,13 +106,13 @@ def test_a_changed_file_is_found_within_a_period_told_once_and_served_no_more_un
     config = PlatformConfig.model_validate({"events": {"integrity_minutes": PERIOD / 60}})
     duty = duties(home, config)["integrity"]
     for _ in range(3):
-        assert _take("integrity", duty, "") == ""
+        assert take("integrity", duty, "") == ""
         time.sleep(PERIOD)
     assert events(home, "model.tampered") == [] and complete(at.url, "def ", max_tokens=2)["model"] == model.ref
     flip(stored(home, model) / "model.onnx.data")
     deadline = time.monotonic() + 60
     while endpoint_of(home, "api").observe() and time.monotonic() < deadline:
-        assert _take("integrity", duty, "") == ""
+        assert take("integrity", duty, "") == ""
         time.sleep(0.05)
     with pytest.raises(Missing):
         complete(at.url, "def ", max_tokens=2)
