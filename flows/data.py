@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flows.inputs import accepted_before, datasets, resolve
 from tasks.artifacts import Tokenizer, Tokens, Validation, parse_ref, unqualified
-from tasks.config import ClusterConfig
+from tasks.cluster_config import ClusterConfig
 from tasks.data_config import PreprocessingConfig, ValidationConfig
 from tasks.lifecycle import current
 from tasks.preprocess import preprocess

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.config import ClusterConfig
+from tasks.cluster_config import ClusterConfig
 from tasks.errors import GateFailed
 
 KINDS = (
@@ -157,6 +157,8 @@ class Cluster(Value):
     """Bus bandwidth as nccl-tests define it, in 10^9 bytes a second."""
     qualification: str = ""
     """Reference of the qualification that vouches for it."""
+    config: ClusterConfig = ClusterConfig()
+    """How it is reached, and how jobs run on it."""
 
     @property
     def world_size(self) -> int:
@@ -176,6 +178,7 @@ def unqualified(config: ClusterConfig) -> Cluster:
         nodes=config.nodes,
         ranks_per_node=config.ranks_per_node,
         threads_per_rank=config.threads_per_rank,
+        config=config,
     )
 
 

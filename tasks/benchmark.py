@@ -15,7 +15,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.artifacts import Check, Cluster, Qualification, unqualified
-from tasks.config import BenchmarkConfig, ClusterConfig
+from tasks.cluster_config import ClusterConfig
+from tasks.config import BenchmarkConfig
 from tasks.errors import JobFailed
 from tasks.registry.records import Record, age_hours
 from tasks.settings import digest

@@ -1,7 +1,8 @@
 """Every setting, as one frozen tree of classes; one class a stage, handed to it and read back by its job.
 
 What does not live here: the base class and where state lies (tasks/settings.py), the sections of the two data stages
-(tasks/data_config.py), where files come from and how errors are printed (deployments/cli). See docs/configuration.md.
+(tasks/data_config.py) and of the cluster (tasks/cluster_config.py), where files come from and how errors are printed
+(deployments/cli). See docs/configuration.md.
 A field's docstring is its help text, in docs/configuration.md and in Prefect's form.
 """
 
@@ -11,28 +12,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from tasks.cluster_config import ClusterConfig
 from tasks.data_config import PreprocessingConfig, ValidationConfig
 from tasks.revalidation_config import RevalidationConfig
 from tasks.settings import Fraction, Name, Positive, Settings
-
-
-class ClusterConfig(Settings):
-    """Where jobs run."""
-
-    name: Name = "local"
-    """Name under which qualifications of this cluster are kept."""
-    backend: Literal["local"] = "local"
-    """What jobs are submitted to. This release has `local`: torchrun on this machine."""
-    nodes: Literal[1] = 1
-    """Machines a job."""
-    ranks_per_node: Positive = 2
-    """Processes a machine: one a GPU, or one a core."""
-    threads_per_rank: Positive = 1
-    """Threads that one rank may compute with."""
-
-    @property
-    def world_size(self) -> int:
-        return self.nodes * self.ranks_per_node
 
 
 class BenchmarkConfig(Settings):
@@ -230,12 +213,13 @@ class RetrainConfig(Settings):
 
     @model_validator(mode="after")
     def _batch_divides(self) -> RetrainConfig:
-        at_once = self.training.micro_batch_size * self.cluster.world_size
-        if self.training.global_batch_size % at_once:
-            raise ValueError(
-                f"training.global_batch_size {self.training.global_batch_size} must be a multiple of training.micro_batch_size"
-                f" x ranks = {self.training.micro_batch_size} x {self.cluster.world_size} = {at_once}"
-            )
+        for ranks in self.cluster.world_sizes:
+            at_once = self.training.micro_batch_size * ranks
+            if self.training.global_batch_size % at_once:
+                raise ValueError(
+                    f"training.global_batch_size {self.training.global_batch_size} must be a multiple of "
+                    f"training.micro_batch_size x ranks = {self.training.micro_batch_size} x {ranks} = {at_once}"
+                )
         return self
 
     _one_text = model_validator(mode="after")(_one_text_field)

@@ -27,8 +27,8 @@ from tasks.redaction import without_secrets
 
 POLL_SECONDS = 0.05
 PR_SET_PDEATHSIG = 1
-NOT_RETRIED = ("user", "integrity", "missing", "diverged")
-"""Classes of failure that come back however often a program is started."""
+NOT_RETRIED = ("user", "integrity", "missing", "diverged", "node")
+"""Classes of failure that come back however often a program is started on the same machines."""
 
 
 @dataclass(frozen=True)

@@ -171,18 +171,42 @@ def run_job(
         program=program,
         settings=settings,
         inputs={key: str(fetch(artifact)) for key, artifact in inputs.items()},
-        nodes=on.nodes,
-        ranks_per_node=ranks or on.ranks_per_node,
-        threads_per_rank=threads or on.threads_per_rank,
+        artifacts={key: artifact.ref for key, artifact in inputs.items()},
         progress=progress,
         restarts=restarts,
+        **_shape(on, ranks, threads),
     )
     _close_published_generation(work, job.token)
     folder = work.lifecycle.home / "jobs" / f"{work.stage}-{job.token[:12]}"
     work.job = run(
-        job, backend=open_backend(on.backend), folder=folder, journal=work.lifecycle.journal, watch=_watch(work)
+        job, backend=open_backend(on.config), folder=folder, journal=work.lifecycle.journal, watch=_watch(work)
     )
     return work.job
+
+
+def _shape(on: Cluster, ranks: int | None, threads: int | None) -> dict[str, Any]:
+    """What a job takes of a cluster; one with its own number of ranks runs on one machine."""
+    config = on.config
+    limit = config.time_limit_minutes
+    return {
+        "nodes": 1 if ranks else on.nodes,
+        "ranks_per_node": ranks or on.ranks_per_node,
+        "threads_per_rank": threads or on.threads_per_rank,
+        "gpus_per_node": config.gpus_per_node,
+        "memory_gib": config.memory_gib,
+        "time_limit": limit * 60 if limit else None,
+        "image": config.image,
+        "python": config.python,
+        "environment": config.environment,
+        "exclusive": config.exclusive,
+        "preemptible": config.preemptible,
+        "excluded_nodes": config.exclude,
+        "launcher": "torchrun" if ranks else config.launcher,
+        "elastic": None if ranks else config.elastic,
+        "scratch": config.scratch,
+        "watch": config.watch,
+        "retry": config.retry,
+    }
 
 
 def clean_up(work: Work) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from deployments.telemetry.runs import RunView, read_object
 from deployments.telemetry.story import Log
 from tasks import process
-from tasks.compute.local import LocalBackend
+from tasks.compute.logs import tail_of_failure
 from tasks.redaction import redact
 
 RECENT_SECONDS = 600.0
@@ -49,7 +49,7 @@ class JobView:
 
     def told(self) -> Log:
         """The end of the log of a job that failed."""
-        said = redact(LocalBackend().logs(self.folder))
+        said = redact(tail_of_failure(self.folder))
         return Log(
             name="headway.job.failed",
             time=self.ended,

@@ -1,18 +1,34 @@
 """A job as data, and what a backend must do with it.
 
-A job is one submission of a program of tasks/jobs. Its folder is the whole contract with the program (see
-tasks/jobs/runtime.py for the rank's side). How a job is supervised lives in supervisor.py.
+A job is one submission of a program. Its folder is the whole contract with the program (docs/compute.md, "The job folder";
+tasks/jobs/runtime.py has the rank's side, tasks/jobs/node.py the machine's). How a job is supervised lives in supervisor.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from tasks.cluster_config import ElasticConfig, RetryConfig, ScratchConfig, WatchConfig
 from tasks.process import write_json
 from tasks.settings import digest
+
+Failure = Literal[
+    "user",
+    "integrity",
+    "missing",
+    "diverged",
+    "cancelled",
+    "out_of_memory",
+    "infrastructure",
+    "node",
+    "preempted",
+    "timeout",
+]
+"""Classes of failure; what is retried, and how, is tasks/compute/failures.json."""
 
 
 class Job(BaseModel):
@@ -21,41 +37,86 @@ class Job(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    """The stage."""
+    """The stage, or what `headway submit` calls it."""
     token: str
     """Derived from the stage's key."""
     program: str
+    """A module, or with `module` false the path of a program of the user's own."""
+    module: bool = True
+    arguments: tuple[str, ...] = ()
     settings: dict[str, Any]
     inputs: dict[str, str]
     """Verified folders by name."""
+    artifacts: dict[str, str] = {}
+    """The same inputs as references KIND/NAME@VERSION, for a job that fetches them itself."""
     nodes: int = 1
     ranks_per_node: int = 1
     threads_per_rank: int = 1
+    gpus_per_node: int = 0
+    memory_gib: float | None = None
+    """A node."""
+    time_limit: float | None = None
+    """Seconds that one submission may run."""
+    image: str = ""
+    python: str = ""
+    environment: dict[str, str] = {}
+    exclusive: bool = False
+    preemptible: bool = False
+    excluded_nodes: tuple[str, ...] = ()
+    launcher: Literal["torchrun", "mpi"] = "torchrun"
+    elastic: ElasticConfig | None = None
+    scratch: ScratchConfig | None = None
+    watch: WatchConfig = WatchConfig()
+    retry: RetryConfig | None = RetryConfig()
+    """None: one submission, whatever becomes of it."""
     restarts: int = 2
-    """Restarts in a row without progress."""
+    """Restarts on the same machines in a row without progress, within one submission."""
     progress: str = ""
     """A file of the job folder whose content changes with progress."""
-    time_limit: float | None = None
-    """Seconds."""
+    smaller_batches: int = 0
+    """How often the micro batch is halved, because the job ran out of memory; the program reads it from its settings."""
+    submission: int = 1
+    """Which submission under the token this is; counts from 1."""
 
     @property
     def spec_digest(self) -> str:
-        return digest(self.model_dump(mode="json"))
+        """Of what the job is, without what a further submission of it may change."""
+        may_change = {"submission", "excluded_nodes", "smaller_batches"}
+        return digest(self.model_dump(mode="json", exclude=may_change))
 
     @property
     def id(self) -> str:
+        """Name of the work: every submission of it has this one."""
         return f"{self.name}-{self.token[:12]}"
+
+    @property
+    def submission_id(self) -> str:
+        """Name of one submission, the one that schedulers know: found again by it after a crash."""
+        return f"headway-{self.id}-{self.submission}"
 
 
 class JobState(BaseModel):
-    """What a backend knows of a job. `lost`: it was there, and is gone without a word."""
+    """What a backend knows of a job.
+
+    `queued`: the scheduler has it; `starting`: its machines boot or pull the image; `running`; `ended`, with a code;
+    `lost`: it was there, and is gone without a word; `unknown`: the scheduler gives no answer now.
+    """
 
     model_config = ConfigDict(frozen=True)
 
-    state: Literal["running", "ended", "lost"]
+    state: Literal["queued", "starting", "running", "ended", "lost", "unknown"]
     code: int | None = None
     reason: str = ""
+    """How it ended in a word (ended, cancelled, timeout), or why it waits, in the scheduler's words."""
     attempts: int = 1
+    failure: Failure | None = None
+    """The class, where the scheduler or the machine says it."""
+    failed_nodes: tuple[str, ...] = ()
+    """Machines that it names as the cause."""
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("ended", "lost")
 
 
 class JobResult(BaseModel):
@@ -69,6 +130,7 @@ class JobResult(BaseModel):
     attempts: int
     adopted: bool
     resumed_from_step: int | None = None
+    excluded_nodes: tuple[str, ...] = ()
     result: dict[str, Any]
 
     @property
@@ -92,19 +154,52 @@ class Journal(Protocol):
     def list(self, prefix: str) -> list[str]: ...
 
 
+class Rendered(BaseModel):
+    """What would be submitted, whole, as a value: `headway job render` prints it, and `submit` sends nothing else."""
+
+    model_config = ConfigDict(frozen=True)
+
+    backend: str
+    command: tuple[str, ...] = ()
+    """What is executed to submit it."""
+    environment: dict[str, str] = {}
+    """What the command gets beside the environment of whoever starts it."""
+    files: dict[str, str] = {}
+    """Texts that are written into the job folder, by name: a batch script, a YAML."""
+    request: dict[str, Any] | None = None
+    """Body of the request, of a backend that has an API."""
+
+
 class Backend(Protocol):
-    """Five methods. `submit` renders first; `find` looks for a job that was submitted under a token."""
+    """Five methods. Whatever a backend stands on, the job folder on this side is up to date after `states` returned.
 
-    def submit(self, job: Job, folder: Path) -> dict[str, Any]: ...
+    Errors: ValueError for what the user must change (unknown partition, too many nodes), Missing for what is absent (a
+    command, a login, a shared folder, quota), JobFailed when the scheduler refused for another reason. A scheduler that
+    does not answer is no error of `states`: it says `unknown`.
+    """
 
-    def find(self, job: Job, folder: Path) -> dict[str, Any] | None: ...
+    poll_seconds: float
+    """Time between two looks at the scheduler; files are looked at more often."""
 
-    def state(self, handle: dict[str, Any], folder: Path) -> JobState: ...
+    def render(self, job: Job, folder: Path) -> Rendered: ...
 
-    def cancel(self, handle: dict[str, Any], folder: Path) -> None: ...
+    def submit(self, job: Job, folder: Path) -> dict[str, Any]:
+        """Submit what `render` gives, under `job.submission_id`; returns the handle, plain JSON."""
+        ...
 
-    def logs(self, folder: Path) -> str:
-        """The end of the failing rank's log, else of the launcher's."""
+    def find(self, job: Job, folder: Path) -> dict[str, Any] | None:
+        """The handle of what was submitted under `job.submission_id`; None when the scheduler does not have it.
+
+        Raises Missing when the scheduler does not answer: no answer is not an absence.
+        """
+        ...
+
+    def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
+        """The state of each job of (handle, folder), by one call of the scheduler."""
+        ...
+
+    def cancel(self, handle: dict[str, Any], folder: Path) -> None:
+        """End the job and all of its processes; returns when they are gone or the scheduler took it over."""
         ...
 
 
@@ -113,5 +208,10 @@ def write_folder(job: Job, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(
         folder / "config.json",
-        {"program": job.program, "settings": job.settings, "inputs": job.inputs, "name": job.name},
+        {"program": job.program, "settings": {**job.settings, **_smaller(job)}, "inputs": job.inputs, "name": job.name},
     )
+    write_json(folder / "job.json", job.model_dump(mode="json"))
+
+
+def _smaller(job: Job) -> dict[str, int]:
+    return {"smaller_batches": job.smaller_batches} if job.smaller_batches else {}

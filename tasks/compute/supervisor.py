@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.compute.job import Backend, Job, JobResult, JobState, Journal
+from tasks.compute.logs import tail_of_failure
 from tasks.errors import Cancelled, IntegrityError, JobFailed, Missing
 from tasks.process import read_json
 
@@ -45,7 +46,7 @@ def run(job: Job, *, backend: Backend, folder: Path, journal: Journal, watch: Wa
     result = read_json(folder / "result.json")
     if state.code != 0 or result is None:
         settle(job.token, journal, "failed")
-        raise _failure(job, state, backend, folder)
+        raise _failure(job, state, folder)
     return JobResult(
         id=f"{job.id}-{number}",
         folder=str(folder),
@@ -72,6 +73,7 @@ def _submit_or_adopt(job: Job, backend: Backend, folder: Path, journal: Journal)
     if ended and ended["outcome"] == "done":
         shutil.rmtree(folder, ignore_errors=True)
     _forget_last_end(folder)
+    job = job.model_copy(update={"submission": number + 1})
     intent = {"job": job.model_dump(mode="json"), "spec": job.spec_digest, "time": time.time()}
     if not journal.put(f"{_key(job.token, number + 1)}/intent", intent):
         return _submit_or_adopt(job, backend, folder, journal)
@@ -85,9 +87,10 @@ def _adopt(job: Job, backend: Backend, folder: Path, journal: Journal, number: i
 
     One that ended without a result while nobody looked is closed, and the next one goes on from its checkpoints.
     """
+    job = job.model_copy(update={"submission": number})
     intent = journal.get(f"{_key(job.token, number)}/intent") or {}
     handle = journal.get(f"{_key(job.token, number)}/handle") or backend.find(job, folder)
-    if handle and backend.state(handle, folder).state != "running" and not (folder / "result.json").exists():
+    if handle and backend.states([(handle, folder)])[0].over and not (folder / "result.json").exists():
         settle(job.token, journal, "failed")
         return _submit_or_adopt(job, backend, folder, journal)
     if handle and intent.get("spec") != job.spec_digest:
@@ -104,9 +107,9 @@ def _adopt(job: Job, backend: Backend, folder: Path, journal: Journal, number: i
 
 def _forget_last_end(folder: Path) -> None:
     """Before a new submission in an old folder: what it left of its end must not be read as the new one's."""
-    for name in ("result.json", "exit.json", "handle.json", "progress.json"):
+    for name in ("result.json", "exit.json", "handle.json", "attempt.json", "progress.json"):
         (folder / name).unlink(missing_ok=True)
-    for name in ("errors", "ranks", "out"):
+    for name in ("errors", "ranks", "nodes", "out"):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
@@ -116,13 +119,13 @@ def _wait(
     offset, said = 0, None
     try:
         while True:
-            state = backend.state(handle, folder)
+            state = backend.states([(handle, folder)])[0]
             offset = _forward(folder / "metrics.jsonl", offset, watch)
             progress = read_json(folder / "progress.json")
             if progress and progress != said:
                 said = progress
                 watch.progress(progress)
-            if state.state != "running":
+            if state.over:
                 return _settled_state(state, folder)
             if watch.cancelled():
                 raise Cancelled(f"the flow run was cancelled; the job in {folder} was stopped")
@@ -156,7 +159,7 @@ def _forward(path: Path, offset: int, watch: Watch) -> int:
     return offset + len(whole)
 
 
-def _failure(job: Job, state: JobState, backend: Backend, folder: Path) -> Exception:
+def _failure(job: Job, state: JobState, folder: Path) -> Exception:
     reports = [read_json(path) for path in sorted((folder / "errors").glob("rank-*.json"))]
     report = next(
         (r for r in reports if r["class"] in ("user", "integrity", "missing")), reports[0] if reports else None
@@ -171,7 +174,7 @@ def _failure(job: Job, state: JobState, backend: Backend, folder: Path) -> Excep
     failure = {"timeout": "timeout", "cancelled": "cancelled"}.get(state.reason)
     failure = failure or (report["class"] if report else "infrastructure")
     what = f"{report['type']}: {report['message']}" if report else _what(state)
-    log = backend.logs(folder)
+    log = tail_of_failure(folder)
     return JobFailed(
         f"the job of {job.name} failed after {state.attempts} attempt(s): {what}" + (f"\n{log}" if log else ""),
         failure=failure,

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from tasks import process
+from tasks.cluster_config import ClusterConfig
 from tasks.compute.job import Job
 from tasks.compute.local import LocalBackend
+from tasks.compute.logs import tail_of_failure
 
 ROUNDS, SEED = int(os.environ.get("N", "2")), int(os.environ.get("SEED", "1"))
 STEPS = 120
@@ -42,7 +44,7 @@ def job(home, done):
 @pytest.fixture(scope="module")
 def unbroken(job, tmp_path_factory):
     folder = tmp_path_factory.mktemp("unbroken")
-    LocalBackend().submit(job, folder)
+    LocalBackend(ClusterConfig()).submit(job, folder)
     finish(job, folder)
     return numbers(folder), outputs(folder)
 
@@ -51,7 +53,7 @@ def unbroken(job, tmp_path_factory):
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_random_kills_change_no_number(job, unbroken, tmp_path, number):
     dice = random.Random(f"{SEED}-{number}")
-    LocalBackend().submit(job, tmp_path)
+    LocalBackend(ClusterConfig()).submit(job, tmp_path)
     killed = [
         kill(tmp_path, dice.choice(("rank", "ranks", "launcher", "parent")), dice.randrange(1, STEPS - 5), job)
         for _ in range(dice.randrange(1, 4))
@@ -80,16 +82,16 @@ def kill(folder: Path, what: str, step: int, job: Job) -> str:
     if what == "parent":
         time.sleep(0.5)
         assert not any(process.process_started(pid) for pid in ranks), "ranks outlive their parent"
-        LocalBackend().submit(job, folder)
+        LocalBackend(ClusterConfig()).submit(job, folder)
     return f"{what} at step {newest(folder)}"
 
 
 def finish(job: Job, folder: Path) -> None:
     deadline = time.monotonic() + 240
     while not (folder / "result.json").exists() or process.alive(process.read_json(folder / "handle.json")):
-        assert time.monotonic() < deadline, LocalBackend().logs(folder)
+        assert time.monotonic() < deadline, tail_of_failure(folder)
         if not process.alive(process.read_json(folder / "handle.json")) and not (folder / "result.json").exists():
-            LocalBackend().submit(job, folder)
+            LocalBackend(ClusterConfig()).submit(job, folder)
         time.sleep(0.1)
 
 

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from tasks import process
+from tasks.cluster_config import ClusterConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
-from tasks.compute.local import render
+from tasks.compute.local import spec
 from tasks.compute.supervisor import Watch, run, settle
 from tasks.errors import Cancelled, IntegrityError, JobFailed, Missing
+from tasks.jobs.launching import Place, environment, launcher
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 
@@ -52,15 +54,17 @@ if __name__ == "__main__":
 ORCHESTRATOR = """
 import sys
 from pathlib import Path
+from tasks.cluster_config import ClusterConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import Watch, run
+from tasks.jobs.launching import Place, environment, launcher
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 base = Path(sys.argv[1])
 job = Job.model_validate_json(sys.argv[2])
 journal = StoreJournal(open_store(base))
-print(run(job, backend=open_backend("local"), folder=base / "job", journal=journal, watch=Watch()).model_dump_json())
+print(run(job, backend=open_backend(ClusterConfig()), folder=base / "job", journal=journal, watch=Watch()).model_dump_json())
 """
 
 
@@ -88,7 +92,7 @@ def job(code, **fields):
 
 
 def supervise(base, journal, job, **watch):
-    return run(job, backend=open_backend("local"), folder=base / "job", journal=journal, watch=Watch(**watch))
+    return run(job, backend=open_backend(ClusterConfig()), folder=base / "job", journal=journal, watch=Watch(**watch))
 
 
 def orchestrator(base, job):
@@ -181,7 +185,7 @@ def test_a_loss_that_is_no_number_is_not_tried_again(base, journal):
 
 
 def test_a_program_that_a_signal_kills_still_shows_its_log(base, journal):
-    with pytest.raises(JobFailed, match="exit code -9") as error:
+    with pytest.raises(JobFailed, match="exit code 137") as error:
         supervise(base, journal, job("(sys.stdout.flush(), os.kill(os.getpid(), 9))", restarts=0))
     assert "attempt 1 says hello" in error.value.message
 
@@ -239,7 +243,7 @@ def test_orchestrators_killed_at_any_moment_do_not_run_the_work_twice(base):
 
 def test_a_job_that_ended_well_while_nobody_looked_is_adopted(base, journal):
     work = job("{'done': True}")
-    open_backend("local").submit(work, base / "job")
+    open_backend(ClusterConfig()).submit(work, base / "job")
     journal.put(f"jobs/{work.token}/0001/intent", {"spec": work.spec_digest})
     until(lambda: (base / "job" / "exit.json").exists())
     done = supervise(base, journal, work)
@@ -258,7 +262,7 @@ def test_an_intent_without_a_job_is_submitted_once(base, journal):
 def test_an_intent_with_a_job_that_was_not_noted_any_more_adopts_it(base, journal):
     work = job(f"(wait_for({str(base / 'go')!r}), {{'done': True}})[1]")
     journal.put(f"jobs/{work.token}/0001/intent", {"spec": work.spec_digest})
-    open_backend("local").submit(work, base / "job")
+    open_backend(ClusterConfig()).submit(work, base / "job")
     after(lambda: starts(base), (base / "go").touch)
     done = supervise(base, journal, work)
     assert (done.adopted, done.submissions, starts(base)) == (True, 1, ["1 0"])
@@ -284,7 +288,7 @@ def test_a_parent_that_died_before_the_result_is_a_failure_and_after_it_is_none(
     after(lambda: starts(base), lambda: os.kill(process.read_json(base / "job" / "handle.json")["pid"], signal.SIGKILL))
     with pytest.raises(JobFailed, match="its parent process is gone without a word"):
         supervise(base, journal, work)
-    open_backend("local").submit(work, base / "job")
+    open_backend(ClusterConfig()).submit(work, base / "job")
     journal.put(f"jobs/{work.token}/0002/intent", {"spec": work.spec_digest})
     process.write_json(base / "job" / "result.json", {"done": True})
     os.kill(process.read_json(base / "job" / "handle.json")["pid"], signal.SIGKILL)
@@ -330,7 +334,7 @@ def test_cancelling_stops_the_job_and_leaves_no_process(base, journal):
 
     with pytest.raises(Cancelled, match="was stopped"):
         supervise(base, journal, work, cancelled=cancelled)
-    assert len(everyone) == 3
+    assert len(everyone) == 4
     until(lambda: not any(process.process_started(pid) for pid in everyone), timeout=2)
     assert journal.get(f"jobs/{work.token}/0001/end")["outcome"] == "cancelled"
     assert process.read_json(base / "job" / "exit.json")["reason"] == "cancelled"
@@ -373,19 +377,9 @@ def test_two_ranks_run_under_torchrun_and_one_ranks_mistake_ends_both(base, jour
 
 
 def test_what_would_be_started_is_a_value():
-    one = render(job("1", threads_per_rank=3, time_limit=9.0, progress="LATEST"), Path("/jobs/one"))
-    loopback = {"linux": "lo", "darwin": "lo0"}[sys.platform]
-    assert one == process.ProcessSpec(
-        argv=[sys.executable, "-m", "testjobs.program"],
-        env={
-            "HEADWAY_JOB": "/jobs/one",
-            "OMP_NUM_THREADS": "3",
-            "GLOO_SOCKET_IFNAME": loopback,
-            "HF_HUB_OFFLINE": "1",
-            "DO_NOT_TRACK": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-        },
+    one = job("1", threads_per_rank=3, time_limit=9.0, progress="LATEST")
+    assert spec(one, Path("/jobs/one")) == process.ProcessSpec(
+        argv=[sys.executable, "-m", "tasks.jobs.node", "/jobs/one"],
         secrets=(),
         log="launcher.log",
         restarts=1,
@@ -394,8 +388,22 @@ def test_what_would_be_started_is_a_value():
         time_limit=9.0,
         grace=10.0,
     )
-    two = render(job("1", ranks_per_node=2), Path("/jobs/two"))
-    assert two.argv == [
+    place = Place(node_rank=0, address="127.0.0.1", port=29500, attempt=1)
+    loopback = {"linux": "lo", "darwin": "lo0"}[sys.platform]
+    plain = one.model_dump(mode="json")
+    assert launcher(plain, place) == [sys.executable, "-m", "testjobs.program"]
+    assert environment(plain, Path("/jobs/one"), place) == {
+        "HEADWAY_JOB": "/jobs/one",
+        "HEADWAY_ATTEMPT": "1",
+        "OMP_NUM_THREADS": "3",
+        "GLOO_SOCKET_IFNAME": loopback,
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    }
+    two = job("1", ranks_per_node=2).model_dump(mode="json")
+    assert launcher(two, place) == [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "testjobs.program",
     ]  # fmt: skip
-    assert two.env["OMP_NUM_THREADS"] == "1"

@@ -1,0 +1,69 @@
+"""What a backend starts on each machine of a job, as values: tasks/jobs/node.py under the parent of tasks/process.py.
+
+The parent of node rank 0 counts the attempts and ends the job: its `nodes/0/exit.json` is how the submission ended. The others
+are started again until then.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from tasks import process
+from tasks.compute.job import Job, JobState, write_folder
+
+FOLLOWS = 1000
+"""Restarts of a machine that follows: it ends when the leader has."""
+ROOT = str(Path(__file__).resolve().parents[2])
+
+
+def python(job: Job) -> str:
+    """Python on the machines."""
+    return job.python or ("python3" if job.image else sys.executable)
+
+
+def write_nodes(job: Job, folder: Path, *, seen: Path | None = None) -> None:
+    """Write the job folder of a job that runs under one parent a machine; `seen` is the folder as the machines see it."""
+    write_folder(job, folder)
+    most = job.elastic.max_nodes if job.elastic else job.nodes
+    for rank in range(most):
+        process.write_json(folder / "nodes" / str(rank) / "process.json", asdict(node_spec(job, seen or folder, rank)))
+
+
+def node_spec(job: Job, folder: Path, rank: int) -> process.ProcessSpec:
+    """What the parent on one machine is told."""
+    leads = rank == 0 or job.elastic is not None
+    return process.ProcessSpec(
+        argv=[python(job), "-m", "tasks.jobs.node", str(folder)],
+        env={"HEADWAY_NODE_RANK": str(rank)},
+        secrets=(),
+        log="node.log",
+        restarts=job.restarts if leads else FOLLOWS,
+        progress=f"../../{job.progress}" if job.progress else "",
+        fatal="../../errors",
+        time_limit=job.time_limit,
+        grace=30.0,
+    )
+
+
+def node_command(job: Job, folder: Path, rank: int | str) -> list[str]:
+    """What is executed on one machine, in the foreground, with HEADWAY_LEADER and HEADWAY_NODE_NAME in its environment.
+
+    `rank` may be a variable of the shell that runs it.
+    """
+    return [python(job), "-m", "tasks.process", f"{folder}/nodes/{rank}"]
+
+
+def node_environment(job: Job) -> dict[str, str]:
+    """What every machine's parent gets, whatever the backend; outside an image, where Headway's code is too."""
+    path = {} if job.image else {"PYTHONPATH": ROOT}
+    return {**path, "PYTHONSAFEPATH": "1"}
+
+
+def ended_state(folder: Path) -> JobState | None:
+    """How a submission ended, by the leader's mark; None while there is none."""
+    ended = process.read_json(folder / "nodes" / "0" / "exit.json")
+    if not ended:
+        return None
+    return JobState(state="ended", code=ended["code"], reason=ended["reason"], attempts=ended["attempts"])
