@@ -155,6 +155,8 @@ class Cluster(Value):
     """Of the slowest rank, in 10^9 floating-point operations a second."""
     allreduce_gigabytes_per_second: float = 0.0
     """Bus bandwidth as nccl-tests define it, in 10^9 bytes a second."""
+    memory_bytes_per_node: int = 0
+    """Of the machine with the least."""
     qualification: str = ""
     """Reference of the qualification that vouches for it."""
     config: ClusterConfig = ClusterConfig()

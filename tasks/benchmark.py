@@ -49,8 +49,8 @@ def load_baseline(name: str) -> Baseline:
 
 def too_old(record: Record, args: tuple[Any, ...]) -> bool:
     """A qualification holds for its time, its machines and its baseline."""
-    _, config = args
-    there = socket.gethostname() in record.value["hosts"]
+    cluster, config = args
+    there = cluster.backend != "local" or socket.gethostname() in record.value["hosts"]
     same = record.value["baseline"] == digest(load_baseline(config.baseline).model_dump(mode="json"))
     return age_hours(record) > config.max_age_hours or not there or not same
 
@@ -83,6 +83,7 @@ def _conclude(bare: Cluster, config: BenchmarkConfig, baseline: Baseline, measur
         update={
             "matmul_gflops_per_rank": min((r["matmul_gflops"] for r in ranks), default=0.0),
             "allreduce_gigabytes_per_second": measured.get("allreduce", {}).get("gigabytes_per_second", 0.0),
+            "memory_bytes_per_node": min((r["memory_bytes"] for r in ranks), default=0),
         }
     )
     page = {**measured, "baseline": baseline.model_dump(), "checks": [check.model_dump() for check in checks]}

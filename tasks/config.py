@@ -116,7 +116,7 @@ class PlanningConfig(Settings):
     max_minutes: float = Field(60.0, gt=0)
     """Longest time that training may take by the measured rate."""
     memory_per_rank_gib: float | None = Field(None, gt=0)
-    """Memory that one rank may use, in GiB; empty: this machine's memory, divided by the ranks."""
+    """Memory that one rank may use, in GiB; empty: `cluster.memory_gib`, or what the benchmark found, divided by the ranks."""
     mean_hours_between_failures: float = Field(24.0, gt=0)
     """Expected time between interruptions of the whole job, for the checkpoint interval."""
     checkpoint: CheckpointConfig = CheckpointConfig()

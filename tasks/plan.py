@@ -7,7 +7,6 @@ trained: steps and batch are the configuration's.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 
 from tasks.artifacts import Check, Cluster, Plan, Tokens
@@ -141,4 +140,5 @@ def judge(numbers: Numbers, limits: PlanningConfig, on: Cluster) -> tuple[Check,
 def _memory_limit(limits: PlanningConfig, on: Cluster) -> float:
     if limits.memory_per_rank_gib is not None:
         return limits.memory_per_rank_gib * GIB
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / on.ranks_per_node
+    node = on.config.memory_gib * GIB if on.config.memory_gib else on.memory_bytes_per_node
+    return node / on.ranks_per_node

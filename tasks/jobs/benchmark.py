@@ -6,6 +6,7 @@ started by torchrun over gloo. See docs/qualification.md.
 
 from __future__ import annotations
 
+import os
 import socket
 import statistics
 import sys
@@ -128,6 +129,7 @@ def _matmul_report(rank: Rank, config: BenchmarkConfig) -> dict[str, Any]:
         "matmul_gflops": max(window.rate for window in windows),
         "on_core_gflops": max(window.on_core for window in windows),
         "windows": [window.rate for window in windows],
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
 
 

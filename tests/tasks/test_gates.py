@@ -33,7 +33,7 @@ FAILED = Check(name="speed", measured=1.23456789, limit=">= 4", passed=False, re
 ALSO = Check(name="sum", measured="wrong", limit="correct", passed=False, remedy="Take the node out.")
 CLUSTER = Cluster(
     name="local", backend="local", nodes=1, ranks_per_node=2, threads_per_rank=1,
-    matmul_gflops_per_rank=10.0, allreduce_gigabytes_per_second=1.0,
+    matmul_gflops_per_rank=10.0, allreduce_gigabytes_per_second=1.0, memory_bytes_per_node=8 << 30,
 )  # fmt: skip
 BASELINE = Baseline(name="b", source="here", matmul_gflops_per_rank=4.0, allreduce_gigabytes_per_second=0.05)
 
@@ -95,7 +95,7 @@ def test_a_gate_survives_its_record():
 
 def measured(*rates, correct=True, bandwidth=1.0):
     ranks = [
-        {"rank": rank, "host": f"node{rank}", "matmul_gflops": rate, "on_core_gflops": rate}
+        {"rank": rank, "host": f"node{rank}", "matmul_gflops": rate, "on_core_gflops": rate, "memory_bytes": 8 << 30}
         for rank, rate in enumerate(rates)
     ]
     return {"ranks": ranks, "allreduce": {"gigabytes_per_second": bandwidth, "correct": correct}}
