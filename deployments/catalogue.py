@@ -6,7 +6,7 @@ configuration of that name, so the form in Prefect's page starts from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,12 +96,15 @@ def catalogue(config: PlatformConfig) -> list[Deployment]:
 
 
 def presets() -> list[str]:
-    """Names of the shipped configurations."""
-    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+    """Names of the shipped configurations that say what is trained; one that says only where belongs on top of such a one."""
+    found = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+    return [name for name in found if "training" in load(name, []).model_fields_set]
 
 
-def parameters(flow: str, source: str, dataset: str = "", overrides: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What a flow is called with for a configuration: by its name or path, with settings changed as A.B=VALUE."""
+def parameters(
+    flow: str, source: str | Sequence[str], dataset: str = "", overrides: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """What a flow is called with for a configuration: by names or paths, with settings changed as A.B=VALUE."""
     form = FORMS[flow]
     if flow in APART:
         return {"config": changed(form, overrides).model_dump(mode="json")}

@@ -29,6 +29,8 @@ One run has one configuration: a tree of settings, one section a stage. It comes
 
 - `headway retrain` without `-c` takes the shipped `local`; `-c tiny` takes the shipped `tiny`; `-c my.yaml` takes a file of
   yours. The shipped ones lie in [deployments/configs](../deployments/configs).
+- `-c` may be given often: `-c tiny -c slurm` trains what `tiny` says where `slurm` says. Sections are merged key by key, and
+  where two files name the same key the later one wins; a list is a value. `ssh`, `slurm`, `azureml` and `ray` say only where.
 - A file names only what it changes. Everything else has the default of the tables below.
 - `--set a.b=value` changes one setting of that run, and may be given often. The value is read as YAML: `3e-4`, `true`,
   `[a, b]`, and nothing at all for empty.
@@ -50,7 +52,8 @@ which section in its key is in [stages.md](stages.md); `--dry-run` tells it for 
 ## Rules between settings
 
 - `training.global_batch_size` is a multiple of `training.micro_batch_size` times the number of ranks
-  (`cluster.nodes` x `cluster.ranks_per_node`).
+  (`cluster.nodes` x `cluster.ranks_per_node`); of an elastic job, for every number of nodes in its range.
+- A backend has what it needs: `ssh` its hosts, `azureml` its workspace; `local` has one node.
 - `training.warmup_steps` is smaller than `training.steps`.
 - `training.network.hidden_size` is a multiple of `training.network.heads`, and `heads` of `kv_heads`.
 - `validation.text_field` and `preprocessing.text_field` are the same.
@@ -94,13 +97,30 @@ def render() -> str:
 
 
 def sections(schema: dict[str, Any], section: dict[str, Any], *, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every section with its path, in the order of the classes; one that lies in another comes after it."""
-    yield path, section
-    for name, value in section["properties"].items():
-        ref, many = _ref(value)
-        if ref:
-            below = schema["$defs"][ref.rpartition("/")[2]]
-            yield from sections(schema, below, path=f"{path}.{name}{many}" if path else f"{name}{many}")
+    """Every section with its path, in the order of the classes; one that lies in another comes after it.
+
+    A class that stands in two places is told once; the second place says where.
+    """
+    told: dict[str, str] = {}
+
+    def below(section: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        yield path, section
+        for name, value in section["properties"].items():
+            ref, many = _ref(value)
+            if ref:
+                place = f"{path}.{name}{many}" if path else f"{name}{many}"
+                found = _placed(schema["$defs"][ref.rpartition("/")[2]], value, told.setdefault(ref, place), place)
+                yield from below(found, place)
+
+    yield from below(section, path)
+
+
+def _placed(section: dict[str, Any], value: dict[str, Any], first: str, place: str) -> dict[str, Any]:
+    """A section as it is told in its place: whole at its first, with the field's own help text at another one."""
+    if first == place:
+        return section
+    words = value.get("description") or section["description"]
+    return {"description": f"{words} The settings are those of `{first}`.", "properties": {}}
 
 
 def _ref(value: dict[str, Any]) -> tuple[str, str]:
@@ -117,7 +137,7 @@ def _section(path: str, section: dict[str, Any], top: str) -> str:
     head = f"### `{path}`" if path else top
     table = ["| setting | type | default | limits | what it is |", "| --- | --- | --- | --- | --- |"]
     rows = [_row(f"{path}.{name}" if path else name, value) for name, value in settings.items()]
-    return "\n".join([head, "", _one_line(section["description"]), "", *(table + rows if rows else []), ""])
+    return "\n".join([head, "", _one_line(section["description"]), "", *([*table, *rows, ""] if rows else [])])
 
 
 def _row(name: str, value: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from tasks.artifacts import Check, Cluster, Qualification, unqualified
 from tasks.cluster_config import ClusterConfig
 from tasks.config import BenchmarkConfig
 from tasks.errors import JobFailed
+from tasks.programs import Program
 from tasks.registry.records import Record, age_hours
 from tasks.settings import digest
 from tasks.stage import stage
@@ -60,13 +61,18 @@ def benchmark(cluster: ClusterConfig, config: BenchmarkConfig) -> Qualification:
     """Measure every rank's matmul rate and the all-reduce bandwidth, and judge both."""
     baseline = load_baseline(config.baseline)
     bare = unqualified(cluster)
-    settings = {"benchmark": config.model_dump(mode="json"), "threads": cluster.threads_per_rank}
     try:
-        job = run_job("tasks.jobs.benchmark", settings, inputs={}, on=bare, restarts=0)
+        job = run_job(program(cluster, config), on=bare)
         measured = _read(job.output / "measurement.json")
     except JobFailed as error:
         measured = {"error": error.message.splitlines()[0]}
     return _conclude(bare, config, baseline, measured)
+
+
+def program(cluster: ClusterConfig, config: BenchmarkConfig) -> Program:
+    """What measures, on the whole cluster."""
+    settings = {"benchmark": config.model_dump(mode="json"), "threads": cluster.threads_per_rank}
+    return Program("tasks.jobs.benchmark", settings, restarts=0)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -65,6 +65,10 @@ class WatchConfig(Settings):
     """Longest time from a job's start on its machines to its first step; nodes that boot are not counted."""
     probe_seconds: float = Field(120.0, gt=0)
     """Time between two light health checks of each machine: Xid, ECC, throttling, links."""
+    silent_node_seconds: float = Field(60.0, gt=0)
+    """Time without a sign of life after which a machine of a running job is gone; longer than a shared folder's caches."""
+    join_node_seconds: float = Field(600.0, gt=0)
+    """Longest time that the machines of a job wait for each other when it starts."""
     silent_minutes: float = Field(10.0, gt=0)
     """Time without any answer from the scheduler after which the run says so and waits on; the job is never given up."""
 
@@ -157,6 +161,8 @@ class RayConfig(Settings):
     """Custom resources that each node of a job needs."""
     strategy: Literal["STRICT_SPREAD", "SPREAD", "PACK"] = "STRICT_SPREAD"
     """How the nodes of a job are placed: each on a machine of its own, or not."""
+    autoscales: bool = False
+    """Whether the cluster adds machines by itself: then a job that no machine of it could hold waits, and is no error."""
 
 
 class ClusterConfig(Settings):

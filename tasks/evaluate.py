@@ -13,6 +13,7 @@ from tasks.config import ComparisonConfig, EvaluationConfig
 from tasks.errors import IntegrityError
 from tasks.lifecycle import current
 from tasks.performance.compared import bigram_checks
+from tasks.programs import Program
 from tasks.registry.refs import made_from
 from tasks.scores import relative_loss
 from tasks.stage import stage
@@ -23,16 +24,19 @@ from tasks.workbench import fetch, publish, run_job
 @stage(version=1)
 def evaluate(checkpoint: Checkpoint, tokens: Tokens, config: EvaluationConfig, *, on: Cluster) -> Evaluation:
     """Measure a checkpoint on the held-out split."""
-    threads = on.ranks_per_node * on.threads_per_rank
     trained = json.loads((fetch(checkpoint) / "training.json").read_text())
-    settings = {
-        "evaluation": config.model_dump(mode="json"),
-        "sequence_length": trained["sequence_length"],
-        "threads": threads,
-    }
-    inputs = {"checkpoint": checkpoint, "tokens": tokens}
-    job = run_job("tasks.jobs.evaluate", settings, inputs=inputs, on=on, ranks=1, threads=threads)
+    job = run_job(program(checkpoint, tokens, config, sequence_length=trained["sequence_length"], on=on), on=on)
     return publish(job.output, Evaluation, name=checkpoint.name, metrics=job.result["metrics"], subject=checkpoint)
+
+
+def program(
+    checkpoint: Checkpoint, tokens: Tokens, config: EvaluationConfig, *, sequence_length: int, on: Cluster
+) -> Program:
+    """What measures, on one machine with all of its threads."""
+    threads = on.threads_per_node
+    settings = {"evaluation": config.model_dump(mode="json"), "sequence_length": sequence_length, "threads": threads}
+    inputs = {"checkpoint": checkpoint, "tokens": tokens}
+    return Program("tasks.jobs.evaluate", settings, inputs, ranks=1, threads=threads)
 
 
 def champion_checkpoint(model: str) -> Checkpoint | None:

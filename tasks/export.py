@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Model, require_checks
 from tasks.config import ExportConfig
+from tasks.programs import Program
 from tasks.promotion import require_signed, require_signer, sign
 from tasks.stage import stage
 from tasks.workbench import publish, run_job
@@ -21,14 +22,19 @@ def export(checkpoint: Checkpoint, config: ExportConfig, *, under: Evaluation, o
     """
     require_signed(checkpoint)
     require_signer(Model, checkpoint.name)
-    threads = on.ranks_per_node * on.threads_per_rank
-    settings = {"export": config.model_dump(mode="json"), "threads": threads}
-    job = run_job("tasks.jobs.export", settings, inputs={"checkpoint": checkpoint}, on=on, ranks=1, threads=threads)
+    job = run_job(program(checkpoint, config, on=on), on=on)
     metrics: dict[str, float] = job.result["metrics"]
     require_checks("export", parity_checks(metrics, config))
     model = publish(job.output, Model, name=checkpoint.name, metrics=metrics)
     sign(model)
     return model
+
+
+def program(checkpoint: Checkpoint, config: ExportConfig, *, on: Cluster) -> Program:
+    """What exports, on one machine with all of its threads."""
+    threads = on.threads_per_node
+    settings = {"export": config.model_dump(mode="json"), "threads": threads}
+    return Program("tasks.jobs.export", settings, {"checkpoint": checkpoint}, ranks=1, threads=threads)
 
 
 def parity_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Check, ...]:

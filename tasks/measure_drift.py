@@ -7,6 +7,7 @@ docs/drift.md.
 from __future__ import annotations
 
 from tasks.artifacts import Artifact, Checkpoint, Cluster, Dataset, Drift, Tokenizer, Tokens
+from tasks.programs import Program
 from tasks.revalidation_config import DriftConfig
 from tasks.stage import stage
 from tasks.workbench import publish, run_job
@@ -33,6 +34,6 @@ def measure_drift(
     inputs: dict[str, Artifact] = {"new": new, "reference": reference}
     if tokenizer:
         inputs["tokenizer"] = tokenizer
-    job = run_job("tasks.jobs.drift", settings, inputs=inputs, on=on, ranks=1, threads=on.threads_per_node)
+    job = run_job(Program("tasks.jobs.drift", settings, inputs, ranks=1, threads=on.threads_per_node), on=on)
     said = job.result
     return publish(job.output / "drift", Drift, name=new.name, metrics=said["metrics"], verdict=said["verdict"])

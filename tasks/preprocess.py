@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tasks.artifacts import Cluster, Dataset, Tokenizer, Tokens, Validation
 from tasks.data_config import PreprocessingConfig
+from tasks.programs import Program
 from tasks.stage import stage
 from tasks.workbench import publish, run_job
 
@@ -17,10 +18,7 @@ def preprocess(
     dataset: Dataset, config: PreprocessingConfig, tokenizer: Tokenizer | None = None, *, under: Validation, on: Cluster
 ) -> Tokens:
     """Tokenize a dataset under its verdict; without a tokenizer one is trained, and is an artifact of its own."""
-    threads = on.threads_per_node
-    settings = {"preprocessing": config.model_dump(mode="json"), "threads": threads}
-    inputs = {"dataset": dataset, **({"tokenizer": tokenizer} if tokenizer else {})}
-    job = run_job("tasks.jobs.preprocess", settings, inputs=inputs, on=on, ranks=1, threads=threads)
+    job = run_job(program(dataset, config, tokenizer, on=on), on=on)
     used = tokenizer or publish(job.output / "tokenizer", Tokenizer, name=dataset.name)
     return publish(
         job.output / "tokens",
@@ -29,3 +27,10 @@ def preprocess(
         metrics=job.result["metrics"],
         made_from=(dataset, used),
     )
+
+
+def program(dataset: Dataset, config: PreprocessingConfig, tokenizer: Tokenizer | None, *, on: Cluster) -> Program:
+    """What tokenizes, on one machine with all of its threads."""
+    settings = {"preprocessing": config.model_dump(mode="json"), "threads": on.threads_per_node}
+    inputs = {"dataset": dataset, **({"tokenizer": tokenizer} if tokenizer else {})}
+    return Program("tasks.jobs.preprocess", settings, inputs, ranks=1, threads=on.threads_per_node)

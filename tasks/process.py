@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -26,7 +26,10 @@ from typing import IO, Any
 from tasks.redaction import without_secrets
 
 POLL_SECONDS = 0.05
+AFTERWARDS_SECONDS = 120.0
 PR_SET_PDEATHSIG = 1
+GIVEN_UP = 76
+"""Exit code by which a program says that starting it again here is of no use."""
 NOT_RETRIED = ("user", "integrity", "missing", "diverged", "node")
 """Classes of failure that come back however often a program is started on the same machines."""
 
@@ -52,6 +55,10 @@ class ProcessSpec:
     """Seconds, over all attempts."""
     grace: float = 10.0
     """Seconds between SIGTERM and SIGKILL when it is stopped."""
+    owner: str = ""
+    """For whom it runs. A parent whose folder was given to another owner ends, and says nothing there any more."""
+    afterwards: list[str] = field(default_factory=list)
+    """A command that is run once when all is over, for at most AFTERWARDS_SECONDS; empty: none."""
 
 
 def start(folder: Path, spec: ProcessSpec) -> dict[str, Any]:
@@ -212,15 +219,30 @@ class _Supervision:
         while True:
             marker, began = self._marker(), time.monotonic()
             code, reason = self._one_attempt()
-            if code == 0 or reason in ("cancelled", "timeout") or self._fatal():
+            if code in (0, GIVEN_UP) or reason in ("cancelled", "timeout") or self._fatal() or self._another_owner():
                 break
             steady = self.spec.steady is not None and time.monotonic() - began >= self.spec.steady
             failures = 1 if steady or marker != self._marker() else failures + 1
             if failures > self.spec.restarts:
                 break
             time.sleep(min(0.2 * 2**failures, 5.0))
+        self._clean_up()
         ended = {"code": code, "reason": reason, "attempts": self.attempt, "ended": time.time()}
-        write_json(self.folder / "exit.json", ended)
+        if not self._another_owner():
+            write_json(self.folder / "exit.json", ended)
+
+    def _clean_up(self) -> None:
+        if self.spec.afterwards:
+            with open(self.folder / self.spec.log, "ab") as log, suppress(subprocess.TimeoutExpired):
+                subprocess.run(
+                    self.spec.afterwards,
+                    env={**os.environ, **self.spec.env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    timeout=AFTERWARDS_SECONDS,
+                    check=False,
+                )
 
     def _one_attempt(self) -> tuple[int, str]:
         self.attempt += 1
@@ -261,6 +283,9 @@ class _Supervision:
             except ProcessLookupError:
                 continue
 
+    def _another_owner(self) -> bool:
+        return bool(self.spec.owner) and (read_json(self.folder / "process.json") or {}).get("owner") != self.spec.owner
+
     def _out_of_time(self) -> bool:
         return self.spec.time_limit is not None and time.monotonic() - self.began > self.spec.time_limit
 
@@ -280,7 +305,7 @@ class _Supervision:
         return [rank for rank in found if rank.get("attempt") == self.attempt]
 
     def _write_handle(self, ranks: list[dict[str, Any]]) -> None:
-        me = {"pid": os.getpid(), "started": process_started(os.getpid()), "boot_id": boot_id()}
+        me = {"pid": os.getpid(), "started": process_started(os.getpid()), "boot_id": boot_id(), "owner": self.spec.owner}
         write_json(self.folder / "handle.json", {**me, "attempt": self.attempt, "ranks": ranks})
 
     def _ask_to_stop(self, *_: object) -> None:
@@ -288,12 +313,16 @@ class _Supervision:
 
 
 def main(folder: Path) -> None:
-    """The parent's program: supervise, unless another parent holds the folder."""
+    """The parent's program: supervise, unless another parent holds the folder for the same owner.
+
+    A parent that holds it for an earlier owner is on its way out: this one waits for it.
+    """
+    owner = read_json(folder / "process.json").get("owner", "")
     with open(folder / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
+        while not _lock(lock):
+            if (read_json(folder / "handle.json") or {}).get("owner", "") == owner:
+                return
+            time.sleep(POLL_SECONDS)
         (folder / "exit.json").unlink(missing_ok=True)
         _Supervision(folder).run()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tasks.artifacts import Checkpoint, Cluster, Plan, Tokens
 from tasks.config import TrainingConfig
+from tasks.programs import Program
 from tasks.promotion import require_signer, sign
 from tasks.stage import stage
 from tasks.workbench import publish, run_job
@@ -17,12 +18,18 @@ from tasks.workbench import publish, run_job
 def train(tokens: Tokens, config: TrainingConfig, *, under: Plan, on: Cluster) -> Checkpoint:
     """Train a network on the train split, within the plan, and sign what came out."""
     require_signer(Checkpoint, config.model)
-    settings = {
-        "training": config.model_dump(mode="json"),
-        "checkpoint_every_steps": under.checkpoint_every_steps,
-        "keep_checkpoints": under.keep_checkpoints,
-    }
-    job = run_job("tasks.jobs.train", settings, inputs={"tokens": tokens}, on=on, progress="checkpoints/LATEST")
+    asked = program(tokens, config, every_steps=under.checkpoint_every_steps, keep=under.keep_checkpoints)
+    job = run_job(asked, on=on)
     checkpoint = publish(job.output, Checkpoint, name=config.model, metrics=job.result["metrics"])
     sign(checkpoint)
     return checkpoint
+
+
+def program(tokens: Tokens, config: TrainingConfig, *, every_steps: int, keep: int) -> Program:
+    """What trains: a checkpoint every so many steps, of which so many are kept."""
+    settings = {
+        "training": config.model_dump(mode="json"),
+        "checkpoint_every_steps": every_steps,
+        "keep_checkpoints": keep,
+    }
+    return Program("tasks.jobs.train", settings, {"tokens": tokens}, progress="checkpoints/LATEST")

@@ -34,6 +34,7 @@ from tasks.corpus.rewriting import rewrite
 from tasks.data_config import ValidationConfig
 from tasks.drift.histograms import drifts, outliers
 from tasks.expected import INSUFFICIENT, SAMPLES, DocumentRule, Figure
+from tasks.programs import Program
 from tasks.signing.bundle import SIGNATURES
 from tasks.stage import stage
 from tasks.verdict import Bits, Judged, mask_of, shares, verdict
@@ -54,7 +55,9 @@ def validate(
     on: Cluster,
 ) -> Validation:
     """Profile a dataset and judge it by the suite; `reference` is the verdict that accepted the version before it."""
-    profile = _profile(dataset, config, heldout_fraction, benchmarks, on)
+    job = run_job(program(dataset, config, heldout_fraction, benchmarks, on=on), on=on)
+    names = tuple(benchmark.name for benchmark in benchmarks)
+    profile = Profile(job.output / "profile", names, split=heldout_fraction is not None)
     before = json.loads((fetch(reference) / "columns.json").read_text()) if reference else None
     judged = judge(profile, config, before=before, strange=refused(*_origins(dataset), config.admission))
     refs: dict[str, str | None] = {"dataset": dataset.ref, "reference": reference.ref if reference else None}
@@ -201,22 +204,21 @@ def _border(profile: Profile, gone: NDArray[np.bool_]) -> Figure:
     return expected.of_border(count, left, samples_of(profile, {BORDER: found})[BORDER])
 
 
-def _profile(
-    dataset: Dataset, config: ValidationConfig, heldout: float | None, benchmarks: tuple[Dataset, ...], on: Cluster
-) -> Profile:
-    """Have the corpus profiled on the cluster."""
-    names = tuple(benchmark.name for benchmark in benchmarks)
+def program(
+    dataset: Dataset, config: ValidationConfig, heldout: float | None, benchmarks: tuple[Dataset, ...], *, on: Cluster
+) -> Program:
+    """What profiles a corpus, on one machine with all of its threads. Raises ValueError for a benchmark that is named twice."""
+    names = [benchmark.name for benchmark in benchmarks]
     if len(set(names)) < len(names):
         raise ValueError(f"validation.benchmarks names one dataset twice: {', '.join(names)}")
     settings = {
         "validation": config.model_dump(mode="json"),
         "heldout_fraction": heldout or 0.0,
-        "benchmarks": list(names),
+        "benchmarks": names,
         "threads": on.threads_per_node,
     }
     inputs: dict[str, Artifact] = {"dataset": dataset, **{f"benchmark-{each.name}": each for each in benchmarks}}
-    job = run_job("tasks.jobs.profile", settings, inputs=inputs, on=on, ranks=1, threads=on.threads_per_node)
-    return Profile(job.output / "profile", names, split=heldout is not None)
+    return Program("tasks.jobs.profile", settings, inputs, ranks=1, threads=on.threads_per_node)
 
 
 def _origins(dataset: Dataset) -> tuple[dict[str, str], dict[str, list[str]], list[str]]:

@@ -20,11 +20,12 @@ from typing import Any, TypeVar
 
 from tasks.artifacts import Artifact, Cluster, parse_ref
 from tasks.compute import open_backend
-from tasks.compute.job import Job, JobResult
+from tasks.compute.job import JobResult
 from tasks.compute.supervisor import Watch, run, settle
 from tasks.errors import IntegrityError
 from tasks.lifecycle import Lifecycle, code_version
 from tasks.process import read_json, write_json
+from tasks.programs import Program, job_of
 from tasks.redaction import redacted
 from tasks.registry import records
 from tasks.registry.access import note_access
@@ -149,64 +150,20 @@ def manifest_of(artifact: Artifact) -> Manifest:
     return stored(artifact)
 
 
-def run_job(
-    program: str,
-    settings: dict[str, Any],
-    *,
-    inputs: dict[str, Artifact],
-    on: Cluster,
-    ranks: int | None = None,
-    threads: int | None = None,
-    progress: str = "",
-    restarts: int = 2,
-) -> JobResult:
-    """Run a program of tasks/jobs to its end, on the cluster; with `ranks` None, on all of it.
+def run_job(program: Program, *, on: Cluster) -> JobResult:
+    """Run a program of tasks/jobs to its end, on the cluster.
 
     Raises what tasks.compute.supervisor.run raises.
     """
     work = _work.get()
-    job = Job(
-        name=work.stage,
-        token=work.key[:32],
-        program=program,
-        settings=settings,
-        inputs={key: str(fetch(artifact)) for key, artifact in inputs.items()},
-        artifacts={key: artifact.ref for key, artifact in inputs.items()},
-        progress=progress,
-        restarts=restarts,
-        **_shape(on, ranks, threads),
-    )
+    folders = {name: str(fetch(artifact)) for name, artifact in program.inputs.items()}
+    job = job_of(work.stage, work.key, program, on=on, folders=folders)
     _close_published_generation(work, job.token)
-    folder = work.lifecycle.home / "jobs" / f"{work.stage}-{job.token[:12]}"
+    folder = work.lifecycle.home / "jobs" / job.id
     work.job = run(
         job, backend=open_backend(on.config), folder=folder, journal=work.lifecycle.journal, watch=_watch(work)
     )
     return work.job
-
-
-def _shape(on: Cluster, ranks: int | None, threads: int | None) -> dict[str, Any]:
-    """What a job takes of a cluster; one with its own number of ranks runs on one machine."""
-    config = on.config
-    limit = config.time_limit_minutes
-    return {
-        "nodes": 1 if ranks else on.nodes,
-        "ranks_per_node": ranks or on.ranks_per_node,
-        "threads_per_rank": threads or on.threads_per_rank,
-        "gpus_per_node": config.gpus_per_node,
-        "memory_gib": config.memory_gib,
-        "time_limit": limit * 60 if limit else None,
-        "image": config.image,
-        "python": config.python,
-        "environment": config.environment,
-        "exclusive": config.exclusive,
-        "preemptible": config.preemptible,
-        "excluded_nodes": config.exclude,
-        "launcher": "torchrun" if ranks else config.launcher,
-        "elastic": None if ranks else config.elastic,
-        "scratch": config.scratch,
-        "watch": config.watch,
-        "retry": config.retry,
-    }
 
 
 def clean_up(work: Work) -> None:

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
 COLOURS = {"passed": "green", "failed": "red", "insufficient": "yellow", "absent": "dim"}
 
-Config = Annotated[str, typer.Option("--config", "-c", help="A YAML file, or the name of a shipped configuration.")]
+Config = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        "-c",
+        help="A YAML file, or the name of a shipped configuration; of several the later wins. Default: local.",
+    ),
+]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Change one setting; may be given often.")
 ]
@@ -30,9 +37,7 @@ def revalidate(
         str,
         typer.Option(metavar="NAME[@VERSION]", help="The dataset; without it, the newest version of the model's own."),
     ] = "",
-    config: Annotated[
-        str, typer.Option("--config", "-c", help="A YAML file, or the name of a shipped configuration, instead.")
-    ] = "",
+    config: Config = None,
     set_: Set = None,
     as_: As = "",
     as_json: Json = False,
@@ -48,13 +53,13 @@ def revalidate(
     if model and not config:
         told = of_champion(model, data, set_ or [])
     else:
-        told = parameters_of("revalidate", config or "local", data, [*(set_ or []), *_named(model)])
+        told = parameters_of("revalidate", config, data, [*(set_ or []), *_named(model)])
     settings = RevalidateConfig.model_validate(told["config"])
     what = f"revalidate {settings.model} on dataset {told['dataset']}"
     _run("revalidate", settings, {"dataset": told["dataset"]}, what, as_, as_json, show=_parts)
 
 
-def qualify(config: Config = "local", set_: Set = None, as_: As = "", as_json: Json = False) -> None:
+def qualify(config: Config = None, set_: Set = None, as_: As = "", as_json: Json = False) -> None:
     """Measure the cluster anew, and judge it by its baseline."""
     from tasks.config import QualifyConfig
 
@@ -62,12 +67,12 @@ def qualify(config: Config = "local", set_: Set = None, as_: As = "", as_json: J
     _run("qualify", settings, {}, f"qualify {settings.cluster.name}", as_, as_json)
 
 
-def parameters_of(flow: str, config: str, dataset: str, set_: list[str] | None) -> dict[str, Any]:
+def parameters_of(flow: str, config: list[str] | None, dataset: str, set_: list[str] | None) -> dict[str, Any]:
     """What a flow is called with, by the options of a command. Raises ValueError, also for a secret among them."""
     from deployments.catalogue import parameters
     from tasks.redaction import require_no_secrets
 
-    told = parameters(flow, config, dataset, tuple(set_ or ()))
+    told = parameters(flow, config or "local", dataset, tuple(set_ or ()))
     require_no_secrets(told)
     return told
 

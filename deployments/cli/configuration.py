@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -20,9 +20,19 @@ C = TypeVar("C", bound=Settings)
 EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
-def load(source: str, overrides: list[str]) -> RetrainConfig:
-    """A configuration by the name of a shipped one, or by path. Raises ValueError."""
-    return validated(RetrainConfig, with_settings(_read(_path(source)), overrides), source)
+def load(source: str | Sequence[str], overrides: list[str]) -> RetrainConfig:
+    """A configuration by the name of a shipped one, or by path; of several, what a later one names wins. Raises ValueError."""
+    sources = [source] if isinstance(source, str) else source
+    value: dict[str, Any] = {}
+    for each in sources:
+        value = merged(value, _read(_path(each)))
+    return validated(RetrainConfig, with_settings(value, overrides), " + ".join(sources))
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Keys and values of both; where both name a section its keys are merged, anything else is that of `above`."""
+    both = {key: merged(below[key], value) for key, value in above.items() if _sections(below.get(key), value)}
+    return {**below, **above, **both}
 
 
 def load_file(model: type[C], path: Path) -> C:
@@ -52,6 +62,10 @@ def validated(model: type[C], value: dict[str, Any], source: str) -> C:
     except ValidationError as error:
         words = "; ".join(_sentence(problem, model) for problem in error.errors())
         raise ValueError(f"the configuration {source} is not valid: {words}") from error
+
+
+def _sections(*values: Any) -> bool:
+    return all(isinstance(value, dict) for value in values)
 
 
 def _path(source: str) -> Path:

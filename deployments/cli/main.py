@@ -21,6 +21,8 @@ from deployments.cli import (
     endpoint,
     events,
     history,
+    job,
+    jobs,
     lineage,
     notify,
     person,
@@ -82,6 +84,9 @@ app.command("restore")(backup.restore)
 app.add_typer(endpoint.app, name="endpoint")
 app.command("complete")(endpoint.complete)
 app.add_typer(notify.app, name="notify")
+app.command("jobs")(jobs.jobs)
+app.add_typer(job.app, name="job")
+app.command("reconcile")(jobs.reconcile)
 app.command("doctor")(doctor.doctor)
 app.command("up")(platform.up)
 app.command("run")(run_.run)

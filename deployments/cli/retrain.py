@@ -6,20 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
+from deployments.cli.checks import Config, Set
 from deployments.cli.output import say
 from deployments.cli.person import As, asked
 
 
 def retrain(
-    config: Annotated[
-        str, typer.Option("--config", "-c", help="A YAML file, or the name of a shipped configuration.")
-    ] = "local",
+    config: Config = None,
     dataset: Annotated[
         str, typer.Option(help="NAME or dataset/NAME@VERSION; without it, the configuration's dataset.")
     ] = "",
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Change one setting; may be given often.")
-    ] = None,
+    set_: Set = None,
     from_stage: Annotated[
         str | None, typer.Option("--from", metavar="STAGE", help="Run this stage and all later ones again.")
     ] = None,
@@ -40,7 +37,7 @@ def retrain(
     from tasks.settings import home
     from tasks.storage import open_store
 
-    settings = load(config, set_ or [])
+    settings = load(config or "local", set_ or [])
     name = dataset or settings.dataset
     require_no_secrets({**settings.model_dump(mode="json"), "dataset": name})
     if dry_run:

@@ -22,7 +22,7 @@ def validate(
     dataset: Annotated[
         str, typer.Argument(help="NAME, dataset/NAME@VERSION, or a file or folder: that is published first.")
     ],
-    config: Config = "local",
+    config: Config = None,
     set_: Set = None,
     name: Annotated[str, typer.Option(help="Of a file or folder: the dataset's name; without it, its own.")] = "",
     as_: As = "",

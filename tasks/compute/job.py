@@ -43,6 +43,8 @@ class Job(BaseModel):
     program: str
     """A module, or with `module` false the path of a program of the user's own."""
     module: bool = True
+    driver: bool = False
+    """Whether the program is one process that starts its own others, such as a script that calls `ray.init()`: Ray's only."""
     arguments: tuple[str, ...] = ()
     settings: dict[str, Any]
     inputs: dict[str, str]

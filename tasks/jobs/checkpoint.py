@@ -29,6 +29,7 @@ from tasks.config import TrainingConfig
 from tasks.errors import IntegrityError
 from tasks.jobs.checkpoint_files import Manifest, manifests, place_of, quarantine, quarantined, verify
 from tasks.jobs.checkpoint_writer import Writing
+from tasks.jobs.elastic import newcomers_seed
 
 DTYPES = {
     torch.float64: "F64",
@@ -41,13 +42,10 @@ DTYPES = {
 RNG = "rng.torch"
 
 
-def identity(config: TrainingConfig, tokens: Mapping[str, Any], *, world_size: int) -> dict[str, Any]:
-    """What a run must share with a checkpoint to go on from it."""
-    return {
-        "world_size": world_size,
-        "training": config.model_dump(mode="json"),
-        "tokens": dict(tokens),
-    }
+def identity(config: TrainingConfig, tokens: Mapping[str, Any], *, world_size: int | None) -> dict[str, Any]:
+    """What a run must share with a checkpoint to go on from it; `world_size` is None for one whose ranks come and go."""
+    fixed = {} if world_size is None else {"world_size": world_size}
+    return {**fixed, "training": config.model_dump(mode="json"), "tokens": dict(tokens)}
 
 
 def choose(root: Path, wanted: Mapping[str, Any]) -> Manifest | None:
@@ -109,11 +107,12 @@ def training_tensors(network: nn.Module, optimizer: torch.optim.Optimizer) -> di
 def restore(root: Path, found: Manifest, *, rank: int, tensors: Mapping[str, Tensor]) -> None:
     """Copy a checkpoint into `training_tensors`, and this rank's generator state into torch.
 
-    Weights and optimizer state are equal on all ranks under DDP, so rank 0's shard holds them for all.
+    Weights and optimizer state are equal on all ranks under DDP, so rank 0's shard holds them for all. A rank that was not there
+    when it was saved gets a seed of its own.
     """
     folder = place_of(root, found.step, found.attempt)
     shared = _load(folder, found.files[0])
-    own = shared if rank == 0 else _load(folder, found.files[rank])
+    own = _load(folder, found.files[rank]) if 0 < rank < len(found.files) else shared
     expected = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if expected != {name: tuple(tensor.shape) for name, tensor in shared.items() if name != RNG} or RNG not in own:
         raise IntegrityError(
@@ -122,7 +121,10 @@ def restore(root: Path, found: Manifest, *, rank: int, tensors: Mapping[str, Ten
         )
     for name, tensor in tensors.items():
         tensor.copy_(shared[name])
-    torch.set_rng_state(own[RNG])
+    if rank < len(found.files):
+        torch.set_rng_state(own[RNG])
+    else:
+        torch.manual_seed(newcomers_seed(int(found.identity["training"]["seed"]), found.step, rank))
 
 
 def _load(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -37,7 +37,7 @@ class Manifest:
     consumed_samples: int
     """Position in the data: samples of the global order that all steps so far used."""
     identity: dict[str, Any]
-    """World size, training settings and tokens: what a run must share to go on from here."""
+    """Training settings, tokens and, of a fixed size, world size: what a run must share to go on from here."""
     identity_digest: str
     files: list[dict[str, Any]]
     schema: str = SCHEMA

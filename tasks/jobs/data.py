@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,13 @@ class Shares:
                 f"global_batch_size {self.global_batch} does not divide into micro batches of {self.micro_batch} on "
                 f"{self.world_size} ranks: make it a multiple of {self.micro_batch} x {self.world_size} = {at_once}"
             )
+
+    def halved(self, times: int) -> Shares:
+        """The same shares with the micro batch halved so often, or smaller, until it divides; 1 is the least."""
+        micro = max(1, self.micro_batch // 2**times)
+        while self.samples % micro:
+            micro -= 1
+        return replace(self, micro_batch=micro)
 
     @property
     def samples(self) -> int:

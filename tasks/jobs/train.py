@@ -1,7 +1,8 @@
 """The training job: a causal language model from scratch, data parallel, resumed bit for bit after any interruption.
 
 One process a rank, started by torchrun. What is read: data.py. What is trained: network.py. What survives a crash:
-checkpoint.py. Which stage starts it: tasks/train.py. Nothing here knows of a backend, of Prefect or of MLflow.
+checkpoint.py. What lets ranks come and go: elastic.py. Which stage starts it: tasks/train.py. Nothing here knows of a backend, of
+Prefect or of MLflow.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tasks.config import TrainingConfig
 from tasks.jobs.checkpoint import Saver, choose, identity, restore, training_tensors
 from tasks.jobs.checkpoint_files import Manifest, claim_attempt, clean, place_of, read_manifest
 from tasks.jobs.data import Samples, Shares, open_samples, tokens_identity, vocabulary
+from tasks.jobs.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Asked, Groups, changes, fingerprint, standstill
 from tasks.jobs.network import build_network, next_token_loss, parameter_count, save_network
 from tasks.jobs.runtime import Rank, main
 
@@ -40,6 +42,7 @@ def run(rank: Rank) -> dict[str, Any]:
     """
     config = TrainingConfig.model_validate(rank.settings["training"])
     shares = Shares(rank.rank, rank.world_size, config.global_batch_size, config.micro_batch_size)
+    shares = shares.halved(int(rank.settings.get("smaller_batches", 0)))
     samples = open_samples(rank.inputs["tokens"], config)
     _start(rank)
     training = Training(rank, config, samples=samples, shares=shares)
@@ -53,7 +56,7 @@ def _start(rank: Rank) -> None:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if rank.world_size == 1 else {}
-    dist.init_process_group("gloo", **alone)
+    dist.init_process_group("gloo", timeout=START_TIMEOUT if rank.settings.get("elastic") else None, **alone)
 
 
 def learning_rate(config: TrainingConfig, step: int) -> float:
@@ -103,6 +106,8 @@ class Training:
 
     def __init__(self, rank: Rank, config: TrainingConfig, *, samples: Samples, shares: Shares) -> None:
         self.rank, self.config, self.samples, self.shares = rank, config, samples, shares
+        self.elastic = bool(rank.settings.get("elastic"))
+        self.groups, self.asked = Groups(elastic=self.elastic), Asked()
         self.checkpoints = rank.folder / "checkpoints"
         self.tokens = rank.inputs["tokens"]
         vocab_size, eod = vocabulary(self.tokens)
@@ -110,13 +115,18 @@ class Training:
         self.optimizer = build_optimizer(self.network, config)
         torch.manual_seed(config.seed + rank.rank)
         self.tensors = training_tensors(self.network, self.optimizer)
-        identical = identity(config, tokens_identity(self.tokens), world_size=rank.world_size)
+        fixed = None if self.elastic else rank.world_size
+        identical = identity(config, tokens_identity(self.tokens), world_size=fixed)
         attempt, found = self._agree(identical)
+        if self.elastic:  # machines count attempts each for itself; the one that was claimed is the same for all
+            self.rank = replace(rank, attempt=attempt)
         self.resumed = found.step if found else None
         self.step, self.consumed = (found.step, found.consumed_samples) if found else (0, 0)
         if found:
             restore(self.checkpoints, found, rank=rank.rank, tensors=self.tensors)
-        self.parallel = DistributedDataParallel(self.network, gradient_as_bucket_view=True, broadcast_buffers=False)
+        self.parallel = DistributedDataParallel(
+            self.network, process_group=self.groups.steps, gradient_as_bucket_view=True, broadcast_buffers=False
+        )
         self.to_save = self.tensors if rank.rank == 0 else {}
         self.saver = Saver(
             self.to_save,
@@ -128,6 +138,7 @@ class Training:
             log=str(rank.folder / "metrics.jsonl"),
             identity=identical,
         )
+        self.waited = standstill(rank.folder / "metrics.jsonl") if self.elastic and rank.rank == 0 else {}
         self.pace = Pace(began=time.monotonic(), first=self.step)
 
     def _agree(self, identical: dict[str, Any]) -> tuple[int, Manifest | None]:
@@ -140,28 +151,34 @@ class Training:
             clean(self.checkpoints, attempt)
             found = choose(self.checkpoints, identical)
             word = torch.tensor([attempt, found.step if found else -1, found.attempt if found else -1])
-        dist.broadcast(word, src=0)
+        dist.broadcast(word, src=0, group=self.groups.patient)
         attempt, step, of_attempt = (int(number) for number in word)
         if step >= 0 and not found:
             found = read_manifest(place_of(self.checkpoints, step, of_attempt) / "manifest.json")
         return attempt, found
 
     def go(self) -> None:
-        """Every step that is left, then the last checkpoint."""
+        """Every step that is left, then the last checkpoint. When a rank is asked to stop, all save after that step and end."""
         every = int(self.rank.settings["checkpoint_every_steps"])
+        self.asked.listen()
         while self.step < self.config.steps:
-            self._advance()
-            if self.step == self.config.steps:
+            stop = self._advance()
+            if stop or self.step == self.config.steps:
                 self._save()
             elif self.step % every == 0:
                 self._save_unless_busy()
             self.saver.busy()  # a save that failed in the background is raised here, and not at the end
+            if stop and self.step < self.config.steps:
+                self.saver.close()
+                sys.exit(SAVED_AND_STOPPED)
         self.saver.close()
+        self.asked.ignore()
 
-    def _advance(self) -> None:
+    def _advance(self) -> bool:
+        """One step; returns whether a rank was asked to stop."""
         began, step = time.monotonic(), self.step + 1
         rate = learning_rate(self.config, step)
-        loss = self._gradients()
+        loss, asked, samples = self._gradients()
         norm = float(nn.utils.clip_grad_norm_(self.network.parameters(), self.config.gradient_clip))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise FloatingPointError(
@@ -174,19 +191,33 @@ class Training:
         self.optimizer.zero_grad()
         self.step, self.consumed = step, self.consumed + self.config.global_batch_size
         speed = self._tokens_a_step() / (time.monotonic() - began)
-        self._tell(loss=loss, learning_rate=rate, grad_norm=norm, tokens_per_second=speed)
+        self._tell(loss=loss, learning_rate=rate, grad_norm=norm, tokens_per_second=speed, **self._proof(samples))
+        return asked > 0
 
-    def _gradients(self) -> float:
-        """Gradients of the global batch, averaged over its samples; returns the loss averaged over all ranks."""
+    def _proof(self, samples: float) -> dict[str, float]:
+        """What an elastic run records beside: the position in the data, and what was read there; after a start, how long it was."""
+        if not self.elastic:
+            return {}
+        waited, self.waited = self.waited, {}
+        position = {"consumed": self.consumed, "samples_crc32": int(samples), "world_size": self.rank.world_size}
+        return {**position, **waited}
+
+    def _gradients(self) -> tuple[float, float, float]:
+        """Gradients of the global batch, averaged over its samples.
+
+        Returns the loss averaged over all ranks, how many of them were asked to stop, and the fingerprint of an elastic run.
+        """
         batches = self.shares.micro_batches(self.samples, self.consumed)
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros(3, dtype=torch.float64)
+        total[1], total[2] = float(self.asked.here), fingerprint(batches) if self.elastic else 0.0
         for number, (inputs, targets) in enumerate(batches, start=1):
             with nullcontext() if number == len(batches) else self.parallel.no_sync():
                 loss: Tensor = next_token_loss(self.parallel, inputs, targets) / len(batches)
                 loss.backward()
-            total += loss.detach()
-        dist.all_reduce(total)
-        return float(total) / self.rank.world_size
+            total[0] += loss.detach()
+        dist.all_reduce(total, group=self.groups.steps)
+        loss, asked, samples = total.tolist()
+        return loss / self.rank.world_size, asked, samples
 
     def _tell(self, **values: float) -> None:
         left = self.pace.seconds_left(self.step, self.config.steps)
@@ -200,7 +231,7 @@ class Training:
         """Rank 0's writer is done last, so whether it is busy decides for all ranks."""
         began = time.monotonic()
         busy = torch.tensor(int(self.saver.busy()))
-        dist.broadcast(busy, src=0)
+        dist.broadcast(busy, src=0, group=self.groups.steps)
         if busy:
             self.pace.skipped += 1
         else:
@@ -231,6 +262,7 @@ class Training:
             "checkpoint_stall_seconds": self.pace.stalled,
             "checkpoints": self.pace.saved,
             "checkpoints_skipped": self.pace.skipped,
+            **({"standstills": changes(self.rank.folder / "metrics.jsonl")} if self.elastic else {}),
         }
 
 
@@ -241,11 +273,13 @@ def mend(log: Path) -> None:
 
 
 def last_records(log: Path) -> list[dict[str, Any]]:
-    """The last record of every step: steps between a checkpoint and a kill were done, and recorded, more than once."""
+    """The last attempt's record of every step: steps between a checkpoint and a kill were done, and recorded, more than once."""
     records: dict[int, dict[str, Any]] = {}
     for line in log.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
-        records[record["step"]] = record
+        before = records.get(record["step"])
+        if before is None or before["attempt"] <= record["attempt"]:
+            records[record["step"]] = record
     return [records[step] for step in sorted(records)]
 
 

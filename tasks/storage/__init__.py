@@ -1,4 +1,7 @@
-"""Where artifacts live: the port's protocol is store.py; `open_store` is a home's own store, `open_named` any other."""
+"""Where artifacts live: the port's protocol is store.py; `open_store` is a home's own store, `open_named` any other.
+
+`open_files` is where jobs on machines without a shared folder find their files.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING
 from tasks.storage.store import Store
 
 if TYPE_CHECKING:
+    from tasks.storage.blob.files import BlobFiles
     from tasks.storage.settings import StoreConfig
 
 
@@ -34,6 +38,24 @@ def open_named(home: Path, name: str) -> Store:
             f"{name!r} is no store: stores.yaml names {there}; a folder is written with a slash, as ./{name}"
         )
     return _open_configured(home, known[name])
+
+
+def open_files(home: Path, name: str = "") -> BlobFiles:
+    """The container of a store for the folders of jobs; without a name, the home's own store. Raises ValueError."""
+    from tasks.storage.settings import load_stores
+
+    stores = load_stores(home)
+    wanted = name or stores.use
+    config = stores.stores.get(wanted)
+    if config is None or not config.uri.startswith("az://"):
+        what = f"{config.uri}" if config else "a folder of this machine" if wanted == "local" else "not in stores.yaml"
+        raise ValueError(
+            f"store {wanted!r} is {what}: jobs on machines without a shared folder need one on Azure Blob. Name it in "
+            "stores.yaml (docs/storage.md), and use it there or set cluster.azureml.store to its name"
+        )
+    from tasks.storage.blob.files import BlobFiles
+
+    return BlobFiles(config, home, open_store(home))
 
 
 def _open_configured(home: Path, config: StoreConfig) -> Store:

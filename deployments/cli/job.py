@@ -1,0 +1,150 @@
+"""`headway job`: one job, from what would be submitted to its logs and its end. All jobs are `headway jobs` (jobs.py)."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deployments.cli.checks import Config, Json, Set
+from deployments.cli.jobs import Ask, journal, plain, said
+from deployments.cli.output import say
+from deployments.cli.person import As, Reason, asked
+from tasks.process import read_json
+
+if TYPE_CHECKING:
+    from tasks.compute.job import Journal
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="As `headway jobs` tells it, or the beginning of it.")]
+
+app = typer.Typer(help="One job: what would be submitted, how it is, its logs, its end.", no_args_is_help=True)
+
+
+@app.command()
+def render(
+    config: Config = None,
+    stage: Annotated[
+        str, typer.Option(help="Stage that runs the job: validate, preprocess, benchmark, train, evaluate, export.")
+    ] = "train",
+    backend: Annotated[
+        str, typer.Option(help="Backend instead of the configuration's: local, ssh, slurm, azureml, ray.")
+    ] = "",
+    dataset: Annotated[
+        str, typer.Option(help="NAME or dataset/NAME@VERSION; without it, the configuration's dataset.")
+    ] = "",
+    set_: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Print exactly what would be submitted for a stage, without submitting it. No server and no scheduler is asked.
+
+    Inputs that are not made yet stand as placeholders, and are named.
+    """
+    from deployments.cli.configuration import load
+    from flows.planned_jobs import planned_job
+    from tasks.compute import open_backend
+    from tasks.redaction import require_no_secrets
+    from tasks.settings import home
+
+    settings = load(config or "local", [*(set_ or []), *([f"cluster.backend={backend}"] if backend else [])])
+    require_no_secrets(settings.model_dump(mode="json"))
+    planned = planned_job(stage, dataset or settings.dataset, settings)
+    folder = home() / "jobs" / planned.job.id
+    rendered = open_backend(settings.cluster).render(planned.job, folder)
+    fields = {
+        "backend": rendered.backend,
+        "id": planned.job.id,
+        "folder": str(folder),
+        **rendered.model_dump(mode="json", exclude={"backend"}),
+        "job": planned.job.model_dump(mode="json"),
+        "pending": list(planned.pending),
+    }
+    say(fields, _rendered_words(fields), as_json=as_json)
+
+
+def _rendered_words(fields: dict[str, Any]) -> str:
+    """For people: what is placed where, then what is executed."""
+    lines = [f"# not known yet: {each}" for each in fields["pending"]]
+    lines += [f"# job folder: {fields['folder']}"]
+    for name, text in {**fields["files"], "job.json": json.dumps(fields["job"], indent=1)}.items():
+        lines += [f"# file {name}", text.rstrip("\n"), ""]
+    if fields["request"] is not None:
+        lines += ["# request", json.dumps(fields["request"], indent=1), ""]
+    lines += [f"{name}={shlex.quote(value)}" for name, value in fields["environment"].items()]
+    return "\n".join([*lines, shlex.join(fields["command"])]).rstrip()
+
+
+@app.command()
+def show(id_: Id, ask: Ask = False, as_json: Json = False) -> None:
+    """Tell everything of one job: how it is, what it was asked for, each submission and how it ended, what ranks reported."""
+    from tasks.compute.jobs_book import find_job, job_of
+    from tasks.settings import home
+
+    book = journal()
+    entry = find_job(home(), id_, book, ask=ask)
+    folder = Path(entry.folder)
+    fields = {
+        **plain(entry),
+        "job": job_of(folder).model_dump(mode="json"),
+        "submissions": list(_submissions(entry.token, book)),
+        "errors": [read_json(path) for path in sorted((folder / "errors").glob("*.json"))],
+    }
+    say(fields, _words(fields), as_json=as_json)
+
+
+@app.command()
+def cancel(id_: Id, reason: Reason = "", as_: As = "", as_json: Json = False) -> None:
+    """End a job on its backend. What it computed stays in its checkpoints; the command that ran it reports that it was cancelled."""
+    from tasks.compute.jobs_book import cancel_job, find_job
+    from tasks.registry.audit import audited
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    entry = find_job(home(), id_, journal())
+    what = f"job {entry.id}, submission {entry.submission} on {entry.backend or 'an unknown backend'}"
+    with asked("run", as_, what=f"cancel {what}", reason=reason):
+        with audited(open_store(home()), "cancel job", right="run", what=what, reason=reason, before=entry.state):
+            before = cancel_job(home(), entry.id, journal())
+    say({**plain(before), "cancelled": True}, f"{before.id} is cancelled; it was {said(before)}", as_json=as_json)
+
+
+def _submissions(token: str, book: Journal) -> Iterator[dict[str, Any]]:
+    """Every submission of a job, oldest first: where, when, how it ended."""
+    for key in sorted(key for key in book.list(f"jobs/{token}/") if key.endswith("/intent")):
+        at = key.removesuffix("/intent")
+        intent, end = book.get(key) or {}, book.get(f"{at}/end") or {}
+        spec, cluster = intent.get("job", {}), intent.get("cluster") or {}
+        yield {
+            "number": int(at.rpartition("/")[2]),
+            "backend": cluster.get("backend", ""),
+            "time": intent.get("time"),
+            "excluded_nodes": spec.get("excluded_nodes", []),
+            "handle": book.get(f"{at}/handle"),
+            "outcome": end.get("outcome", "open"),
+            "failure": end.get("failure", ""),
+            "message": end.get("message", ""),
+            "ended": end.get("time"),
+        }
+
+
+def _words(fields: dict[str, Any]) -> str:
+    job = fields["job"]
+    lines = [
+        f"{fields['id']}: {fields['said']}",
+        f"  known to the scheduler as {fields['submission_id']} on {fields['backend'] or 'an unknown backend'}",
+        f"  program {job['program']}, {job['nodes']} node(s) of {job['ranks_per_node']} rank(s)"
+        + (f": {', '.join(fields['nodes'])}" if fields["nodes"] else ""),
+        f"  folder {fields['folder']}",
+        f"  {'supervised' if fields['supervised'] else 'nobody supervises it'}"
+        + (f" by flow run {fields['flow_run']}" if fields["flow_run"] else ""),
+    ]
+    for one in fields["submissions"]:
+        message = next(iter(one["message"].splitlines()), "")
+        ended = ": ".join(part for part in (one["outcome"], one["failure"], message) if part)
+        left_out = f" without {', '.join(one['excluded_nodes'])}" if one["excluded_nodes"] else ""
+        lines.append(f"  submission {one['number']}{left_out}: {ended}")
+    lines += [f"  {each.get('type')}: {each.get('message')}" for each in fields["errors"] if each]
+    return "\n".join(lines)

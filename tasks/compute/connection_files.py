@@ -1,0 +1,177 @@
+"""Files on machines reached through SSH: read, write, and bring a folder there or here by what changed.
+
+The connection is connection.py. A folder's file is moved when size or time of change (in nanoseconds) differ; one of APPENDED
+grows at its end, and only the new end is moved to here. Nothing is deleted on either side, no reader sees half a file, and
+names that begin with a dot stay where they are.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import asyncssh
+
+from tasks.compute.connection import ROOM, Connection, Ran
+from tasks.errors import Missing
+
+APPENDED = (".jsonl", ".log")
+"""Files that are only ever written at their end."""
+FILE_SECONDS, SLOWEST = 60.0, 100_000
+"""Time limit of one file: seconds, and bytes a second of the slowest link that counts as one."""
+PART = ".headway-part"
+
+
+@dataclass(frozen=True)
+class _Listed:
+    size: int
+    changed: int
+    """Nanoseconds since 1970."""
+
+
+def read(connection: Connection, path: str) -> bytes | None:
+    """The bytes of a remote file; None when there is none."""
+
+    async def work() -> bytes | None:
+        async with (await connection.opened()).start_sftp_client() as sftp:
+            try:
+                async with sftp.open(path, "rb") as file:
+                    return _bytes(await file.read())
+            except asyncssh.SFTPNoSuchFile:
+                return None
+
+    return connection.wait(connection.limited(work(), seconds=FILE_SECONDS, what=f"reading {path}"))
+
+
+def write(connection: Connection, path: str, data: bytes) -> None:
+    """Write a remote file whole, with the folders above it; readable by its owner only."""
+
+    async def work() -> None:
+        async with (await connection.opened()).start_sftp_client() as sftp:
+            await sftp.makedirs(PurePosixPath(path).parent, exist_ok=True)
+            async with sftp.open(path + PART, "wb", asyncssh.SFTPAttrs(permissions=0o600)) as file:
+                await file.write(data)
+            await sftp.posix_rename(path + PART, path)
+
+    connection.wait(connection.limited(work(), seconds=_limit(len(data)), what=f"writing {path}"))
+
+
+def names(connection: Connection, folder: str) -> list[str]:
+    """Names in a remote folder, sorted; none when there is no such folder."""
+    said = connection.run(f"ls -1A -- {shlex.quote(folder)}")
+    return sorted(said.stdout.splitlines()) if said.code == 0 else []
+
+
+def push(connection: Connection, folder: Path, remote: str, *, skip: Sequence[str] = ()) -> list[str]:
+    """Bring a local folder's changed files to a remote folder; returns their names. `skip` are names at its top."""
+    there = _remote_files(connection, remote)
+    moved = [name for name, stat in _local_files(folder).items() if there.get(name) != stat and not _in(name, skip)]
+    for name in moved:
+        connection.wait(_put(connection, folder / name, f"{remote}/{name}"))
+    return moved
+
+
+def pull(connection: Connection, remote: str, folder: Path, *, skip: Sequence[str] = ()) -> list[str]:
+    """Bring a remote folder's changed files to a local folder; returns their names. `skip` are names at its top."""
+    here, moved = _local_files(folder), []
+    for name, stat in _remote_files(connection, remote).items():
+        if here.get(name) != stat and not _in(name, skip):
+            connection.wait(_get(connection, f"{remote}/{name}", folder / name, stat))
+            moved.append(name)
+    return moved
+
+
+def _local_files(folder: Path) -> dict[str, _Listed]:
+    found = {}
+    for path in sorted(p for p in folder.rglob("*") if not _passing(p.name)):
+        try:
+            if path.is_file() and not path.is_symlink():
+                mine = path.stat()
+                found[path.relative_to(folder).as_posix()] = _Listed(mine.st_size, mine.st_mtime_ns)
+        except FileNotFoundError:  # it went away between the two looks
+            continue
+    return found
+
+
+def _remote_files(connection: Connection, remote: str) -> dict[str, _Listed]:
+    """One command lists them all; SFTP as OpenSSH speaks it knows times of change in whole seconds only."""
+    where = shlex.quote(remote)
+    said = connection.run(f"test ! -d {where} || find {where} -type f -printf '%P\\n%s\\n%T@\\n'")
+    if said.code and not said.stdout:
+        raise _refused(connection, f"listing {remote}", said)
+    lines = said.stdout.splitlines()
+    stats = zip(lines[0::3], lines[1::3], lines[2::3], strict=True)
+    return {name: _Listed(int(size), _nanoseconds(time)) for name, size, time in stats if not _passing(name)}
+
+
+def _nanoseconds(text: str) -> int:
+    seconds, _, fraction = text.partition(".")
+    return int(seconds) * 1_000_000_000 + int(fraction[:9].ljust(9, "0"))
+
+
+async def _put(connection: Connection, path: Path, remote: str) -> None:
+    mine = path.stat()
+
+    async def work() -> None:
+        async with (await connection.opened()).start_sftp_client() as sftp:
+            await sftp.makedirs(PurePosixPath(remote).parent, exist_ok=True)
+            await sftp.put(str(path), remote + PART, preserve=True)
+
+    await connection.limited(work(), seconds=_limit(mine.st_size), what=f"writing {remote}")
+    seconds, nanoseconds = divmod(mine.st_mtime_ns, 1_000_000_000)
+    part, to = shlex.quote(remote + PART), shlex.quote(remote)
+    said = await connection.ran(f"touch -d @{seconds}.{nanoseconds:09d} -- {part} && mv -f -- {part} {to}")
+    if said.code:
+        raise _refused(connection, f"writing {remote}", said)
+
+
+async def _get(connection: Connection, remote: str, path: Path, stat: _Listed) -> None:
+    """The whole file under a temporary name, or the new end of one that grew, up to the size that was listed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    grown = path.suffix in APPENDED and path.is_file() and path.stat().st_size < stat.size
+    offset = path.stat().st_size if grown else 0
+    target = path if grown else path.with_name(path.name + PART)
+
+    async def work() -> bytes | None:
+        async with (await connection.opened()).start_sftp_client() as sftp:
+            try:
+                if grown:
+                    async with sftp.open(remote, "rb") as source:
+                        return _bytes(await source.read(stat.size - offset, offset))
+                await sftp.get(remote, str(target))
+            except asyncssh.SFTPNoSuchFile:  # replaced or deleted since it was listed: the next look has it
+                return None
+        return b""
+
+    data = await connection.limited(work(), seconds=_limit(stat.size - offset), what=f"reading {remote}")
+    if data is None:
+        return
+    if grown:
+        with open(target, "ab") as file:
+            file.write(data)
+    os.utime(target, ns=(stat.changed, stat.changed))
+    os.replace(target, path)
+
+
+def _passing(name: str) -> bool:
+    """Whether a file is on its way to its real name: ours, or one of tasks/process.py's."""
+    return name.endswith(PART) or name.rpartition("/")[2].startswith(".")
+
+
+def _limit(size: int) -> float:
+    return FILE_SECONDS + size / SLOWEST
+
+
+def _in(name: str, tops: Sequence[str]) -> bool:
+    return name.split("/", 1)[0] in tops
+
+
+def _bytes(data: str | bytes) -> bytes:
+    return data if isinstance(data, bytes) else data.encode()
+
+
+def _refused(connection: Connection, what: str, said: Ran) -> Missing:
+    return Missing(f"{what} on {connection.address} failed: {said.stderr.strip() or said.code}", remedy=ROOM)

@@ -1,0 +1,218 @@
+"""The book of jobs: every job of a home, read from its folders and the journal; and cancelling one from outside.
+
+`headway jobs` and `headway job show|cancel|logs` stand on it (deployments/cli). A scheduler is asked only where the caller says
+so: what the supervisor saw last is in the folder (`supervisor.json`), and so is how a submission ended. Settling what nobody
+supervises any more is reconcile.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks import process
+from tasks.cluster_config import ClusterConfig
+from tasks.compute import open_backend
+from tasks.compute.job import Backend, Job, JobState, Journal
+from tasks.compute.metrics import newest_step
+from tasks.compute.nodes import ended_state
+from tasks.compute.submission import Generation, newest, settle
+from tasks.compute.supervision import is_supervised
+from tasks.errors import Missing, Unknown
+from tasks.settings import digest
+
+
+class JobEntry(BaseModel):
+    """One job, as a line of the book."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    """NAME-TOKEN12, the name of its folder; `headway job show` takes it, or the beginning of it."""
+    folder: str
+    stage: str
+    """The stage, or what `headway submit` called it."""
+    backend: str
+    """Empty when nobody wrote down which one it was submitted to."""
+    token: str
+    submission: int
+    """Which one this is; counts from 1."""
+    submission_id: str
+    """What the scheduler knows it by."""
+    state: str
+    """queued, starting, running, lost or unknown while its submission is open; `ended` when it ended and is not settled yet;
+    `retrying` between two submissions; then done, failed or cancelled."""
+    reason: str = ""
+    """Why it waits, in the scheduler's words; or how it failed."""
+    failure: str = ""
+    """The class of failure, of one that failed."""
+    nodes: tuple[str, ...] = ()
+    """Machines, as the scheduler calls them."""
+    excluded_nodes: tuple[str, ...] = ()
+    attempt: int = 0
+    """Of this submission, in place; 0 before its first."""
+    step: int | None = None
+    """The newest one; None of a job that counts none."""
+    submitted: float = 0.0
+    """Seconds since the epoch."""
+    age_seconds: float = 0.0
+    """Since it was submitted; of one that is over, how long it took."""
+    supervised: bool = False
+    """Whether a living process supervises it."""
+    flow_run: str = ""
+    """Prefect's identity of the flow run that supervises it, or did."""
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("done", "failed", "cancelled")
+
+
+def list_jobs(home: Path, journal: Journal, *, ask: bool = False) -> list[JobEntry]:
+    """All jobs of a home, newest first; with `ask`, the schedulers say the states: one call for each backend."""
+    folders = [path.parent for path in (home / "jobs").glob("*/job.json")]
+    said = _asked(folders, journal) if ask else {}
+    entries = [_entry(folder, journal, said.get(folder)) for folder in folders]
+    return sorted(entries, key=lambda entry: entry.submitted, reverse=True)
+
+
+def find_job(home: Path, name: str, journal: Journal, *, ask: bool = False) -> JobEntry:
+    """The one job that a person means: by id or the beginning of it, its token or the beginning of it, or its submission's id.
+
+    Raises Unknown when there is none, ValueError when there are several.
+    """
+    folders = [path.parent for path in (home / "jobs").glob("*/job.json")]
+    found = [folder for folder in folders if folder.name == name] or [f for f in folders if _means(f, name)]
+    if not found:
+        raise Unknown(f"no job {name!r} in {home / 'jobs'}", remedy="`headway jobs` lists them.")
+    if len(found) > 1:
+        raise ValueError(f"{name!r} may mean {', '.join(sorted(f.name for f in found))}: write more of it")
+    return _entry(found[0], journal, _asked(found, journal).get(found[0]) if ask else None)
+
+
+def cancel_job(home: Path, name: str, journal: Journal) -> JobEntry:
+    """End a job on its backend, and settle it as cancelled; returns the entry from before.
+
+    A supervisor that lives sees the end and reports that somebody cancelled the job. Raises Unknown, ValueError when the job
+    is over already, Missing when the backend does not answer or nobody wrote down which one it is.
+    """
+    entry = find_job(home, name, journal)
+    if entry.over:
+        raise ValueError(f"job {entry.id} is over: it is {entry.state}")
+    folder = Path(entry.folder)
+    backend = backend_of(folder)
+    handle = handle_of(folder, journal, backend)
+    if handle:
+        process.write_json(folder / "cancelled.json", {"submission": entry.submission, "time": time.time()})
+        backend.cancel(handle, folder)
+    if not entry.supervised:
+        settle(entry.token, journal, "cancelled", folder=folder, message="cancelled by hand")
+    return entry
+
+
+def cluster_of(folder: Path) -> ClusterConfig | None:
+    """The cluster that a job was submitted to; None when nobody wrote it down."""
+    said = process.read_json(folder / "cluster.json")
+    return ClusterConfig.model_validate(said) if said else None
+
+
+def backend_of(folder: Path) -> Backend:
+    """The backend that a job was submitted to. Raises Missing when nobody wrote it down."""
+    cluster = cluster_of(folder)
+    if cluster is None:
+        raise Missing(
+            f"{folder} does not say which cluster its job was submitted to (cluster.json is not there)",
+            remedy="Ask the scheduler itself, by the name in `headway job show`.",
+        )
+    return open_backend(cluster)
+
+
+def handle_of(folder: Path, journal: Journal, backend: Backend) -> dict[str, Any] | None:
+    """The handle of a job's newest submission: noted in the journal, or found by its name. Raises Missing as `find` does."""
+    job = job_of(folder)
+    generation = newest(job.token, journal)
+    if generation is None:
+        return None
+    return generation.handle or backend.find(job.model_copy(update={"submission": generation.number}), folder)
+
+
+def job_of(folder: Path) -> Job:
+    """The job that a folder was written for."""
+    return Job.model_validate(process.read_json(folder / "job.json"))
+
+
+def _means(folder: Path, name: str) -> bool:
+    job = job_of(folder)
+    begins = any(word.startswith(name) for word in (folder.name, job.token))
+    return (len(name) >= 4 and begins) or job.submission_id == name
+
+
+def _entry(folder: Path, journal: Journal, asked: JobState | None) -> JobEntry:
+    job, cluster = job_of(folder), process.read_json(folder / "cluster.json") or {}
+    generation = newest(job.token, journal) or Generation(job.token, job.submission, {}, None, None)
+    seen = process.read_json(folder / "supervisor.json") or {}
+    nodes = [process.read_json(path) or {} for path in sorted((folder / "nodes").glob("*/node.json"))]
+    attempt = process.read_json(folder / "attempt.json") or {}
+    step = newest_step(folder)
+    end = generation.end or {}
+    submitted = float(generation.intent.get("time", (folder / "job.json").stat().st_mtime))
+    return JobEntry(
+        id=folder.name,
+        folder=str(folder),
+        stage=job.name,
+        backend=str(cluster.get("backend", "")),
+        token=job.token,
+        submission=generation.number,
+        submission_id=job.model_copy(update={"submission": generation.number}).submission_id,
+        **_state(folder, generation, asked or _seen(folder, seen)),
+        failure=str(end.get("failure", "")),
+        nodes=tuple(str(node["name"]) for node in nodes if "name" in node),
+        excluded_nodes=job.excluded_nodes,
+        attempt=int(attempt.get("attempt", 0)),
+        step=step if step >= 0 else None,
+        submitted=submitted,
+        age_seconds=float(end.get("time", time.time())) - submitted,
+        supervised=is_supervised(folder),
+        flow_run=str(seen.get("flow_run", "")),
+    )
+
+
+def _state(folder: Path, generation: Generation, known: JobState) -> dict[str, str]:
+    end = generation.end
+    if not end:
+        return {"state": known.state, "reason": known.reason}
+    if end.get("again") and is_supervised(folder):
+        return {"state": "retrying", "reason": str(end.get("message", ""))}
+    return {"state": generation.outcome, "reason": str(end.get("message", ""))}
+
+
+def _seen(folder: Path, seen: dict[str, Any]) -> JobState:
+    """The state without asking a scheduler: the mark of the end, the process of a local job, what its supervisor saw last."""
+    ended = ended_state(folder)
+    if ended:
+        return ended
+    cluster = process.read_json(folder / "cluster.json") or {}
+    handle = process.read_json(folder / "handle.json")
+    if cluster.get("backend") == "local" and handle:
+        return open_backend(ClusterConfig()).states([(handle, folder)])[0]
+    return JobState(state=seen.get("state") or "unknown", reason=str(seen.get("reason", "")))
+
+
+def _asked(folders: Sequence[Path], journal: Journal) -> dict[Path, JobState]:
+    """What the schedulers say of the open jobs among some, by one call for each cluster."""
+    groups: dict[str, list[Path]] = {}
+    for folder in folders:
+        cluster = cluster_of(folder)
+        generation = newest(job_of(folder).token, journal)
+        if cluster and generation and generation.handle and not generation.end:
+            groups.setdefault(digest(cluster.model_dump(mode="json")), []).append(folder)
+    return {folder: state for group in groups.values() for folder, state in _states(group, journal)}
+
+
+def _states(folders: list[Path], journal: Journal) -> Iterator[tuple[Path, JobState]]:
+    backend = backend_of(folders[0])
+    handles = [(handle_of(folder, journal, backend) or {}, folder) for folder in folders]
+    yield from zip(folders, backend.states(handles), strict=True)

@@ -1,0 +1,78 @@
+"""The Ray backend: Ray Jobs on a cluster that runs, or on one that is started on this machine.
+
+The job's program is tasks/jobs/ray_driver.py, which starts the same part on each machine as every backend. What Ray's SDK is
+asked is ray_api.py, the cluster on this machine ray_local.py, Ray on Azure ML ray_azureml.py. See docs/ray.md.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks import process
+from tasks.cluster_config import ClusterConfig
+from tasks.compute.job import Job, JobState, Rendered
+from tasks.compute.nodes import ended_state, node_environment, python, write_nodes
+from tasks.compute.ray_api import RayJobs, unreachable
+from tasks.compute.ray_local import LocalCluster, living_cluster, start_local_cluster
+from tasks.compute.ray_spec import driver_spec
+from tasks.compute.ray_states import Told, state_of
+from tasks.errors import JobFailed, Missing
+from tasks.settings import home
+
+CANCEL_SECONDS = 60.0
+STOP_WAIT_SECONDS = 45
+"""For the driver to end all machines' parts before Ray kills it; the ranks have 30 s of it, Ray's own default is 3 s."""
+
+
+class RayBackend:
+    """A Ray cluster. State: the open clients, by address."""
+
+    poll_seconds = 2.0
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config
+        self._clients: dict[str, RayJobs] = {}
+
+    def render(self, job: Job, folder: Path) -> Rendered:
+        spec = driver_spec(job, folder, self._config.ray)
+        environment = {**node_environment(job), "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_SECONDS)}
+        request = {
+            "submission_id": job.submission_id,
+            "entrypoint": shlex.join([python(job), "-m", "tasks.jobs.ray_driver", str(folder)]),
+            "runtime_env": {"env_vars": environment},
+            "metadata": {"headway_job": job.id, "headway_token": job.token, "headway_submission": str(job.submission)},
+        }
+        return Rendered(backend="ray", files={"ray.json": json.dumps(spec, indent=1)}, request=request)
+
+    def submit(self, job: Job, folder: Path) -> dict[str, Any]:
+        rendered = self.render(job, folder)
+        address = self._config.ray.address or start_local_cluster(home()).address
+        with process.locked(folder / "submit.lock"):
+            there = self._find(job, address)
+            if there:
+                return there
+            write_nodes(job, folder)
+            for name, text in rendered.files.items():
+                process.write_text(folder / name, text)
+            try:
+                self._client(address).submit_job(**(rendered.request or {}))
+            except OSError as error:
+                raise unreachable(address, error) from error
+            except RuntimeError as error:
+                return self._find(job, address) or _refused(error, folder)
+        return _handle(job, address)
+
+    def find(self, job: Job, folder: Path) -> dict[str, Any] | None:
+        address = self._address()
+        return self._find(job, address) if address else None
+
+    def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
+        told = {address: self._told(address) for address in {handle["address"] for handle, _ in jobs}}
+        return [state_of(handle, folder, told[handle["address"]]) for handle, folder in jobs]
+
+    def cancel(self, handle: dict[str, Any], folder: Path) -> None:
+        """Raises Missing when the cluster does not answer, or its job does not end."""

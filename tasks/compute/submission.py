@@ -1,0 +1,175 @@
+"""The submissions of one job as the journal and the job folder have them: who was asked for what, and how it ended.
+
+A *generation* is one submission: `jobs/TOKEN/NNNN/{intent,handle,end}` in the journal. It is open until it has an end, and the
+next one begins only after that. Who decides is supervisor.py; what a new submission finds in an old folder is made here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.cluster_config import ClusterConfig
+from tasks.compute.job import Job, Journal
+from tasks.compute.metrics import newest_step
+from tasks.process import read_json, write_json
+
+MAY_DIFFER = ("submission", "excluded_nodes", "smaller_batches", "retry", "watch")
+"""Of two jobs under one token: what a further submission changes, and what concerns the supervisor only."""
+OF_ITS_END = ("result.json", "exit.json", "handle.json", "attempt.json", "progress.json", "settled.json", "launcher.log")
+FOLDERS_OF_ITS_END = ("errors", "logs", "nodes", "ranks")
+LOCK = "supervisor.lock"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One submission. `handle` is missing when nobody noted one, `end` while it is open."""
+
+    token: str
+    number: int
+    intent: dict[str, Any]
+    handle: dict[str, Any] | None
+    end: dict[str, Any] | None
+
+    @property
+    def outcome(self) -> str:
+        """open, done, failed or cancelled."""
+        return str(self.end["outcome"]) if self.end else "open"
+
+    @property
+    def marker(self) -> Marker:
+        """How far the work was when this submission began."""
+        return Marker(**self.intent.get("marker", {}))
+
+    @property
+    def stuck(self) -> int:
+        """Submissions in a row before this one that made no progress."""
+        return int(self.intent.get("stuck", 0))
+
+
+@dataclass(frozen=True)
+class Marker:
+    """How far a job's work is: two that differ are progress, but for `attempts`, which only counts starts."""
+
+    progress: str = ""
+    """Digest of the file that `job.progress` names."""
+    step: int = -1
+    """The newest step of metrics.jsonl."""
+    attempts: int = 0
+
+    def is_behind(self, other: Marker) -> bool:
+        """Whether the other one is further."""
+        return other.step > self.step or bool(other.progress and other.progress != self.progress)
+
+
+def marker(job: Job, folder: Path) -> Marker:
+    """How far the work in a folder is now."""
+    file = folder / job.progress
+    digest = hashlib.sha256(file.read_bytes()).hexdigest() if job.progress and file.is_file() else ""
+    attempts = int((read_json(folder / "attempts.json") or {}).get("attempts", 0))
+    return Marker(digest, newest_step(folder), attempts)
+
+
+def newest(token: str, journal: Journal) -> Generation | None:
+    """The newest submission under a token."""
+    keys = journal.list(f"jobs/{token}/")
+    number = max((int(key.split("/")[-2]) for key in keys if key.endswith("/intent")), default=0)
+    if not number:
+        return None
+    at = key_of(token, number)
+    parts = {part: journal.get(f"{at}/{part}") if f"{at}/{part}" in keys else None for part in ("handle", "end")}
+    return Generation(token, number, journal.get(f"{at}/intent") or {}, parts["handle"], parts["end"])
+
+
+def intend(job: Job, folder: Path, journal: Journal, *, stuck: int, cluster: ClusterConfig | None) -> Generation | None:
+    """Write down that a job is about to be submitted; None when somebody else did."""
+    intent = {
+        "job": job.model_dump(mode="json"),
+        "spec": job.spec_digest,
+        "time": time.time(),
+        "stuck": stuck,
+        "marker": asdict(marker(job, folder)),
+        "cluster": cluster.model_dump(mode="json") if cluster else None,
+    }
+    if not journal.put(f"{key_of(job.token, job.submission)}/intent", intent):
+        return None
+    return Generation(job.token, job.submission, intent, None, None)
+
+
+def note_handle(token: str, number: int, handle: dict[str, Any], journal: Journal) -> None:
+    """Write down what the scheduler calls a submission."""
+    journal.put(f"{key_of(token, number)}/handle", handle)
+
+
+def settle(token: str, journal: Journal, outcome: str, *, folder: Path | None = None, **facts: Any) -> None:
+    """Close the open generation of a token: done, failed or cancelled; `facts` say more, for those who ask later.
+
+    With `folder`, its mark there too: a folder with one needs no look into the journal (reconcile.py).
+    """
+    generation = newest(token, journal)
+    if generation is None:
+        return
+    if not generation.end:
+        end = {"outcome": outcome, "time": time.time(), **facts}
+        journal.put(f"{key_of(token, generation.number)}/end", end)
+    if folder is not None and folder.is_dir():
+        write_json(folder / "settled.json", {"submission": generation.number, "outcome": outcome, **facts})
+
+
+def key_of(token: str, number: int) -> str:
+    return f"jobs/{token}/{number:04d}"
+
+
+def differences(job: Job, intent: dict[str, Any]) -> list[str]:
+    """What of a job is not as in an intent, each as `name: there OLD, here NEW`."""
+    there, here = intent.get("job"), job.model_dump(mode="json")
+    if there is None:
+        return [] if intent.get("spec") in (None, job.spec_digest) else ["its specification"]
+    names = [name for name in here if name not in MAY_DIFFER and there.get(name) != here[name]]
+    return [told for name in names for told in _differences(name, there.get(name), here[name])]
+
+
+def _differences(name: str, there: Any, here: Any) -> Iterator[str]:
+    if isinstance(there, dict) and isinstance(here, dict):
+        for key in sorted({*there, *here}):
+            if there.get(key) != here.get(key):
+                yield from _differences(f"{name}.{key}", there.get(key), here.get(key))
+    else:
+        yield f"{name}: there {there!r}, here {here!r}"
+
+
+def clear(folder: Path) -> None:
+    """Empty the folder of work that is done and wanted again."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name != LOCK:
+            _remove(path)
+
+
+def set_aside(folder: Path, number: int) -> None:
+    """Before a new submission in an old folder: what the last one left of its end must not be read as the new one's.
+
+    It is kept under submissions/NNNN, for people. Checkpoints, metrics and everything else stay where they are.
+    """
+    aside = folder / "submissions" / f"{number:04d}"
+    for name in (*OF_ITS_END, *FOLDERS_OF_ITS_END):
+        if not (folder / name).exists():
+            continue
+        if (aside / name).exists():  # a machine that is cut off still wrote here
+            _remove(folder / name)
+            continue
+        aside.mkdir(parents=True, exist_ok=True)
+        os.replace(folder / name, aside / name)
+    shutil.rmtree(folder / "out", ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

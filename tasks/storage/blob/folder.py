@@ -1,0 +1,222 @@
+"""A folder on this machine and a prefix of a container, kept in step: for the folders of jobs that share no file system.
+
+What changed here since it last went or came goes up; what changed there comes down. Neither overwrites what the other side
+changed: what is newer here stays, and goes up. Files that only grow lie in segments, so that a long log is not sent again and
+again. What a job's folder holds and who writes what of it is told by its users: tasks/jobs/mirror.py, tasks/compute/azureml_folder.py.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from azure.storage.blob import BlobProperties
+
+from tasks.storage.blob.client import BLOCK, Container
+from tasks.storage.blob.parallel import in_parallel
+from tasks.storage.blob.transfer import check_stored, upload
+from tasks.storage.manifest import FileEntry
+
+SEGMENT = 1 << 20
+"""Bytes of one segment of a file that grows: what is sent at most again when a line is added."""
+GROWING = (".log", ".jsonl")
+LAST = ("receipt", "manifest", "LATEST", "result", "exit")
+"""Beginnings of names that tell of others, in the order in which they move: each after all that it tells of."""
+Wanted = Callable[[str], bool]
+
+
+class Seen(NamedTuple):
+    """A file here, as it was when it last went or came."""
+
+    changed: int
+    size: int
+    inode: int
+
+
+def everything(name: str) -> bool:
+    return True
+
+
+class BlobFolder:
+    """State: what was last seen of each file here, and the etag of each blob there."""
+
+    def __init__(self, container: Container, prefix: str, local: Path, *, theirs: bool = False) -> None:
+        """`theirs`: nothing here is newer than what is there, whatever it looks like."""
+        self.container, self.prefix, self.local = container, prefix.rstrip("/") + "/", local
+        self.theirs = theirs
+        self.arriving: Callable[[str, bytes], bytes] = lambda name, data: data
+        """What is made of a small file before it is written here."""
+        self._here: dict[str, Seen] = {}
+        self._there: dict[str, str] = {}
+        self._before: dict[str, Seen] = {}
+
+    def pull(self, wanted: Wanted = everything) -> None:
+        """Bring what changed there, and delete what is gone there. Raises Missing, IntegrityError."""
+        listed = {blob.name.removeprefix(self.prefix): blob for blob in self.container.listing(self.prefix)}
+        news = [name for name, blob in listed.items() if self._there.get(name) != blob.etag and self._may(name, wanted)]
+        for group in _in_order(news):
+            in_parallel(lambda name: self._receive(name, listed[name]), group)
+        for name in [name for name in self._there if name not in listed and self._may(name, wanted)]:
+            del self._there[name]
+            if "@" not in name:
+                (self.local / name).unlink(missing_ok=True)
+                self._here.pop(name, None)
+
+    def push(self, wanted: Wanted = everything, *, settled: bool = False) -> None:
+        """Send what changed here, and remove what was here and is gone. Raises Missing.
+
+        A large file waits until it has not changed between two looks, and what tells of others waits for its folder;
+        `settled` says that nothing writes any more.
+        """
+        found = {name: seen for name, seen in self._look() if wanted(name)}
+        changed = [name for name, seen in found.items() if self._here.get(name) != seen]
+        waiting = set() if settled else {_folder(name) for name in changed if self._grows_now(name, found[name])}
+        self._before = found
+        for group in _in_order(name for name in changed if _folder(name) not in waiting):
+            in_parallel(lambda name: self._send(name, found[name]), group)
+        gone = [name for name in self._here if name not in found and wanted(name)]
+        for group in reversed(_in_order(gone)):
+            in_parallel(self._remove, group)
+
+    def ignore_what_lies_there(self, wanted: Wanted) -> None:
+        """Take what is there now as known, without bringing it: only what changes from now on comes."""
+        for blob in self.container.listing(self.prefix):
+            name = blob.name.removeprefix(self.prefix)
+            if wanted(name):
+                self._there[name] = str(blob.etag)
+
+    def clear(self, wanted: Wanted) -> None:
+        """Remove what lies there."""
+        names = [blob.name.removeprefix(self.prefix) for blob in self.container.listing(self.prefix)]
+        for group in reversed(_in_order(name for name in names if wanted(name.partition("@")[0]))):
+            in_parallel(lambda name: self.container.remove(self.prefix + name), group)
+            for name in group:
+                self._there.pop(name, None)
+
+    def _may(self, name: str, wanted: Wanted) -> bool:
+        """Whether a blob may come: it is asked for, and the file here is as it was when it last went or came."""
+        name = name.partition("@")[0]
+        return wanted(name) and (self.theirs or self._here.get(name) == _seen(self.local / name))
+
+    def _look(self) -> Iterable[tuple[str, Seen]]:
+        for parent, _, files in os.walk(self.local):
+            for file in files:
+                seen = None if file.startswith(".") else _seen(Path(parent) / file)
+                if seen:
+                    yield (Path(parent) / file).relative_to(self.local).as_posix(), seen
+
+    def _grows_now(self, name: str, seen: Seen) -> bool:
+        return seen.size > BLOCK and not name.endswith(GROWING) and self._before.get(name) != seen
+
+    def _receive(self, name: str, blob: BlobProperties) -> None:
+        path = self.local / name.partition("@")[0]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.name.endswith(GROWING):
+            came = self._receive_segment(path, name)
+        elif blob.size > BLOCK:
+            came = self._receive_large(path, name)
+        else:
+            came = self._receive_small(path, name)
+        if came:
+            self._there[name] = came
+            self._note(name.partition("@")[0])
+
+    def _receive_small(self, path: Path, name: str) -> str | None:
+        found = self.container.get(self.prefix + name)
+        if found is None:
+            return None
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(self.arriving(name, found.data))
+        os.replace(temporary, path)
+        return found.etag
+
+    def _receive_large(self, path: Path, name: str) -> str | None:
+        """A file of many ranges, whole and with the sha256 that it was sent with; None when it changed on the way."""
+        head = self.container.head(self.prefix + name)
+        if head is None:
+            return None
+        entry = FileEntry(path=name, size=head.size, sha256=(head.metadata or {}).get("sha256", ""))
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "wb") as file:
+            problem = check_stored(self.container, self.prefix + name, entry, "", file.write)
+        if problem:
+            Path(temporary).unlink()
+            return None
+        os.replace(temporary, path)
+        return str(head.etag)
+
+    def _receive_segment(self, path: Path, name: str) -> str | None:
+        found = self.container.get(self.prefix + name)
+        if found is None:
+            return None
+        start = int(name.partition("@")[2] or 0) * SEGMENT
+        path.touch()
+        with open(path, "r+b") as file:
+            file.seek(start)
+            file.write(found.data)
+            if len(found.data) < SEGMENT:
+                file.truncate()
+        return found.etag
+
+    def _send(self, name: str, seen: Seen) -> None:
+        path = self.local / name
+        try:
+            if name.endswith(GROWING):
+                self._send_segments(path, name, seen)
+            else:
+                self._there[name] = upload(self.container, self.prefix + name, path).written.etag
+        except FileNotFoundError:  # deleted since we looked: the next look finds that
+            return
+        self._here[name] = seen
+
+    def _send_segments(self, path: Path, name: str, seen: Seen) -> None:
+        """Send a grown file from the segment on in which it ended; one that became shorter, whole."""
+        before = self._here.get(name)
+        first = before.size // SEGMENT if before and before.size <= seen.size else 0
+        with open(path, "rb") as file:
+            for number in range(first, seen.size // SEGMENT + 1):
+                file.seek(number * SEGMENT)
+                data = file.read(min(SEGMENT, seen.size - number * SEGMENT))
+                there = f"{name}@{number:06d}" if number else name
+                if written := self.container.put(self.prefix + there, data):
+                    self._there[there] = written.etag
+        for there in [known for known in self._there if known.startswith(f"{name}@")]:
+            if int(there.partition("@")[2]) > seen.size // SEGMENT:
+                self._remove(there)
+
+    def _remove(self, name: str) -> None:
+        for there in [known for known in self._there if known == name or known.startswith(f"{name}@")]:
+            self.container.remove(self.prefix + there)
+            del self._there[there]
+        self._here.pop(name, None)
+
+    def _note(self, name: str) -> None:
+        seen = _seen(self.local / name)
+        if seen:
+            self._here[name] = seen
+
+
+def _seen(path: Path) -> Seen | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return Seen(status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _in_order(names: Iterable[str]) -> list[list[str]]:
+    """Names in groups that move one after the other; segments of one file in the order that they have in it."""
+    groups: dict[int, list[str]] = {}
+    for name in sorted(names):
+        base = name.rpartition("/")[2]
+        place = next((n for n, start in enumerate(LAST, start=1) if base.startswith(start)), 0)
+        groups.setdefault(place, []).append(name)
+    return [groups[place] for place in sorted(groups)]
