@@ -5,8 +5,11 @@ An observer (tasks/outcomes.py) that every flow hands to its lifecycle. Prefect'
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
+
+from prefect.logging import get_run_logger
 
 from tasks.outcomes import Outcome, Unobserved
 from tasks.prefect_notes import Away, Request, ask, hand_in, new_artifact
@@ -14,6 +17,7 @@ from tasks.redaction import redact
 
 FIRST_AFTER_SECONDS = 2.0
 EVERY_SECONDS = 2.0
+WARNINGS = ("hung", "retrying", "excluded", "silent")
 
 
 class PrefectProgress(Unobserved):
@@ -31,7 +35,7 @@ class PrefectProgress(Unobserved):
     def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
         if time.monotonic() - self._told < EVERY_SECONDS:
             return
-        self._percent = min(100.0 * done / total, 100.0) if total else 0.0
+        self._percent = min(100.0 * done / total, 100.0) if total else self._percent
         left = "" if seconds_left is None else f"about {seconds_left:.0f} s left"
         said = ", ".join(part for part in (stage, text, left) if part)
         try:
@@ -42,6 +46,12 @@ class PrefectProgress(Unobserved):
         except Away:
             pass  # the next move tells more than this one
         self._told = time.monotonic()
+
+    def happened(self, stage: str, kind: str, text: str) -> None:
+        """In the logs of the page, and beside the bar."""
+        get_run_logger().log(logging.WARNING if kind in WARNINGS else logging.INFO, redact(text))
+        if kind != "running":
+            self.progress(stage, 0, 0, text, None)
 
     def ended(self, outcome: Outcome) -> None:
         if self._artifact is None:

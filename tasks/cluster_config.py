@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from tasks.elasticity import refusal
 from tasks.settings import Name, Positive, Settings
 
 BackendName = Literal["local", "ssh", "slurm", "azureml", "ray"]
@@ -22,6 +23,8 @@ class ElasticConfig(Settings):
     """Machines without which it does not train."""
     max_nodes: Positive = 1
     """Machines that it takes at most."""
+    address: str = ""
+    """Name or address under which machines reach the one that jobs are submitted from, where they meet; empty: its host name."""
 
     @model_validator(mode="after")
     def _in_order(self) -> ElasticConfig:
@@ -69,6 +72,8 @@ class WatchConfig(Settings):
     """Time without a sign of life after which a machine of a running job is gone; longer than a shared folder's caches."""
     join_node_seconds: float = Field(600.0, gt=0)
     """Longest time that the machines of a job wait for each other when it starts."""
+    grace_seconds: float = Field(10.0, gt=0)
+    """Time that ranks have to end by themselves, when others are gone or the job is stopped, before they are killed."""
     silent_minutes: float = Field(10.0, gt=0)
     """Time without any answer from the scheduler after which the run says so and waits on; the job is never given up."""
 
@@ -134,6 +139,10 @@ class AzureMlConfig(Settings):
     """Name of the workspace."""
     compute: str = ""
     """Compute cluster that jobs run on."""
+    size: str = ""
+    """VM size of that cluster, such as Standard_ND96isr_H100_v5; then a job's render has a file that creates it."""
+    idle_minutes: float = Field(15.0, gt=0)
+    """Time after which an idle node of that cluster is given back; there in the same file."""
     environment: str = "azureml://registries/azureml/environments/acpt-pytorch-2.8-cuda12.6/labels/latest"
     """Environment when `cluster.image` is empty: a curated one (ACPT) by default."""
     experiment: str = "headway"
@@ -180,6 +189,8 @@ class ClusterConfig(Settings):
     """Threads that one rank may compute with."""
     gpus_per_node: int = Field(0, ge=0)
     """GPUs a machine; 0: ranks compute on the CPU."""
+    cpus_per_node: Positive | None = None
+    """Cores that a job may use on a machine, of the backends local and ssh; empty: all."""
     memory_gib: float | None = Field(None, gt=0)
     """Memory that a job may use on a machine, in GiB; empty: no limit but the machine's."""
     time_limit_minutes: float | None = Field(None, gt=0)
@@ -223,7 +234,9 @@ class ClusterConfig(Settings):
     @model_validator(mode="after")
     def _backend_can(self) -> ClusterConfig:
         """What a section lacks is an error before anything is spent."""
-        if self.backend == "local" and (self.nodes > 1 or self.elastic):
+        if self.elastic and (reason := refusal(self.backend)):
+            raise ValueError(reason)
+        if self.backend == "local" and self.nodes > 1:
             raise ValueError(
                 f"backend local has one machine, nodes is {self.nodes}: use ranks_per_node, or backend ssh, slurm, azureml or ray"
             )
@@ -238,6 +251,10 @@ class ClusterConfig(Settings):
             raise ValueError(f"backend azureml needs {', '.join(f'azureml.{key}' for key in missing)}")
         if self.launcher == "mpi" and self.elastic:
             raise ValueError("launcher mpi cannot be elastic: mpirun ends all ranks when one is lost; use torchrun")
+        if self.launcher == "mpi" and self.scratch:
+            raise ValueError(
+                "launcher mpi gives all machines one environment, so inputs cannot be copied to scratch; use torchrun"
+            )
         if self.scratch and self.scratch.beeond and self.backend != "slurm":
             raise ValueError(f"scratch.beeond is Slurm's, backend is {self.backend}: set scratch.beeond to false")
         return self

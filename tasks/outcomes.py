@@ -45,6 +45,10 @@ class Observer(Protocol):
 
     def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None: ...
 
+    def happened(self, stage: str, kind: str, text: str) -> None:
+        """Something happened to the stage's job: `kind` as tasks/compute/watching.py names it, and a sentence."""
+        ...
+
     def waiting(self, reason: str, question: str, since: float) -> None:
         """The run waits for a person: `reason` is "approval"; since when, in seconds since the epoch."""
         ...
@@ -66,6 +70,9 @@ class Unobserved:
         return None
 
     def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
+        return None
+
+    def happened(self, stage: str, kind: str, text: str) -> None:
         return None
 
     def waiting(self, reason: str, question: str, since: float) -> None:
@@ -95,6 +102,10 @@ class Observers:
     def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
         for one in self.all:
             one.progress(stage, done, total, text, seconds_left)
+
+    def happened(self, stage: str, kind: str, text: str) -> None:
+        for one in self.all:
+            one.happened(stage, kind, text)
 
     def waiting(self, reason: str, question: str, since: float) -> None:
         for one in self.all:

@@ -305,7 +305,12 @@ class _Supervision:
         return [rank for rank in found if rank.get("attempt") == self.attempt]
 
     def _write_handle(self, ranks: list[dict[str, Any]]) -> None:
-        me = {"pid": os.getpid(), "started": process_started(os.getpid()), "boot_id": boot_id(), "owner": self.spec.owner}
+        me = {
+            "pid": os.getpid(),
+            "started": process_started(os.getpid()),
+            "boot_id": boot_id(),
+            "owner": self.spec.owner,
+        }
         write_json(self.folder / "handle.json", {**me, "attempt": self.attempt, "ranks": ranks})
 
     def _ask_to_stop(self, *_: object) -> None:

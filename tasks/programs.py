@@ -51,6 +51,7 @@ def shape(config: ClusterConfig) -> dict[str, Any]:
     limit = config.time_limit_minutes
     return {
         "gpus_per_node": config.gpus_per_node,
+        "cpus_per_node": config.cpus_per_node,
         "memory_gib": config.memory_gib,
         "time_limit": limit * 60 if limit else None,
         "image": config.image,

@@ -2,7 +2,7 @@
 
 The folder outlives the process. So whoever looks from outside (the platform's watch, its alerts, `headway status`, telemetry)
 can tell a run that works from one that is dead, without asking Prefect or MLflow. ID is Prefect's of the flow run; a retry of
-the same flow run goes on in the same folder. Events: `opened`, `started`, `progress`, `ended`, `waiting`, `closed`.
+the same flow run goes on in the same folder. Events: `opened`, `started`, `progress`, `job`, `ended`, `waiting`, `closed`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ class RunLog:
         if time.monotonic() - self._last >= PROGRESS_EVERY_SECONDS:
             self._last = time.monotonic()
             self.write("progress", stage=stage, done=done, total=total, text=text, seconds_left=seconds_left)
+
+    def happened(self, stage: str, kind: str, text: str) -> None:
+        self.write("job", stage=stage, kind=kind, text=text)
 
     def waiting(self, reason: str, question: str, since: float) -> None:
         self.write("waiting", **{"for": reason}, question=question, since=since)

@@ -15,13 +15,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tasks.artifacts import Artifact, Cluster, parse_ref
 from tasks.compute import open_backend
 from tasks.compute.job import JobResult
-from tasks.compute.supervisor import Watch, run, settle
+from tasks.compute.submission import settle
+from tasks.compute.supervisor import run
+from tasks.compute.watching import Watch
 from tasks.errors import IntegrityError
 from tasks.lifecycle import Lifecycle, code_version
 from tasks.process import read_json, write_json
@@ -32,12 +35,29 @@ from tasks.registry.access import note_access
 from tasks.registry.audit import actor
 from tasks.registry.publishing import publish as publish_artifact
 from tasks.settings import Settings
+from tasks.storage import open_files
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import find
 from tasks.surroundings import surroundings
 
 A = TypeVar("A", bound=Artifact)
-KEPT_AFTER_A_JOB = ("config.json", "handle.json", "exit.json", "metrics.jsonl", "result.json", "logs", "launcher.log")
+KEPT_AFTER_A_JOB = (
+    "job.json",
+    "config.json",
+    "cluster.json",
+    "handle.json",
+    "attempt.json",
+    "exit.json",
+    "settled.json",
+    "metrics.jsonl",
+    "result.json",
+    "launcher.log",
+    "logs",
+    "nodes",
+    "errors",
+    "submissions",
+)
+"""What a person may want to read later; checkpoints and what was published go."""
 
 
 @dataclass
@@ -161,7 +181,12 @@ def run_job(program: Program, *, on: Cluster) -> JobResult:
     _close_published_generation(work, job.token)
     folder = work.lifecycle.home / "jobs" / job.id
     work.job = run(
-        job, backend=open_backend(on.config), folder=folder, journal=work.lifecycle.journal, watch=_watch(work)
+        job,
+        backend=open_backend(on.config, partial(open_files, work.lifecycle.home)),
+        folder=folder,
+        journal=work.lifecycle.journal,
+        watch=_watch(work),
+        cluster=on.config,
     )
     return work.job
 
@@ -170,8 +195,8 @@ def clean_up(work: Work) -> None:
     """After the stage is recorded: its job is done, and only what a person may want to read stays."""
     if work.job is None:
         return
-    settle(work.key[:32], work.lifecycle.journal, "done")
     folder = Path(work.job.folder)
+    settle(work.key[:32], work.lifecycle.journal, "done", folder=folder)
     for path in folder.iterdir():
         if path.name not in KEPT_AFTER_A_JOB and not path.name.startswith("published-"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -248,8 +273,10 @@ def _watch(work: Work) -> Watch:
     return Watch(
         metrics=forward,
         progress=tell,
+        event=lambda event: observer.happened(work.stage, event.kind, event.text),
         cancelled=work.lifecycle.cancelled,
         stop_on_interrupt=work.lifecycle.stop_on_interrupt,
+        flow_run=(work.lifecycle.flow_run or {}).get("id", ""),
     )
 
 

@@ -63,11 +63,16 @@ class SlurmStand:
 
     def start_node(self, name: str) -> None:
         """Start a node's slurmd, as a machine that booted just now."""
-        self.daemons[name] = self._daemon("slurmd", "-D", "-b", "-N", name, "-f", str(self.folder / "slurm.conf"), node=name)
+        self.daemons[name] = self._daemon(
+            "slurmd", "-D", "-b", "-N", name, "-f", str(self.folder / "slurm.conf"), node=name
+        )
 
     def kill_node(self, name: str) -> None:
         """Kill all of a node at once: slurmd, its step daemons, and what they run. Nothing of it says goodbye."""
-        killed = [*_with_variable("HEADWAY_STAND_NODE", name, self.folder), *_with_variable("SLURMD_NODENAME", name, self.folder)]
+        killed = [
+            *_with_variable("HEADWAY_STAND_NODE", name, self.folder),
+            *_with_variable("SLURMD_NODENAME", name, self.folder),
+        ]
         while killed:
             for pid in killed:
                 with contextlib.suppress(ProcessLookupError):
@@ -75,7 +80,10 @@ class SlurmStand:
             if name in self.daemons:
                 self.daemons.pop(name).wait()
             time.sleep(0.05)
-            killed = [*_with_variable("HEADWAY_STAND_NODE", name, self.folder), *_with_variable("SLURMD_NODENAME", name, self.folder)]
+            killed = [
+                *_with_variable("HEADWAY_STAND_NODE", name, self.folder),
+                *_with_variable("SLURMD_NODENAME", name, self.folder),
+            ]
 
     def node_state(self, name: str) -> str:
         return self.command("sinfo", "--noheader", "--format=%T", f"--nodes={name}").split("\n")[0]
@@ -84,7 +92,10 @@ class SlurmStand:
         """Wait until no job is left and every node is idle (or powered down, where they boot)."""
         deadline = time.monotonic() + seconds
         while True:
-            states = [self.command("sinfo", "--noheader", "--format=%T", f"--nodes={name}", check=False) for name in self.nodes]
+            states = [
+                self.command("sinfo", "--noheader", "--format=%T", f"--nodes={name}", check=False)
+                for name in self.nodes
+            ]
             jobs = self.command("squeue", "--noheader", check=False)
             if not jobs and all(state.split("\n")[0].rstrip("~") == "idle" for state in states):
                 return
@@ -101,7 +112,9 @@ class SlurmStand:
         self.wait_idle()
 
     def logs(self) -> str:
-        return "\n".join(f"{log.name}:\n{log.read_text(errors='replace')[-2000:]}" for log in (self.folder / "log").iterdir())
+        return "\n".join(
+            f"{log.name}:\n{log.read_text(errors='replace')[-2000:]}" for log in (self.folder / "log").iterdir()
+        )
 
     def _daemon(self, *words: str, node: str = "") -> "subprocess.Popen[bytes]":
         program = shutil.which(words[0], path=SBIN)
@@ -174,20 +187,18 @@ def _start_munge(folder: Path) -> None:
     key.chmod(0o400)
     program = shutil.which("munged", path=SBIN)
     assert program
-    subprocess.run(
-        [program, "--force", f"--key-file={key}", f"--socket={folder}/run/munge.sock", f"--pid-file={folder}/run/munged.pid"]
-        + [f"--log-file={folder}/log/munged.log", f"--seed-file={folder}/run/munge.seed"],
-        check=True,
-        capture_output=True,
-    )
+    files = {"key-file": key, "socket": folder / "run/munge.sock", "pid-file": folder / "run/munged.pid"}
+    files |= {"log-file": folder / "log/munged.log", "seed-file": folder / "run/munge.seed"}
+    words = [program, "--force", *(f"--{name}={path}" for name, path in files.items())]
+    subprocess.run(words, check=True, capture_output=True)
 
 
 def _configuration(stand: SlurmStand, cpus: int, timeouts: dict[str, int], settings: str) -> str:
     folder, host = stand.folder, socket.gethostname().split(".")[0]
     ports = _free_ports(len(stand.nodes) + 1)
-    state = "CLOUD" if stand.boots else "UNKNOWN"
+    state, facts = "CLOUD" if stand.boots else "UNKNOWN", f"CPUs={cpus} RealMemory=8000 Feature=cpu,stand"
     nodes = [
-        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=8000 Feature=cpu,stand State={state}"
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} {facts} State={state}"
         for name, port in zip(stand.nodes, ports[1:], strict=True)
     ]
     power = [
@@ -289,7 +300,9 @@ def _belongs(pid: int, environment: set[bytes], folder: Path) -> bool:
         return True
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return words.startswith(shutil.which("munged", path=SBIN, mode=os.F_OK).encode()) and str(folder).encode() in words
+        return (
+            words.startswith(shutil.which("munged", path=SBIN, mode=os.F_OK).encode()) and str(folder).encode() in words
+        )
     return False
 
 

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,7 +67,9 @@ class Machine:
 
     def start(self) -> None:
         ip("link", "set", f"{self.name}-o", "up")
-        said = self.inside("/usr/sbin/sshd", "-f", self.folder / f"{self.name}.conf", "-E", self.folder / f"{self.name}.log")
+        said = self.inside(
+            "/usr/sbin/sshd", "-f", self.folder / f"{self.name}.conf", "-E", self.folder / f"{self.name}.log"
+        )
         assert said.returncode == 0, said.stderr
         deadline = time.monotonic() + 10
         while not (self.folder / f"{self.name}.pid").exists():
@@ -119,7 +121,11 @@ def make_key(path: Path) -> Path:
 @contextmanager
 def ssh_stand(folder: Path, count: int = 2):
     """Machines with sshd. Skips where a Debian package or root is not there."""
-    for program, package in (("/usr/sbin/sshd", "openssh-server"), ("ssh-keygen", "openssh-client"), ("ip", "iproute2")):
+    for program, package in (
+        ("/usr/sbin/sshd", "openssh-server"),
+        ("ssh-keygen", "openssh-client"),
+        ("ip", "iproute2"),
+    ):
         if not shutil.which(program):
             pytest.skip(f"needs the Debian package {package}")
     if os.geteuid() != 0:
@@ -176,10 +182,8 @@ def must(*words: object) -> None:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _take_down(bridge: str, machines: list[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from tasks.cluster_config import ClusterConfig
 from tasks.config import RetrainConfig
 from tasks.settings import Settings
 
@@ -22,11 +23,18 @@ EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 def load(source: str | Sequence[str], overrides: list[str]) -> RetrainConfig:
     """A configuration by the name of a shipped one, or by path; of several, what a later one names wins. Raises ValueError."""
-    sources = [source] if isinstance(source, str) else source
-    value: dict[str, Any] = {}
-    for each in sources:
-        value = merged(value, _read(_path(each)))
-    return validated(RetrainConfig, with_settings(value, overrides), " + ".join(sources))
+    value, said = _together(source)
+    return validated(RetrainConfig, with_settings(value, overrides), said)
+
+
+def load_cluster(source: str | Sequence[str], overrides: list[str]) -> ClusterConfig:
+    """The section `cluster` alone, for what is no run of a flow: rules with other sections do not count. Raises ValueError."""
+    strangers = [one for one in overrides if not one.startswith("cluster.")]
+    if strangers:
+        raise ValueError(f"--set {strangers[0]!r}: only settings of cluster count here, as cluster.nodes=2")
+    value, said = _together(source)
+    section = with_settings(value, overrides).get("cluster") or {}
+    return validated(ClusterConfig, section, f"{said}, section cluster,")
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -62,6 +70,14 @@ def validated(model: type[C], value: dict[str, Any], source: str) -> C:
     except ValidationError as error:
         words = "; ".join(_sentence(problem, model) for problem in error.errors())
         raise ValueError(f"the configuration {source} is not valid: {words}") from error
+
+
+def _together(source: str | Sequence[str]) -> tuple[dict[str, Any], str]:
+    """Keys and values of one or several files, and what to call them."""
+    sources, value = [source] if isinstance(source, str) else source, dict[str, Any]()
+    for each in sources:
+        value = merged(value, _read(_path(each)))
+    return value, " + ".join(sources)
 
 
 def _sections(*values: Any) -> bool:

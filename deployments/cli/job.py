@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="As `headway jobs` tells it, or the beginning of it.")]
 
+LOOK_SECONDS = 2.0
 app = typer.Typer(help="One job: what would be submitted, how it is, its logs, its end.", no_args_is_help=True)
 
 
@@ -48,12 +51,13 @@ def render(
     from tasks.compute import open_backend
     from tasks.redaction import require_no_secrets
     from tasks.settings import home
+    from tasks.storage import open_files
 
     settings = load(config or "local", [*(set_ or []), *([f"cluster.backend={backend}"] if backend else [])])
     require_no_secrets(settings.model_dump(mode="json"))
     planned = planned_job(stage, dataset or settings.dataset, settings)
     folder = home() / "jobs" / planned.job.id
-    rendered = open_backend(settings.cluster).render(planned.job, folder)
+    rendered = open_backend(settings.cluster, partial(open_files, home())).render(planned.job, folder)
     fields = {
         "backend": rendered.backend,
         "id": planned.job.id,
@@ -97,7 +101,7 @@ def show(id_: Id, ask: Ask = False, as_json: Json = False) -> None:
 
 @app.command()
 def cancel(id_: Id, reason: Reason = "", as_: As = "", as_json: Json = False) -> None:
-    """End a job on its backend. What it computed stays in its checkpoints; the command that ran it reports that it was cancelled."""
+    """End a job on its backend. Its checkpoints stay; the command that ran it says that it was cancelled."""
     from tasks.compute.jobs_book import cancel_job, find_job
     from tasks.registry.audit import audited
     from tasks.settings import home
@@ -105,9 +109,9 @@ def cancel(id_: Id, reason: Reason = "", as_: As = "", as_json: Json = False) ->
 
     entry = find_job(home(), id_, journal())
     what = f"job {entry.id}, submission {entry.submission} on {entry.backend or 'an unknown backend'}"
-    with asked("run", as_, what=f"cancel {what}", reason=reason):
-        with audited(open_store(home()), "cancel job", right="run", what=what, reason=reason, before=entry.state):
-            before = cancel_job(home(), entry.id, journal())
+    noted = {"right": "run", "what": what, "reason": reason, "before": entry.state}
+    with asked("run", as_, what=f"cancel {what}", reason=reason), audited(open_store(home()), "cancel job", **noted):
+        before = cancel_job(home(), entry.id, journal())
     say({**plain(before), "cancelled": True}, f"{before.id} is cancelled; it was {said(before)}", as_json=as_json)
 
 
@@ -148,3 +152,65 @@ def _words(fields: dict[str, Any]) -> str:
         lines.append(f"  submission {one['number']}{left_out}: {ended}")
     lines += [f"  {each.get('type')}: {each.get('message')}" for each in fields["errors"] if each]
     return "\n".join(lines)
+
+
+@app.command()
+def logs(
+    id_: Id,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, until the job is over.")
+    ] = False,
+    rank: Annotated[list[int] | None, typer.Option(help="Only this rank; may be given often.")] = None,
+    lines: Annotated[int, typer.Option(min=1, help="The last so many lines of each log.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Print the logs of a job's ranks, the failing rank first; with --follow as they are written."""
+    from tasks.compute import logs as of
+    from tasks.compute.jobs_book import find_job
+    from tasks.settings import home
+
+    if follow and as_json:
+        raise ValueError("--json is one object: leave --follow out, and ask again")
+    book = journal()
+    entry = find_job(home(), id_, book)
+    folder = Path(entry.folder)
+    if follow:
+        for name, line in of.follow(folder, rank, over=_over(entry.id, book), lines=lines):
+            print(f"{name} | {line}", flush=True)
+        return
+    failing = None if rank else of.failing_rank(folder)
+    found = [
+        {"name": name, "lines": of.relevant(of.tail(path), lines).splitlines()}
+        for name, path in _logs(folder, rank, failing)
+    ]
+    words = "\n".join(f"{each['name']} | {line}" for each in found for line in each["lines"])
+    fields = {"id": entry.id, "failing_rank": failing, "logs": found}
+    say(fields, words or "Nothing is written yet.", as_json=as_json)
+
+
+def _logs(folder: Path, ranks: list[int] | None, failing: int | None) -> Iterator[tuple[str, Path]]:
+    """Names and places of the logs, the failing rank's first; without a choice of ranks the launchers' at the end."""
+    from tasks.compute import logs as of
+
+    found = of.rank_logs(folder, ranks)
+    first = f"rank-{failing}"
+    yield from ((name, path) for name, path in found.items() if name == first)
+    yield from ((name, path) for name, path in found.items() if name != first)
+    if not ranks:
+        yield from ((str(path.relative_to(folder)), path) for path in of.launcher_logs(folder))
+
+
+def _over(id_: str, book: Journal) -> Callable[[], bool]:
+    """Says whether a job is over, looked up every two seconds at most."""
+    from tasks.compute.jobs_book import find_job
+    from tasks.settings import home
+
+    looked, over = 0.0, False
+
+    def ask() -> bool:
+        nonlocal looked, over
+        if time.monotonic() - looked > LOOK_SECONDS:
+            over, looked = find_job(home(), id_, book).over, time.monotonic()
+        return over
+
+    return ask

@@ -29,6 +29,7 @@ from deployments.cli import (
     platform,
     preprocess,
     retrain,
+    submit,
     tokenizer,
     trust,
     validate,
@@ -84,6 +85,7 @@ app.command("restore")(backup.restore)
 app.add_typer(endpoint.app, name="endpoint")
 app.command("complete")(endpoint.complete)
 app.add_typer(notify.app, name="notify")
+app.command("submit")(submit.submit)
 app.command("jobs")(jobs.jobs)
 app.add_typer(job.app, name="job")
 app.command("reconcile")(jobs.reconcile)

@@ -17,6 +17,8 @@ from tasks.lifecycle import Lifecycle
 from tasks.outcomes import Outcome
 
 LINE_EVERY_SECONDS = 10.0
+PASSING = ("submitted", "running")
+"""What every job goes through: shown while it holds, and not kept."""
 BAR = 24
 MARKS = {
     "ran": ("✓", "green"),
@@ -35,7 +37,7 @@ class Progress:
         self.console = console
         self.run: Lifecycle | None = None
         self._live: Live | None = None
-        self._began = self._last_line = 0.0
+        self.began = self._last_line = 0.0
         self._estimate: float | None = None
         self._said: tuple[str, float, float, str, float | None] = ("", 0.0, 0.0, "", None)
 
@@ -43,7 +45,7 @@ class Progress:
         self.run = run
 
     def started(self, stage: str, estimate: float | None) -> None:
-        self._began, self._last_line, self._estimate = time.monotonic(), time.monotonic(), estimate
+        self.began, self._last_line, self._estimate = time.monotonic(), time.monotonic(), estimate
         if self.console.is_terminal:
             self._said = (stage, 0.0, 0.0, "", None)
             self._live = Live(
@@ -59,6 +61,12 @@ class Progress:
         if not self._live and time.monotonic() - self._last_line > LINE_EVERY_SECONDS:
             self._last_line = time.monotonic()
             self.console.print(self._line(*self._said), soft_wrap=True)
+
+    def happened(self, stage: str, kind: str, text: str) -> None:
+        """Show what became of the stage's job: kept as a line, unless every job goes through it."""
+        self._said = (stage, 0.0, 0.0, "" if kind == "running" else text, None)
+        if kind not in PASSING:
+            self.console.print(Text.assemble(("~ ", "yellow"), text), soft_wrap=True)
 
     def waiting(self, reason: str, question: str, since: float) -> None:
         self.quiet()
@@ -84,7 +92,7 @@ class Progress:
         self.quiet()
 
     def _line(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> Text:
-        passed = time.monotonic() - self._began
+        passed = time.monotonic() - self.began
         share = min(done / total, 1.0) if total else 0.0
         left = passed / share - passed if share > 0.02 else (self._estimate or 0) - passed
         left = left if seconds_left is None else seconds_left

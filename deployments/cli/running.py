@@ -43,7 +43,7 @@ class Running:
         """Run to the end; what ended it early is returned, so that the fields can be told all the same."""
         try:
             preflight()
-            _make_home()
+            make_home()
             server = prefect_server.prepare(home())
             flow = getattr(importlib.import_module(f"flows.{self.flow}"), self.flow)
             prefect_server.wait(server)
@@ -105,16 +105,20 @@ class Running:
         return {"id": known["id"], "url": run_page(run.home, run.spool.folder, run.run)}
 
     def _stop_the_job(self) -> bool:
-        """After Ctrl-C on a terminal: whether the running job stops as well. After SIGTERM, or without a terminal, it does."""
-        self.progress.quiet()
-        if not self.ask or type(sys.exception()) is not KeyboardInterrupt:
-            return True
-        question = "\nStop the running job too? If it goes on, the same command adopts it later. [y/N] "
-        self.console.print(question, end="", markup=False)
-        try:
-            return input().strip().lower() in ("y", "yes")
-        except EOFError:
-            return False
+        return job_may_stop(self.progress, ask=self.ask)
+
+
+def job_may_stop(progress: Progress, *, ask: bool) -> bool:
+    """After Ctrl-C on a terminal: whether the running job stops as well. After SIGTERM, or without a terminal, it does."""
+    progress.quiet()
+    if not ask or type(sys.exception()) is not KeyboardInterrupt:
+        return True
+    question = "\nStop the running job too? If it goes on, the same command adopts it later. [y/N] "
+    progress.console.print(question, end="", markup=False)
+    try:
+        return input().strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 def run_and_tell(
@@ -146,7 +150,7 @@ def run_and_tell(
     say(fields, running.words(), as_json=as_json)
 
 
-def _make_home() -> None:
+def make_home() -> None:
     """The state is nobody's source code."""
     home().mkdir(parents=True, exist_ok=True)
     Path(home() / ".gitignore").write_text("*\n")

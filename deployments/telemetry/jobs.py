@@ -1,6 +1,6 @@
 """The job folders of a home, read from outside: how training goes, how often a job was started, how one failed.
 
-The contract of the folder is docs/DESIGN.md, "Job and supervisor". A folder says nothing of the run that it belongs to; the run
+The contract of the folder is docs/compute.md, "The job folder", and the same on every backend. A folder says nothing of the run that it belongs to; the run
 that is at work on the same stage is taken for it.
 """
 
@@ -110,20 +110,38 @@ def _changes(folder: Path) -> dict[str, int]:
 
 
 def _look(name: str, folder: Path) -> JobView:
-    handle, ended = read_object(folder / "handle.json"), read_object(folder / "exit.json")
-    attempts = ended.get("attempts") or read_object(folder / "attempts.json").get("attempts")
+    end, attempt = _end(folder), read_object(folder / "attempt.json")
+    attempts = end.get("attempts") or attempt.get("attempt") or read_object(folder / "attempts.json").get("attempts")
     return JobView(
         identity=name,
         folder=folder,
         stage=str(read_object(folder / "config.json").get("name", "")),
         prepared=_time(folder / "config.json"),
-        attempt=int(attempts or handle.get("attempt") or 0),
-        alive=process.alive(handle),
-        code=ended.get("code"),
-        reason=str(ended.get("reason", "")),
-        ended=float(ended.get("ended") or 0.0),
+        attempt=int(attempts or 0),
+        alive=_runs(folder, attempt, end),
+        code=end.get("code"),
+        reason=str(end.get("reason", "")),
+        ended=float(end.get("ended") or 0.0),
         last=_last_record(folder / "metrics.jsonl"),
     )
+
+
+def _end(folder: Path) -> dict[str, Any]:
+    """How the newest submission ended: as its parent says, or its leader's; else as it was settled. Empty while it did not."""
+    marked = read_object(folder / "exit.json") or read_object(folder / "nodes" / "0" / "exit.json")
+    settled = read_object(folder / "settled.json")
+    if marked or not settled:
+        return marked
+    outcome = str(settled.get("outcome"))
+    code = 0 if outcome == "done" else None
+    return {"code": code, "reason": settled.get("failure") or outcome, "ended": _time(folder / "settled.json")}
+
+
+def _runs(folder: Path, attempt: dict[str, Any], end: dict[str, Any]) -> bool:
+    """Whether the job is at work. A pid says that only of this machine's jobs; of others the marks in the folder do."""
+    if (read_object(folder / "cluster.json").get("backend") or "local") == "local":
+        return process.alive(read_object(folder / "handle.json"))
+    return bool(attempt) and not end
 
 
 def _time(path: Path) -> float:

@@ -193,6 +193,8 @@ def _said(kind: str, event: Mapping[str, Any]) -> tuple[str, str, dict[str, Valu
         if error and status in ("failed", "died"):
             facts |= {"exception.type": str(error.get("type")), "exception.message": str(error.get("message"))}
         return status, f"{status.replace('_', ' ')}{_colon(str(error.get('message') or ''))}", facts
+    if kind == "job":
+        return "", str(event.get("text")), {"headway.stage": str(event.get("stage"))}
     if kind == "waiting":
         return "", f"waits for {event.get('for')}", {}
     return "", kind, {}

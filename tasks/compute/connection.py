@@ -7,6 +7,7 @@ are always verified, everything has a time limit, and no password is ever asked 
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -64,7 +65,7 @@ def parse_address(text: str) -> Address:
     if not colon or (":" in name and not name.endswith("]")):
         name, port = rest, ""
     name = name.strip("[]")
-    if not name or any(letter.isspace() for letter in text.strip()) or (port and not port.isdigit()):
+    if not re.fullmatch(r"[\w.:%-]+", name) or not re.fullmatch(r"[\w.@\\-]*", user) or (port and not port.isdigit()):
         raise ValueError(f"{text!r} is no machine: write NAME, USER@NAME or USER@NAME:PORT")
     return Address(name, user, int(port) if port else None)
 

@@ -55,6 +55,8 @@ class Job(BaseModel):
     ranks_per_node: int = 1
     threads_per_rank: int = 1
     gpus_per_node: int = 0
+    cpus_per_node: int | None = None
+    """Cores that it may use on a machine."""
     memory_gib: float | None = None
     """A node."""
     time_limit: float | None = None
@@ -77,6 +79,9 @@ class Job(BaseModel):
     """A file of the job folder whose content changes with progress."""
     smaller_batches: int = 0
     """How often the micro batch is halved, because the job ran out of memory; the program reads it from its settings."""
+    array: int = 0
+    """Elements of embarrassingly parallel work, on Slurm: each is the whole job once, with its number in HEADWAY_ARRAY_INDEX, in
+    `elements/N` of the job folder. 0: no array."""
     submission: int = 1
     """Which submission under the token this is; counts from 1."""
 

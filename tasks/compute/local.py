@@ -13,19 +13,22 @@ from typing import Any
 from tasks import process
 from tasks.cluster_config import ClusterConfig
 from tasks.compute.job import Job, JobState, Rendered, write_folder
+from tasks.compute.nodes import AGENT_SECONDS, clean_up
 
 
 def spec(job: Job, folder: Path) -> process.ProcessSpec:
     """What the parent is told."""
     return process.ProcessSpec(
         argv=[job.python or sys.executable, "-m", "tasks.jobs.node", str(folder)],
-        env={},
+        env={"HEADWAY_NODE_RANK": "0", "HEADWAY_SUBMISSION": str(job.submission), "HEADWAY_LIMITS": "1"},
         secrets=(),
         log="launcher.log",
         restarts=job.restarts,
         progress=job.progress,
         fatal="errors",
         time_limit=job.time_limit,
+        grace=job.watch.grace_seconds + AGENT_SECONDS,
+        afterwards=clean_up(job, folder, 0),
     )
 
 

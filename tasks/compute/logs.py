@@ -1,17 +1,134 @@
-"""The logs of a job, as its folder has them: the failing rank first."""
+"""The logs of a job, as its folder has them: the failing rank first, and of a running job all ranks as they write.
+
+Nothing leaves here unredacted. What a line means is failures.py.
+"""
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+
+from tasks.process import read_json
+from tasks.redaction import redact
+
+TAIL_BYTES = 65_536
+FOLLOW_SECONDS = 0.2
+RANK = re.compile(r"rank-(\d+)")
+_TRACEBACK = "Traceback (most recent call last):"
+_ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):.*?rank\s*:\s*(\d+)", re.DOTALL)
+"""torchrun's summary of a failed attempt."""
+
+
+def failing_rank(folder: Path, *, since_attempt: int = 0) -> int | None:
+    """The rank whose failure the others followed: the first to report, else the one that torchrun names."""
+    reports = [path for path in (folder / "errors").glob("rank-*.json") if _attempt(path) >= since_attempt]
+    first = min(reports, key=lambda path: path.stat().st_mtime, default=None)
+    if first is not None:
+        return int(RANK.fullmatch(first.stem)[1])  # type: ignore[index]
+    named = [found for path in launcher_logs(folder) for found in _ROOT_CAUSE.findall(tail(path))]
+    return int(named[-1]) if named else None
 
 
 def tail_of_failure(folder: Path, lines: int = 20) -> str:
-    """The end of the log of the rank that reported first, else the launcher's; a rank that a signal killed reports nothing."""
-    reports = sorted((folder / "errors").glob("rank-*.json"), key=lambda path: path.stat().st_mtime)
-    failing = [folder / "logs" / f"{report.stem}.log" for report in reports[:1]]
-    tails = (_tail(path, lines) for path in (*failing, folder / "launcher.log", folder / "logs" / "rank-0.log"))
-    return next(filter(None, tails), "")
+    """The lines that matter of the failing rank's log; where none is known, of the launchers' and the first rank's.
+
+    A rank that a signal killed reports nothing.
+    """
+    rank = failing_rank(folder)
+    if rank is not None and (said := relevant(tail(folder / "logs" / f"rank-{rank}.log"), lines)):
+        return said
+    places = [*launcher_logs(folder), *list(rank_logs(folder).values())[:1]]
+    told = {path: relevant(tail(path), lines // 2) for path in places}
+    return "\n".join(f"{path.relative_to(folder)}:\n{said}" for path, said in told.items() if said)
 
 
-def _tail(path: Path, lines: int) -> str:
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.is_file() else ""
+def relevant(text: str, lines: int = 20) -> str:
+    """The end of a log; of a traceback that ended it, its first line too, with what is left out between counted."""
+    every = redact(text).splitlines()
+    begin = max((number for number, line in enumerate(every) if line.startswith(_TRACEBACK)), default=-1)
+    if begin < 0 or len(every) - begin <= lines:
+        return "\n".join(every[-lines:])
+    left_out = len(every) - begin - lines
+    return "\n".join([every[begin], f"  ... {left_out} lines ...", *every[-(lines - 2) :]])
+
+
+def launcher_logs(folder: Path) -> list[Path]:
+    """What is not of a rank: the launcher's log, each machine's, and the scheduler's own files (`*.out`, `*.err`)."""
+    top = [folder / "launcher.log", *sorted((folder / "nodes").glob("*/node.log"))]
+    return [path for path in (*top, *sorted(folder.glob("*.out")), *sorted(folder.glob("*.err"))) if path.is_file()]
+
+
+def rank_logs(folder: Path, ranks: Collection[int] | None = None) -> dict[str, Path]:
+    """The logs of ranks by their names (`rank-0`), in order."""
+    found = {path.stem: path for path in (folder / "logs").glob("rank-*.log") if RANK.fullmatch(path.stem)}
+    numbers = {name: int(RANK.fullmatch(name)[1]) for name in found}  # type: ignore[index]
+    wanted = [name for name in found if ranks is None or numbers[name] in ranks]
+    return {name: found[name] for name in sorted(wanted, key=numbers.__getitem__)}
+
+
+def follow(
+    folder: Path, ranks: Collection[int] | None = None, *, over: Callable[[], bool] = lambda: False, lines: int = 20
+) -> Iterator[tuple[str, str]]:
+    """Lines as they are written, each with the name of its log: `rank-3`, or `launcher` when `ranks` is None.
+
+    Begins with the last `lines` of each log. Ends when `over` says so and nothing is left to read. A log that begins anew, for
+    a further submission, is read from its start.
+    """
+    offsets: dict[str, int] = {}
+    while True:
+        last = over()
+        for name, path in _followed(folder, ranks).items():
+            if name not in offsets:
+                offsets[name] = _last_lines_at(path, lines)
+            found, offsets[name] = _whole_lines(path, offsets[name], all=last)
+            yield from ((name, redact(line)) for line in found)
+        if last:
+            return
+        time.sleep(FOLLOW_SECONDS)
+
+
+def tail(path: Path, size: int = TAIL_BYTES) -> str:
+    """The end of a file; empty when it is not there."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - size))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _followed(folder: Path, ranks: Collection[int] | None) -> dict[str, Path]:
+    launcher = folder / "launcher.log"
+    named = {"launcher": launcher} if ranks is None and launcher.is_file() else {}
+    return {**named, **rank_logs(folder, ranks)}
+
+
+def _last_lines_at(path: Path, lines: int) -> int:
+    """Where the last lines of a file begin, in bytes."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        begin = max(0, size - TAIL_BYTES)
+        file.seek(begin)
+        data = file.read(size - begin)
+    kept = data.splitlines(keepends=True)[-lines:]
+    return size - sum(len(line) for line in kept)
+
+
+def _whole_lines(path: Path, offset: int, *, all: bool) -> tuple[list[str], int]:
+    try:
+        size = path.stat().st_size
+        if size == offset:
+            return [], offset
+        with open(path, "rb") as file:
+            file.seek(offset if size > offset else 0)
+            begin, data = file.tell(), file.read()
+    except FileNotFoundError:  # set aside for a further submission
+        return [], 0
+    whole = data if all else data[: data.rfind(b"\n") + 1]
+    return whole.decode(errors="replace").splitlines(), begin + len(whole)
+
+
+def _attempt(report: Path) -> int:
+    return int((read_json(report) or {}).get("attempt", 0))

@@ -13,6 +13,8 @@ from pathlib import Path
 from tasks import process
 from tasks.compute.job import Job, JobState, write_folder
 
+AGENT_SECONDS = 20.0
+"""What a machine's agent has to end by itself when it is stopped, after the grace that it gives its ranks."""
 FOLLOWS = 1000
 """Restarts of a machine that follows: it ends when the leader has."""
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -36,15 +38,22 @@ def node_spec(job: Job, folder: Path, rank: int) -> process.ProcessSpec:
     leads = rank == 0 or job.elastic is not None
     return process.ProcessSpec(
         argv=[python(job), "-m", "tasks.jobs.node", str(folder)],
-        env={"HEADWAY_NODE_RANK": str(rank)},
+        env={"HEADWAY_NODE_RANK": str(rank), "HEADWAY_SUBMISSION": str(job.submission)},
         secrets=(),
         log="node.log",
         restarts=job.restarts if leads else FOLLOWS,
         progress=f"../../{job.progress}" if job.progress else "",
         fatal="../../errors",
         time_limit=job.time_limit,
-        grace=30.0,
+        grace=job.watch.grace_seconds + AGENT_SECONDS,
+        owner=job.submission_id,
+        afterwards=clean_up(job, folder, rank),
     )
+
+
+def clean_up(job: Job, folder: Path, rank: int) -> list[str]:
+    """What the parent runs on its machine when the job is over there."""
+    return [python(job), "-m", "tasks.jobs.scratch", str(folder), str(rank)] if job.scratch else []
 
 
 def node_command(job: Job, folder: Path, rank: int | str) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from tasks.errors import Missing
+from tasks.errors import JobFailed, Missing
 
 try:
     from ray.job_submission import JobSubmissionClient
@@ -32,3 +33,8 @@ def unreachable(address: str, error: Exception) -> Missing:
         f"the Ray cluster at {address} does not answer: {said}",
         remedy="Start it, or set ray.address to the address of its dashboard (`ray status` on its head tells whether it runs).",
     )
+
+
+def refused(error: Exception, folder: Path) -> JobFailed:
+    """For a cluster that answers, and does not do it."""
+    return JobFailed(f"Ray refused the job: {error}", failure="infrastructure", folder=str(folder))

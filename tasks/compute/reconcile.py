@@ -13,11 +13,15 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.compute.job import JobState, Journal
+from tasks import process
+from tasks.compute import open_backend
+from tasks.compute.job import Job, JobState, Journal
 from tasks.compute.jobs_book import JobEntry, cluster_of, find_job, handle_of, job_of
+from tasks.compute.nodes import ended_state
 from tasks.compute.retrying import close_failed
-from tasks.compute.submission import newest
-from tasks.compute.supervision import is_supervised
+from tasks.compute.submission import mark_settled, newest
+from tasks.compute.supervision import unsupervised
+from tasks.errors import Missing
 
 Verdict = Literal["failed", "waits", "orphan", "unknown", "not_submitted"]
 
@@ -41,4 +45,62 @@ def reconcile(home: Path, journal: Journal, *, ask: bool = False) -> list[Reconc
 
     With `ask`, schedulers other than this machine are asked. A job that somebody supervises is not touched.
     """
-    raise NotImplementedError
+    folders = sorted(path.parent for path in (home / "jobs").glob("*/job.json"))
+    found = (_reconciled(home, folder, journal, ask) for folder in folders if not (folder / "settled.json").exists())
+    return [one for one in found if one]
+
+
+def _reconciled(home: Path, folder: Path, journal: Journal, ask: bool) -> Reconciled | None:
+    """One job; None when it is settled, or somebody supervises it."""
+    with unsupervised(folder) as mine:
+        generation = newest(job_of(folder).token, journal) if mine else None
+        if generation is None:
+            return None
+        if generation.end:
+            mark_settled(folder, generation)
+            return None
+        state = _state_of(folder, journal, ask)
+        verdict = _verdict(folder, state)
+        if verdict == "failed" and state:
+            cluster = cluster_of(folder)
+            local = cluster is not None and cluster.backend == "local"
+            job = Job.model_validate(generation.intent.get("job") or process.read_json(folder / "job.json"))
+            close_failed(generation, job, state, folder, journal, one_machine=local)
+    entry = find_job(home, folder.name, journal)
+    return Reconciled(entry=entry, verdict=verdict, text=_text(entry, verdict))
+
+
+def _state_of(folder: Path, journal: Journal, ask: bool) -> JobState | None:
+    """The state of an open submission: None when its scheduler does not have it, `unknown` when it was not asked."""
+    cluster, ended = cluster_of(folder), ended_state(folder)
+    if ended:
+        return ended
+    if cluster is None or (cluster.backend != "local" and not ask):
+        return JobState(state="unknown", reason="its scheduler was not asked")
+    try:
+        backend = open_backend(cluster)
+        handle = handle_of(folder, journal, backend)
+    except Missing as away:
+        return JobState(state="unknown", reason=away.message)
+    return backend.states([(handle, folder)])[0] if handle else None
+
+
+def _verdict(folder: Path, state: JobState | None) -> Verdict:
+    if state is None:
+        return "not_submitted"
+    if state.over:
+        return "waits" if (folder / "result.json").exists() and state.code in (0, None) else "failed"
+    return "unknown" if state.state == "unknown" else "orphan"
+
+
+def _text(entry: JobEntry, verdict: Verdict) -> str:
+    again = "run the same command again"
+    return {
+        "failed": f"{entry.id} ended without a result ({entry.failure}: {entry.reason}); settled. To go on, {again}.",
+        "waits": f"{entry.id} ended with a result that nobody took; to take it, {again}.",
+        "orphan": f"{entry.id} is {entry.state} and nobody supervises it. To go on with it, {again}; "
+        f"to end it: headway job cancel {entry.id}",
+        "unknown": f"{entry.id} is open and nobody supervises it; its scheduler gave no answer ({entry.reason}). "
+        "To ask it: headway reconcile",
+        "not_submitted": f"{entry.id} was about to be submitted, and its scheduler does not have it; to submit it, {again}.",
+    }[verdict]

@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from tasks.process import read_json, write_json
 
 MAY_DIFFER = ("submission", "excluded_nodes", "smaller_batches", "retry", "watch")
 """Of two jobs under one token: what a further submission changes, and what concerns the supervisor only."""
-OF_ITS_END = ("result.json", "exit.json", "handle.json", "attempt.json", "progress.json", "settled.json", "launcher.log")
+OF_ITS_END = (
+    "result.json", "exit.json", "handle.json", "attempt.json", "progress.json", "settled.json", "cancelled.json", "launcher.log",
+)  # fmt: skip
 FOLDERS_OF_ITS_END = ("errors", "logs", "nodes", "ranks")
-LOCK = "supervisor.lock"
+LOCK, SUPERVISOR = "supervisor.lock", "supervisor.json"
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,15 @@ def settle(token: str, journal: Journal, outcome: str, *, folder: Path | None = 
     if not generation.end:
         end = {"outcome": outcome, "time": time.time(), **facts}
         journal.put(f"{key_of(token, generation.number)}/end", end)
-    if folder is not None and folder.is_dir():
-        write_json(folder / "settled.json", {"submission": generation.number, "outcome": outcome, **facts})
+        generation = replace(generation, end=end)
+    if folder is not None:
+        mark_settled(folder, generation)
+
+
+def mark_settled(folder: Path, generation: Generation) -> None:
+    """Leave the mark of a submission's end in its folder."""
+    if folder.is_dir():
+        write_json(folder / "settled.json", {"submission": generation.number, **(generation.end or {})})
 
 
 def key_of(token: str, number: int) -> str:
@@ -147,7 +156,7 @@ def _differences(name: str, there: Any, here: Any) -> Iterator[str]:
 def clear(folder: Path) -> None:
     """Empty the folder of work that is done and wanted again."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name != LOCK:
+        if path.name not in (LOCK, SUPERVISOR):
             _remove(path)
 
 

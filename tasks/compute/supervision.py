@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tasks import process
 from tasks.compute.job import JobState
-from tasks.compute.submission import LOCK
+from tasks.compute.submission import LOCK, SUPERVISOR
 
 
 @contextmanager
@@ -26,15 +26,32 @@ def supervising(folder: Path, *, flow_run: str, waiting: Callable[[], None]) -> 
         try:
             yield
         finally:
-            (folder / "supervisor.json").unlink(missing_ok=True)
+            (folder / SUPERVISOR).unlink(missing_ok=True)
 
 
 def note(folder: Path, *, flow_run: str, state: JobState) -> None:
     """Write down who supervises, and the state that it saw last."""
     me = os.getpid()
-    who = {"pid": me, "started": process.process_started(me), "boot_id": process.boot_id(), "host": socket.gethostname()}
+    who = {
+        "pid": me,
+        "started": process.process_started(me),
+        "boot_id": process.boot_id(),
+        "host": socket.gethostname(),
+    }
     seen = {"state": state.state, "reason": state.reason, "time": time.time()}
-    process.write_json(folder / "supervisor.json", {**who, "flow_run": flow_run, **seen})
+    process.write_json(folder / SUPERVISOR, {**who, "flow_run": flow_run, **seen})
+
+
+@contextmanager
+def unsupervised(folder: Path) -> Iterator[bool]:
+    """Keep supervisors away for a moment; False, and nothing is held, when there is one."""
+    with open(folder / LOCK, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
 
 
 def is_supervised(folder: Path) -> bool:

@@ -194,7 +194,9 @@ def port_findings(before: Mapping[str, Port], now: Mapping[str, Port], rules: Ru
         port = now.get(name)
         if was.active and (port is None or not port.active):
             state = port.state if port else "gone"
-            found.append(Finding("link", "fail", f"port {name} is {state}, it was {was.state}", "Check cable and switch port."))
+            found.append(
+                Finding("link", "fail", f"port {name} is {state}, it was {was.state}", "Check cable and switch port.")
+            )
         elif port and port.downed > was.downed:
             found.append(_flapped(name, port.downed - was.downed, rules))
     return found

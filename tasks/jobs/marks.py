@@ -31,6 +31,7 @@ class Marks:
         self.name = name
         self.submission = submission
         self.place = folder / "nodes" / str(rank)
+        self.elastic = bool(job["elastic"])
         self.silent_seconds = float(job["watch"]["silent_node_seconds"])
         self.join_seconds = float(job["watch"]["join_node_seconds"])
         self._beaten = float("-inf")
@@ -87,8 +88,14 @@ class Marks:
                 found.append(rank)
         return found
 
+    def rendezvous(self) -> dict[str, Any] | None:
+        """Where the machines of an elastic job meet."""
+        return self._of_this_submission(self.folder / "rendezvous" / "rendezvous.json")
+
     def leader_ended(self) -> bool:
-        """Whether the leader's parent said how the submission ended."""
+        """Whether the leader's parent, or of an elastic job that of the rendezvous store, said how the submission ended."""
+        if self.elastic:
+            return (self.folder / "rendezvous" / "exit.json").exists()
         return self.rank != 0 and (self.folder / "nodes" / "0" / "exit.json").exists()
 
     def fenced(self) -> bool:

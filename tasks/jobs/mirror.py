@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,19 +66,18 @@ class Mirror:
 
     def begin(self) -> None:
         """Bring the folder as it is there, and the inputs. Raises Missing, IntegrityError, ValueError."""
-        self.folder.pull(lambda name: name == "job.json")
-        job = read_json(self.local / "job.json")
-        if job is None:
-            raise ValueError(f"{self.folder.container.uri}/{self.folder.prefix} has no job in it")
+        found = self.container.get(f"{self.folder.prefix}job.json")
+        if found is None:
+            raise ValueError(f"{self.container.uri}/{self.folder.prefix} has no job in it")
+        job = json.loads(found.data)
         self.submission = int(job["submission"])
         store = BlobStore(self.container, self.base)
         for name, ref in job["artifacts"].items():
             self.inputs[name] = str(store.fetch(find(store, *parse_ref(ref))))
-        (self.local / "job.json").write_bytes(self._localized("job.json", json.dumps(job).encode()))
         if self.where.rank == 0:
             self.folder.clear(_is_end)
         self.folder.ignore_what_lies_there(_is_end)
-        self.folder.pull(lambda name: name != "job.json" and not _is_end(name))
+        self.folder.pull(lambda name: not _is_end(name))
 
     def step(self) -> None:
         """Bring and send what changed; a store that does not answer is told, and asked again the next time."""
@@ -91,6 +90,8 @@ class Mirror:
 
     def finish(self) -> None:
         """Send all that is left, the output too; results and exit marks last. Raises Missing when the store stays away."""
+        if self.where.rank and (self.local / "launcher.log").exists():
+            shutil.copyfile(self.local / "launcher.log", self.node / "launcher.log")
         for tries in range(LAST_TRIES):
             try:
                 self.folder.pull(lambda name: name == "job.json")
@@ -110,11 +111,13 @@ class Mirror:
     def report(self, error: HeadwayError | ValueError) -> None:
         """Say in the folder why this machine could not begin, as a rank does of itself."""
         ranks = int((read_json(self.local / "job.json") or {}).get("ranks_per_node", 1))
-        kind = {5: "integrity", 6: "missing"}.get(error.exit_code, "infrastructure") if _is_ours(error) else "user"
+        kinds = {5: "integrity", 6: "missing"}
+        kind = kinds.get(error.exit_code, "infrastructure") if isinstance(error, HeadwayError) else "user"
         said = {"type": type(error).__name__, "message": str(error), "remedy": getattr(error, "remedy", "")}
         name = f"errors/rank-{self.where.rank * ranks}.json"
         write_json(self.local / name, {**said, "class": kind, "attempt": 1, "nodes": [self.where.name]})
-        self.folder.push(lambda each: each == name, settled=True)
+        with suppress(HeadwayError):  # it was said on the machine's own log
+            self.folder.push(lambda each: each == name, settled=True)
 
     def stop(self, *_: object) -> None:
         self.stopping = True
@@ -129,7 +132,7 @@ class Mirror:
         return True
 
     def _goes(self, name: str) -> bool:
-        """What this machine writes; its launcher's log belongs to node rank 0 alone, and so lies in that one's place."""
+        """What this machine writes; the launcher's log is node rank 0's, others' lie with their marks in the end."""
         if name in LAUNCHERS or name.endswith("/process.json") or name.startswith(OUTPUT):
             return False
         return name != "launcher.log" or self.where.rank == 0
@@ -147,10 +150,6 @@ class Mirror:
 def _is_end(name: str) -> bool:
     """Marks by which a submission ended: those of an earlier start of this one mean nothing to us."""
     return name == "result.json" or name.endswith("/exit.json")
-
-
-def _is_ours(error: Exception) -> bool:
-    return isinstance(error, HeadwayError)
 
 
 def run(mirror: Mirror, command: list[str]) -> int:
@@ -180,8 +179,8 @@ def _attended(child: subprocess.Popen[bytes], mirror: Mirror) -> bool:
     return child.poll() is None
 
 
-def main(arguments: list[str], *, end: Callable[[int], None] = sys.exit) -> None:
-    """Read the command line, and be this machine's mirror until its command has ended."""
+def main(arguments: list[str]) -> int:
+    """Read the command line, and be this machine's mirror until its command has ended; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tasks.jobs.mirror")
     parser.add_argument("--store", required=True)
     parser.add_argument("--prefix", required=True)
@@ -198,9 +197,9 @@ def main(arguments: list[str], *, end: Callable[[int], None] = sys.exit) -> None
     except (HeadwayError, ValueError) as error:
         print(f"mirror: {error}", file=sys.stderr, flush=True)
         mirror.report(error)
-        end(1)
-    end(run(mirror, [word for word in said.command if word != "--"]))
+        return 1
+    return run(mirror, [word for word in said.command if word != "--"])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -6,8 +6,8 @@ machines tell each other is marks.py; what starts the ranks is launching.py; hea
 inputs on a fast local disk are scratch.py; what a rank may use is limits.py; what an attempt leaves behind is leftovers.py.
 
 Environment, set by the backend: HEADWAY_NODE_RANK (0 leads), HEADWAY_NODE_NAME (as the scheduler calls the machine),
-HEADWAY_LEADER (the address under which the others reach node rank 0), HEADWAY_SUBMISSION (whose machine this is),
-HEADWAY_RENDEZVOUS (host:port of the store of an elastic job). See docs/compute.md, "The job folder".
+HEADWAY_LEADER (the address under which the others reach node rank 0), HEADWAY_SUBMISSION (whose machine this is). Of an elastic
+job no machine leads: all meet where rendezvous.json says (rendezvous.py). See docs/compute.md, "The job folder".
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ from tasks.process import GIVEN_UP, die_with_parent, read_json
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 0.5
 """Between two looks at the shared folder: a hundred machines must not be a load for it."""
-GRACE_SECONDS = 10.0
-"""For ranks to see that others are gone, before they are ended; and between SIGTERM and SIGKILL."""
 AGAIN = 75
 """Exit code: this machine's part ended well, but the leader opened another attempt."""
 
@@ -49,6 +47,7 @@ class Node:
         submission = int(os.environ.get("HEADWAY_SUBMISSION") or self.job["submission"])
         self.marks = Marks(folder, self.job, rank=self.rank, name=self.name, submission=submission)
         self.probes = Probes(self.marks.place, self.job, name=self.name, submission=submission)
+        self.grace = float(self.job["watch"]["grace_seconds"])
         self.stopping = False
         self.looked = 0.0
         self.attempt = 0
@@ -60,12 +59,13 @@ class Node:
         if self.marks.fenced():
             return self._give_up("another submission has the job folder")
         end_leftovers(self.folder, self.rank)
-        meeting = self._lead() if self.rank == 0 or self.elastic else self._follow()
+        meeting = self._meet() if self.elastic else self._lead() if self.rank == 0 else self._follow()
         if meeting is None:
             return self._without_leader()
         self.attempt = int(meeting["attempt"])
         self.marks.mark(self.attempt, code=None)
-        code = self._part_of(Place(self.rank, str(meeting["address"]), int(meeting["port"]), self.attempt))
+        place = Place(self.rank, str(meeting["address"]), int(meeting["port"]), self.attempt, meeting.get("opening", 0))
+        code = self._part_of(place)
         self.marks.mark(self.attempt, code=code)
         return self._until_all_ended() if code == 0 and self._others() == [0] else code
 
@@ -74,7 +74,7 @@ class Node:
         if self.rank != 0 and self.job["launcher"] == "mpi":
             return 0
         try:
-            ours = {**limits.apply(self.job), **self._stage_inputs()}
+            ours = {**limits.granted(self.job), **self._stage_inputs()}
         except (limits.Refused, scratch.Refused) as refused:
             self._report(refused.report)
             return 1
@@ -83,11 +83,11 @@ class Node:
         code = self._attend(child)
         end_all_below(os.getpid())
         if code not in (0, GIVEN_UP) and not self.stopping:
-            self.probes.look_once_more()
-        if self.probes.found:
-            self._report(self.probes.found)
-            return code or 1
-        return code
+            self.probes.look_once_more(self.marks.beat)
+        fault = self.probes.found or (limits.out_of_memory(self.folder, self.probes.killed) if code else None)
+        if fault:
+            self._report(fault)
+        return code or (1 if fault else 0)
 
     def _lead(self) -> dict[str, Any]:
         """Open an attempt: its number, and where ranks meet."""
@@ -96,9 +96,24 @@ class Node:
         with socket.socket() as free:
             free.bind(("", 0))
             port = free.getsockname()[1]
-        if self.rank == 0:
-            self.marks.open_attempt(attempt, address=address, port=port)
+        self.marks.open_attempt(attempt, address=address, port=port)
         return {"attempt": attempt, "address": address, "port": port}
+
+    def _meet(self) -> dict[str, Any] | None:
+        """Where the machines of an elastic job meet; None when the job ended or nobody holds the store."""
+        deadline = time.monotonic() + self.marks.join_seconds
+        while not self.stopping and not self.marks.leader_ended() and time.monotonic() < deadline:
+            self.marks.beat()
+            if where := self.marks.rendezvous():
+                attempt = int(os.environ.get("HEADWAY_ATTEMPT", "1"))
+                return {
+                    "attempt": attempt,
+                    "address": where["host"],
+                    "port": where["port"],
+                    "opening": where["opening"],
+                }
+            time.sleep(LOOK_SECONDS)
+        return None
 
     def _follow(self) -> dict[str, Any] | None:
         """The leader's next attempt; None when it ended or is silent, or when this machine was asked to stop."""
@@ -128,10 +143,17 @@ class Node:
             return 0
         if self.marks.fenced():
             return self._give_up("another submission has the job folder")
+        if self.elastic:
+            return self._give_up("nobody holds the rendezvous store")
         return self._give_up(self.marks.report_lost(0, self.attempt))
 
     def _start(self, place: Place, ours: dict[str, str]) -> subprocess.Popen[bytes]:
         alone = int(self.job["nodes"]) == 1 and not self.elastic
+
+        def confined() -> None:
+            die_with_parent()
+            limits.confine(self.job)
+
         with open((self.folder if alone else self.marks.place) / "launcher.log", "ab") as log:
             return subprocess.Popen(
                 launcher(self.job, place),
@@ -139,7 +161,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=die_with_parent,
+                preexec_fn=confined,
             )
 
     def _attend(self, child: subprocess.Popen[bytes]) -> int:
@@ -158,7 +180,7 @@ class Node:
                 return self._give_up("another submission has the job folder")
             if doomed is None and (why := self._doom()):
                 print(f"attempt {self.attempt} ends on {self.name}: {why}", flush=True)
-                doomed = time.monotonic() + GRACE_SECONDS
+                doomed = time.monotonic() + self.grace
         return child.returncode
 
     def _doom(self) -> str:
@@ -170,6 +192,8 @@ class Node:
             return "; ".join(self.marks.report_lost(rank, self.attempt) for rank in silent)
         if failed := self.marks.failed(others, self.attempt):
             return f"the ranks of node rank {failed[0]} failed"
+        if self.elastic and self.marks.leader_ended():
+            return "the job ended"
         if others == [0] and (self.marks.leader_ended() or self._newer_attempt()):
             return "the leader ended this attempt"
         return ""
@@ -180,7 +204,7 @@ class Node:
     def _end(self, child: subprocess.Popen[bytes]) -> int:
         child.terminate()
         try:
-            child.wait(GRACE_SECONDS)
+            child.wait(self.grace)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tasks.process import boot_id, read_json, write_json
 
 RULES = Path(__file__).resolve().parents[1] / "hardware" / "health.json"
 INFINIBAND = Path("/sys/class/infiniband")
+POLL_SECONDS = 0.2
 LAST_LOOK_SECONDS = 15.0
 """Longest wait for the look after a failed attempt."""
 NOT_RUNNING = (9, 12)
@@ -36,7 +38,9 @@ class Hangs(Exception):
 class Probes:
     """The checks of one machine. State: what was seen first, what was told, and the fault that was found, if any."""
 
-    def __init__(self, place: Path, job: dict[str, Any], *, name: str, submission: int, rules: Rules | None = None) -> None:
+    def __init__(
+        self, place: Path, job: dict[str, Any], *, name: str, submission: int, rules: Rules | None = None
+    ) -> None:
         self.place = place
         self.name = name
         self.submission = submission
@@ -44,7 +48,12 @@ class Probes:
         self.needs_gpus = int(job["gpus_per_node"]) > 0
         self.rules = rules or gpu_health.read_rules(RULES.read_text(encoding="utf-8"))
         self.found: dict[str, Any] | None = None
-        self._fields = {"gpu": GPU_FIELDS, "remapped-rows": ROW_FIELDS}
+        self.killed: dict[int, str] = {}
+        """Processes that the kernel killed for their memory: id and name."""
+        self._asked = {
+            "gpu": {field: field for field in GPU_FIELDS},
+            "remapped-rows": {field: field for field in ROW_FIELDS},
+        }
         self._told: set[str] = set()
         self._now = threading.Event()
         self._looked = threading.Event()
@@ -55,11 +64,13 @@ class Probes:
         self._first = self._baseline()
         threading.Thread(target=self._run, name="probes", daemon=True).start()
 
-    def look_once_more(self) -> None:
+    def look_once_more(self, meanwhile: Callable[[], None]) -> None:
         """Look now, and wait for what is seen, within bounds: a failed attempt may have been the machine's fault."""
         self._looked.clear()
         self._now.set()
-        self._looked.wait(LAST_LOOK_SECONDS)
+        deadline = time.monotonic() + LAST_LOOK_SECONDS
+        while self.found is None and time.monotonic() < deadline and not self._looked.wait(POLL_SECONDS):
+            meanwhile()
 
     def look(self) -> list[Finding]:
         """Everything that is wrong with the machine now."""
@@ -67,9 +78,11 @@ class Probes:
 
     def _run(self) -> None:
         while self.found is None:
+            asked = self._now.is_set()
             self._now.clear()
             self._judge(self.look())
-            self._looked.set()
+            if asked:
+                self._looked.set()
             self._now.wait(self.every)
 
     def _judge(self, findings: list[Finding]) -> None:
@@ -114,28 +127,27 @@ class Probes:
             finding = gpu_health.smi_finding(code, said, self.rules)
             if finding:
                 return [finding]
-            answers = gpu_health.rows(said, self._fields[table])
+            answers = gpu_health.rows(said, tuple(self._asked[table]))
             for gpu in answers:
                 found += gpu_health.gpu_findings(gpu, self.rules) if table == "gpu" else gpu_health.row_findings(gpu)
         return found
 
     def _query(self, table: str) -> tuple[int, str]:
-        """Ask nvidia-smi; a field that this driver does not know is asked by its old name, or no more."""
+        """Ask nvidia-smi; a field that this driver does not know is asked for by its old name, or no more."""
+        asked = self._asked[table]
         while True:
-            fields = self._fields[table]
-            names = ",".join(OLD_NAMES.get(field, field) if field in self._told else field for field in fields)
-            code, said = self._ask("nvidia-smi", f"--query-{table}={names}", "--format=csv,noheader,nounits")
-            unknown = gpu_health.unknown_field(said)
-            if code == 0 or unknown is None:
+            code, said = self._ask(
+                "nvidia-smi", f"--query-{table}={','.join(asked.values())}", "--format=csv,noheader,nounits"
+            )
+            unknown = gpu_health.unknown_field(said) if code else None
+            field = next((field for field, name in asked.items() if name == unknown), None)
+            if field is None:
                 return code, said
-            if unknown in OLD_NAMES:
-                self._told.add(unknown)
-                continue
-            asked = {OLD_NAMES.get(field, field): field for field in fields} | {field: field for field in fields}
-            if unknown not in asked:
-                return code, said
-            self._fields[table] = tuple(field for field in fields if field != asked[unknown])
-            self._could_not(f"{unknown}: this nvidia-smi does not know it")
+            if unknown == field and field in OLD_NAMES:
+                asked[field] = OLD_NAMES[field]
+            else:
+                del asked[field]
+                self._could_not(f"{field}: this nvidia-smi does not know it")
 
     def _kernel_log(self) -> list[Finding]:
         try:
@@ -145,6 +157,7 @@ class Probes:
         if code != 0:
             return self._could_not(f"the kernel log: {said.strip() or code}")
         since = float(self._first["since"])
+        self.killed = gpu_health.killed_for_memory(said, since=since)
         errors = gpu_health.xid_findings(gpu_health.xids(said, since=since), self.rules)
         return [*errors, *gpu_health.flap_findings(said, self.rules, since=since)]
 

@@ -34,7 +34,13 @@ class Refused(Exception):
 
     def __init__(self, type_: str, message: str, class_: str, *, remedy: str = "", nodes: tuple[str, ...] = ()) -> None:
         super().__init__(message)
-        self.report = {"type": type_, "message": message, "remedy": remedy, "class": class_, "nodes": list(nodes)}
+        self.report: dict[str, Any] = {
+            "type": type_,
+            "message": message,
+            "remedy": remedy,
+            "class": class_,
+            "nodes": list(nodes),
+        }
 
 
 class Driver:
@@ -242,7 +248,11 @@ def main(folder: Path) -> int:
         report = refused.report
         driver.say("ended", report["message"], code=1, failure=report["class"], failed_nodes=report["nodes"])
         return 1
-    reason = "cancelled" if driver.stopping else (read_json(folder / "nodes" / "0" / "exit.json") or {}).get("reason", "ended")
+    reason = (
+        "cancelled"
+        if driver.stopping
+        else (read_json(folder / "nodes" / "0" / "exit.json") or {}).get("reason", "ended")
+    )
     driver.say("ended", reason, code=code, failure=None, failed_nodes=[])
     return code
 

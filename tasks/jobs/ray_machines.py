@@ -80,9 +80,7 @@ def _of_interest(machine: Machine, bundle: Mapping[str, float]) -> dict[str, flo
 
 def _remedy(bundle: Mapping[str, float], left: Sequence[Machine], *, spread: bool) -> str:
     """What to change: the kind of resource that no machine has enough of, else the number of machines."""
-    short = [
-        kind for kind, amount in bundle.items() if amount and all(m.resources.get(kind, 0) < amount for m in left)
-    ]
+    short = [kind for kind, amount in bundle.items() if amount and all(m.resources.get(kind, 0) < amount for m in left)]
     settings = {
         "CPU": "cluster.ranks_per_node or cluster.threads_per_rank",
         "GPU": "cluster.gpus_per_node",

@@ -1,8 +1,8 @@
 """Where the machines of an elastic job meet: the store of torch's rendezvous, held outside of the machines that may go.
 
-`python -m tasks.jobs.rendezvous FOLDER` runs under the parent of tasks/process.py in `FOLDER/rendezvous`, on the machine from which
-jobs are submitted; who starts it is tasks/compute/elastic.py. It writes `rendezvous.json` ({host, port, opening, submission}), which
-the machines read (node.py), and ends when the job has: its parent's `exit.json` is how the submission ended.
+`python -m tasks.jobs.rendezvous FOLDER` runs under the parent of tasks/process.py in `FOLDER/rendezvous`, on the machine that jobs
+are submitted from; who starts it is tasks/compute/elastic.py. It writes `rendezvous.json` ({host, port, opening, submission}),
+which the machines read (node.py), and ends when the job has: its parent's `exit.json` is how the submission ended.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def open_store(port: int) -> TCPStore:
 def closed(store: TCPStore, run: str) -> bool:
     """Whether torch's agents closed the rendezvous for good, as they do when one of them gives up.
 
-    Their state is a pickle (dynamic_rendezvous.py of torch 2.13: `_RendezvousState.closed`). Anybody who reaches the port could have
+    Their state is a pickle (dynamic_rendezvous.py of torch 2.13: `_RendezvousState.closed`). Whoever reaches the port could have
     written it, so it is read here and not loaded.
     """
     key = f"torch.rendezvous.{run}"
@@ -96,7 +96,7 @@ class Watching:
             self.progress, self.failures = now, 0
         rank = read_json(self.folder / "ranks" / "0.json") or {}
         start = (rank.get("host"), rank.get("pid"), rank.get("started"))
-        if start == self.start:
+        if not rank or start == self.start:
             return
         reports = {path.name: path.stat().st_mtime for path in (self.folder / "errors").glob("rank-*.json")}
         self.failures += self.start is not None and reports != self.reports

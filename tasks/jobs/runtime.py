@@ -65,9 +65,15 @@ def open_rank() -> Rank:
         world_size=int(os.environ.get("WORLD_SIZE", "1")),
         attempt=int(os.environ.get("HEADWAY_ATTEMPT", "1")),
         settings=spec["settings"],
-        inputs={name: Path(path) for name, path in spec["inputs"].items()},
+        inputs={name: Path(path) for name, path in {**spec["inputs"], **_copies()}.items()},
         output=output,
     )
+
+
+def _copies() -> dict[str, str]:
+    """Inputs that the machine's agent copied to a disk of its own (scratch.py), by name."""
+    copies: dict[str, str] = json.loads(os.environ.get("HEADWAY_INPUTS", "{}"))
+    return copies
 
 
 def main(run: Callable[[Rank], dict[str, Any] | None]) -> int:
@@ -116,6 +122,12 @@ def _report(rank: Rank, error: Exception) -> None:
     write_json(rank.folder / "errors" / f"rank-{rank.rank}.json", report)
 
 
+def _no_memory(error: Exception) -> bool:
+    """torch's allocator of the CPU raises a plain RuntimeError; a process that cannot be started, an OSError."""
+    allocator = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return allocator or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+
+
 def failure_class(error: Exception) -> str:
     """`user`, `integrity`, `missing` and `diverged` are not retried; `out_of_memory` and `infrastructure` are.
 
@@ -127,6 +139,6 @@ def failure_class(error: Exception) -> str:
         return {5: "integrity", 6: "missing"}.get(error.exit_code, "infrastructure")
     if isinstance(error, ModuleNotFoundError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
         return "missing"
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _no_memory(error):
         return "out_of_memory"
     return "user" if isinstance(error, ValueError) else "infrastructure"

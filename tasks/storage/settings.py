@@ -16,7 +16,9 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 from tasks.errors import Missing
 from tasks.settings import Name, Settings
 
-Credential = Literal["managed_identity", "workload_identity", "cli", "service_principal", "connection_string"]
+Credential = Literal[
+    "managed_identity", "workload_identity", "cli", "service_principal", "connection_string", "azureml_user"
+]
 LOCAL = "local"
 """Name of the folder below the home."""
 

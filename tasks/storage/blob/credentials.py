@@ -55,6 +55,10 @@ def token_credential(config: Identity, *, of: str) -> TokenCredential:
                 return identity.ClientSecretCredential(config.tenant, config.client, config.secret_value())
             case "cli":
                 return identity.AzureCliCredential(tenant_id=config.tenant)
+            case "azureml_user":
+                from azure.ai.ml.identity import AzureMLOnBehalfOfCredential
+
+                return AzureMLOnBehalfOfCredential()
     except ValueError as error:  # workload identity reads its variables at once
         raise Missing(
             f"{of}: {config.credential} cannot be used here: {error}",

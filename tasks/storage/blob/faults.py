@@ -111,6 +111,7 @@ _REMEDIES = {
     "cli": "Sign in again: az login.",
     "managed_identity": "Run on a machine with that identity, and name it by `client` where it has several.",
     "workload_identity": "Run in a pod whose service account is federated with that identity.",
+    "azureml_user": "Give whoever submits the job the role Storage Blob Data Contributor on the container.",
     "service_principal": "Look whether its secret has ended: az ad app credential list.",
     "connection_string": "Look whether the key was rotated, and export the variable anew.",
 }

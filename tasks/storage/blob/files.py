@@ -30,6 +30,7 @@ class BlobFiles:
         """`own` is the store that the home works in, which may be another one."""
         self.config, self._home, self._own = config, home, own
         self.uri = config.uri.rstrip("/")
+        self.credential, self.secret = str(config.credential), config.secret
 
     def folder(self, prefix: str, local: Path) -> BlobFolder:
         """A job's folder, of which this side only reads what the job changes."""

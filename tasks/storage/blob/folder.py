@@ -2,7 +2,7 @@
 
 What changed here since it last went or came goes up; what changed there comes down. Neither overwrites what the other side
 changed: what is newer here stays, and goes up. Files that only grow lie in segments, so that a long log is not sent again and
-again. What a job's folder holds and who writes what of it is told by its users: tasks/jobs/mirror.py, tasks/compute/azureml_folder.py.
+again. What a job's folder holds, and who writes what of it, is for its users: tasks/jobs/mirror.py and tasks/compute.
 """
 
 from __future__ import annotations
@@ -87,6 +87,10 @@ class BlobFolder:
             name = blob.name.removeprefix(self.prefix)
             if wanted(name):
                 self._there[name] = str(blob.etag)
+
+    def has(self, name: str) -> bool:
+        """Whether a file lies there."""
+        return self.container.head(self.prefix + name) is not None
 
     def clear(self, wanted: Wanted) -> None:
         """Remove what lies there."""

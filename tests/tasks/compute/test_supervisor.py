@@ -16,7 +16,9 @@ from tasks.cluster_config import ClusterConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.local import spec
-from tasks.compute.supervisor import Watch, run, settle
+from tasks.compute.submission import settle
+from tasks.compute.supervisor import run
+from tasks.compute.watching import Watch
 from tasks.errors import Cancelled, IntegrityError, JobFailed, Missing
 from tasks.jobs.launching import Place, environment, launcher
 from tasks.registry.journal import StoreJournal
@@ -57,8 +59,8 @@ from pathlib import Path
 from tasks.cluster_config import ClusterConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
-from tasks.compute.supervisor import Watch, run
-from tasks.jobs.launching import Place, environment, launcher
+from tasks.compute.supervisor import run
+from tasks.compute.watching import Watch
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 base = Path(sys.argv[1])
@@ -92,7 +94,14 @@ def job(code, **fields):
 
 
 def supervise(base, journal, job, **watch):
-    return run(job, backend=open_backend(ClusterConfig()), folder=base / "job", journal=journal, watch=Watch(**watch))
+    return run(
+        job,
+        backend=open_backend(ClusterConfig()),
+        folder=base / "job",
+        journal=journal,
+        watch=Watch(**watch),
+        cluster=ClusterConfig(),
+    )
 
 
 def orchestrator(base, job):

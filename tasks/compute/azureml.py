@@ -1,0 +1,155 @@
+"""The Azure ML backend: command jobs of a workspace, whose folders lie in the Blob store.
+
+What is submitted is azureml_render.py, the door to the service azureml_client.py, what its states mean azureml_states.py, and the
+job folder azureml_folder.py. On each machine runs tasks/jobs/mirror.py. See docs/azureml.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.cluster_config import ClusterConfig
+from tasks.compute.azureml_client import Workspace
+from tasks.compute.azureml_code import code_name, write_code
+from tasks.compute.azureml_folder import Files, Folders
+from tasks.compute.azureml_render import OURS, SERVERLESS, Rendering, job_name, rendering, rest
+from tasks.compute.azureml_states import OVER, state_of
+from tasks.compute.job import Job, JobState, Rendered
+from tasks.errors import HeadwayError, JobFailed, Missing
+
+log = logging.getLogger("headway.azureml")
+
+
+class AzureMlBackend:
+    """A workspace. State: what is known of the folders, and how jobs that are over ended."""
+
+    poll_seconds = 10.0
+
+    def __init__(self, config: ClusterConfig, files: Callable[[str], Files]) -> None:
+        """`files` gives the container of a store by its name, the home's own by an empty one. Raises ValueError, Missing."""
+        try:
+            import azure.ai.ml  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise Missing(
+                f"backend azureml needs the package azure-ai-ml ({error.name} is not installed)",
+                remedy="pip install -c constraints.txt -e '.[azure]'",
+            ) from error
+        self._config = config.azureml
+        self._files = files(config.azureml.store)
+        self._workspace = Workspace(config.azureml, self._files.token)
+        self._folders = Folders(self._files)
+
+    def render(self, job: Job, folder: Path) -> Rendered:
+        return rendering(self._config, self._files, job, folder).rendered()
+
+    def submit(self, job: Job, folder: Path) -> dict[str, Any]:
+        made = rendering(self._config, self._files, job, folder)
+        self._require_cluster(job)
+        there = self._workspace.job(made.name)
+        if there is None:
+            self._prepare(made, job, folder)
+            there = self._workspace.put_job(made.name, made.request())
+        elif there["properties"].get("status") in OVER:
+            raise JobFailed(
+                f"the workspace has an ended job of the name {made.name}, and Azure ML gives no name twice",
+                failure="user",
+                folder=str(folder),
+                remedy=f"Delete it (az ml job delete --name {made.name}), and run the same command again.",
+            )
+        return _handle(made.name, made.prefix, there)
+
+    def find(self, job: Job, folder: Path) -> dict[str, Any] | None:
+        made = rendering(self._config, self._files, job, folder)
+        there = self._workspace.job(job_name(job))
+        return _handle(made.name, made.prefix, there) if there else None
+
+    def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
+        try:
+            found = self._workspace.jobs({str(handle["name"]) for handle, _ in jobs}, tag=OURS)
+            return [self._state(handle, folder, found[str(handle["name"])]) for handle, folder in jobs]
+        except (HeadwayError, ValueError) as error:
+            said = f"{error} {getattr(error, 'remedy', '')}".strip()
+            return [JobState(state="unknown", reason=said) for _ in jobs]
+
+    def cancel(self, handle: dict[str, Any], folder: Path) -> None:
+        self._workspace.cancel(str(handle["name"]))
+
+    def _state(self, handle: dict[str, Any], folder: Path, found: dict[str, Any] | None) -> JobState:
+        """The state; before it is told, the folder is brought up to date, and all of it when the job is over."""
+        name, prefix = str(handle["name"]), str(handle["prefix"])
+        status = found["properties"].get("status") if found else None
+        over = found is None or status in OVER
+        self._folders.pull(prefix, folder, ended=over)
+        state = state_of(found, self._why(name) if status == "Failed" else {}, folder)
+        if state.code == 0 and (folder / "result.json").exists():
+            self._folders.drop_checkpoints(prefix, folder)
+        return state
+
+    def _why(self, name: str) -> dict[str, Any]:
+        """The error of a job that failed; without an answer, none: that it failed is known."""
+        try:
+            return self._workspace.why(name)
+        except (HeadwayError, ValueError) as error:
+            log.warning("why %s failed is not known: %s", name, error)
+            return {}
+
+    def _prepare(self, made: Rendering, job: Job, folder: Path) -> None:
+        """What the job needs there before it starts: its inputs, its environment, our code, its folder."""
+        for ref in job.artifacts.values():
+            self._files.have(ref)
+        for asset in made.assets().values():
+            self._workspace.put_asset("data", str(asset.name), str(asset.version), rest(asset))
+        if image := made.image():
+            self._workspace.put_asset("environments", str(image.name), str(image.version), rest(image))
+        else:
+            with tempfile.TemporaryDirectory() as scratch:
+                write_code(Path(scratch) / "code.zip")
+                self._files.put_once(code_name(), Path(scratch) / "code.zip")
+        self._folders.push(job.model_copy(update={"python": job.python or "python3"}), folder)
+
+    def _require_cluster(self, job: Job) -> None:
+        """A cluster that this job can run on: what it lacks is said before anything is sent."""
+        name = self._config.compute
+        if name == SERVERLESS:
+            return
+        there = self._workspace.cluster(name)
+        if there is None:
+            raise ValueError(
+                f"azureml.compute {name} is not in the workspace {self._config.workspace}: create it (set azureml.size, and "
+                "`headway job render` has a file for `az ml compute create --file`), or name another"
+            )
+        require_fit(name, there["properties"], job)
+
+
+def require_fit(name: str, compute: dict[str, Any], job: Job) -> None:
+    """Raise ValueError or Missing when a job does not fit a cluster: too many nodes, another tier, no quota."""
+    cluster = compute.get("properties") or {}
+    most = int((cluster.get("scaleSettings") or {}).get("maxNodeCount", job.nodes))
+    if job.nodes > most:
+        raise ValueError(
+            f"the job needs {job.nodes} nodes, and the cluster {name} has at most {most}: lower cluster.nodes"
+        )
+    low = str(cluster.get("vmPriority") or "Dedicated") == "LowPriority"
+    if low != job.preemptible:
+        raise ValueError(
+            f"the cluster {name} is of the tier {'low priority' if low else 'dedicated'}, and cluster.preemptible is "
+            f"{str(job.preemptible).lower()}: change it, or name another cluster"
+        )
+    errors = [*(compute.get("provisioningErrors") or []), *(cluster.get("errors") or [])]
+    if errors:
+        said = (errors[0].get("error") or errors[0]) if isinstance(errors[0], dict) else {}
+        raise Missing(
+            f"the cluster {name} ({cluster.get('vmSize', 'unknown size')}) cannot get nodes: {said.get('code', '')} "
+            f"{said.get('message', '')}".strip(),
+            remedy="Ask for quota of that size in the studio, or name a cluster of another size or tier.",
+        )
+
+
+def _handle(name: str, prefix: str, there: dict[str, Any]) -> dict[str, Any]:
+    services = there["properties"].get("services") or {}
+    studio = (services.get("Studio") or {}).get("endpoint", "")
+    return {"name": name, "prefix": prefix, "studio": studio}

@@ -1,0 +1,235 @@
+"""Why a submission ended without a result: its class, a sentence and a remedy, from everything that it left.
+
+The rules are data: failures.json has the classes, exit codes and log signatures. What is done about a class is retrying.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.compute.job import Failure, Job, JobState
+from tasks.compute.logs import failing_rank, launcher_logs, rank_logs, tail, tail_of_failure
+from tasks.errors import IntegrityError, JobFailed, Missing
+from tasks.process import read_json
+from tasks.redaction import redact
+
+OF_THE_PROGRAM: tuple[Failure, ...] = ("user", "integrity", "missing", "diverged")
+"""Classes that a program reports itself, and that no scheduler and no log knows better."""
+OF_THE_SCHEDULER: tuple[Failure, ...] = ("cancelled", "preempted", "timeout", "node", "out_of_memory")
+"""Classes that a scheduler knows better than the ranks that it ended."""
+
+
+class Class(BaseModel):
+    """What a class of failure means."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    again: Literal["never", "always", "elsewhere", "with_progress", "smaller_batch"]
+    """Whether the job is submitted again. `elsewhere`: not to the one machine that has restarted it in vain already."""
+    excludes_nodes: bool = False
+    """Whether the machines that are named are left out from then on."""
+    sentence: str
+    remedy: str
+
+
+class Code(BaseModel):
+    """What an exit code means where nothing else says more."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    failure: Failure = Field(alias="class")
+    sentence: str
+
+
+class Signature(BaseModel):
+    """What a line of a log means. A group called `node` names a machine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pattern: str
+    failure: Failure = Field(alias="class")
+    sentence: str
+    remedy: str
+
+
+class Rules(BaseModel):
+    """failures.json. Signatures are tried in their order."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    classes: dict[Failure, Class]
+    codes: dict[int, Code]
+    signatures: tuple[Signature, ...]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why a submission has no result."""
+
+    failure: Failure
+    what: str
+    """What happened, in the words of who saw it."""
+    sentence: str
+    """What that means."""
+    remedy: str
+    nodes: tuple[str, ...] = ()
+    """Machines that are the cause."""
+
+
+@cache
+def rules() -> Rules:
+    """The rules, read once."""
+    return Rules.model_validate_json((Path(__file__).parent / "failures.json").read_text(encoding="utf-8"))
+
+
+def classify(job: Job, state: JobState, folder: Path, *, hung: str = "") -> Failed:
+    """Decide from: whether the supervisor ended it, or a person; the program's own report; the scheduler; machines' reports;
+    logs; the exit code. `hung` says what the supervisor saw stand still."""
+    reports = [report for report in _reports(folder) if _fresh(report, state)]
+    own = next((report for report in reports if report["class"] in OF_THE_PROGRAM), None)
+    machines = [report for report in reports if report["class"] == "node"]
+    nodes = tuple(dict.fromkeys([*state.failed_nodes, *(name for r in machines for name in r.get("nodes", ()))]))
+    if hung:
+        return _as("infrastructure", hung, sentence="The job hung.")
+    if _cancelled(job, folder):
+        return _as("cancelled", "it was cancelled by hand")
+    if own:
+        return _as(own["class"], _said(own), remedy=own.get("remedy", ""))
+    if state.failure in OF_THE_SCHEDULER:
+        return _as(state.failure, _scheduler_said(state), nodes=nodes)
+    if state.reason in ("timeout", "cancelled"):
+        return _as("timeout" if state.reason == "timeout" else "cancelled", _scheduler_said(state))
+    if machines:
+        return _as("node", _said(machines[0]), remedy=machines[0].get("remedy", ""), nodes=nodes)
+    return _from_traces(state, folder, reports, nodes)
+
+
+def error_of(
+    job: Job, failed: Failed, state: JobState, folder: Path, *, submissions: int, why_not_again: str
+) -> Exception:
+    """The error that the caller gets: the failing rank's lines come with it."""
+    what = redact(failed.what)
+    if failed.failure == "user":
+        return ValueError(what)
+    if failed.failure == "integrity":
+        return IntegrityError(what, remedy=failed.remedy)
+    if failed.failure == "missing":
+        return Missing(what, remedy=failed.remedy)
+    tried = f"{state.attempts} attempt(s)" + (f" and {submissions} submissions" if submissions > 1 else "")
+    lines = [f"the job of {job.name} failed after {tried}: {what}", f"{failed.sentence} {why_not_again}".strip()]
+    return JobFailed(
+        "\n".join(filter(None, [*lines, tail_of_failure(folder)])),
+        failure=failed.failure,
+        folder=str(folder),
+        remedy=f"{failed.remedy} Its logs are in {folder}.",
+    )
+
+
+def _as(failure: Failure, what: str, *, sentence: str = "", remedy: str = "", nodes: tuple[str, ...] = ()) -> Failed:
+    known = rules().classes[failure]
+    return Failed(failure, what, sentence or known.sentence, remedy or known.remedy, nodes)
+
+
+def _reports(folder: Path) -> list[dict[str, Any]]:
+    """What ranks and machines reported, first reporter first; one that a dying machine left torn is left out."""
+    found = []
+    paths = ((path, path.stat().st_mtime) for path in (folder / "errors").glob("*.json"))
+    for path, _ in sorted(paths, key=lambda entry: entry[1]):
+        try:
+            report = read_json(path)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(report, dict) and "class" in report:
+            found.append(report)
+    return found
+
+
+def _fresh(report: dict[str, Any], state: JobState) -> bool:
+    """Whether a report is of the last attempt: an earlier one was got over."""
+    return int(report.get("attempt", 0)) >= state.attempts or report["class"] == "node"
+
+
+def _cancelled(job: Job, folder: Path) -> bool:
+    return bool((read_json(folder / "cancelled.json") or {}).get("submission") == job.submission)
+
+
+def _from_traces(state: JobState, folder: Path, reports: list[dict[str, Any]], nodes: tuple[str, ...]) -> Failed:
+    """From logs, the exit code and reports of what may pass."""
+    report = reports[0] if reports else None
+    what = _said_in_full(report) if report else _end(state, folder)
+    for signature, line, named in _signed(folder, state, report):
+        all_nodes = nodes or (named if signature.failure == "node" else ())
+        told = what if report else f"{what}: {line}"
+        return Failed(signature.failure, told, signature.sentence, signature.remedy, all_nodes)
+    code = rules().codes.get(state.code or 0)
+    if code and not report:
+        return _as(code.failure, what, sentence=code.sentence)
+    return _as(report["class"] if report else state.failure or "infrastructure", what, nodes=nodes)
+
+
+def _signed(
+    folder: Path, state: JobState, report: dict[str, Any] | None
+) -> list[tuple[Signature, str, tuple[str, ...]]]:
+    """The first signature that a log has, the failing rank's before all others, with its line and the machine it is of."""
+    texts: list[tuple[str, Path | None]] = [(_said_in_full(report), None)] if report else []
+    rank = failing_rank(folder, since_attempt=state.attempts)
+    ranks = rank_logs(folder, None if rank is None else [rank])
+    texts += [(tail(path), path) for path in (*ranks.values(), *launcher_logs(folder))]
+    for signature in rules().signatures:
+        for text, path in texts:
+            found = re.search(signature.pattern, text)
+            if found:
+                named = found.groupdict().get("node") or _machine_of(folder, path)
+                return [(signature, _line(text, found), (named,) if named else ())]
+    return []
+
+
+def _line(text: str, found: re.Match[str]) -> str:
+    """The whole line that a match stands in."""
+    begin, end = text.rfind("\n", 0, found.start()) + 1, text.find("\n", found.end())
+    return text[begin : end if end >= 0 else len(text)].strip()[:400]
+
+
+def _machine_of(folder: Path, log: Path | None) -> str:
+    """The scheduler's name for the machine that wrote a log; empty where the folder does not tell."""
+    if log is None:
+        return ""
+    nodes = [read_json(path) or {} for path in (folder / "nodes").glob("*/node.json")]
+    if log.parent.parent.name == "nodes":
+        return str((read_json(log.parent / "node.json") or {}).get("name", ""))
+    host = (read_json(folder / "ranks" / f"{log.stem.removeprefix('rank-')}.json") or {}).get("host")
+    return next((str(node["name"]) for node in nodes if host and node.get("host") == host), "")
+
+
+def _said(report: dict[str, Any]) -> str:
+    """A program's own words for a user's error come without their type."""
+    plain = report["class"] in ("user", "integrity", "missing", "node")
+    return str(report["message"]) if plain else _said_in_full(report)
+
+
+def _said_in_full(report: dict[str, Any]) -> str:
+    return f"{report['type']}: {report['message']}"
+
+
+def _scheduler_said(state: JobState) -> str:
+    named = f" ({', '.join(state.failed_nodes)})" if state.failed_nodes else ""
+    code = "" if state.code in (None, 0) else f", exit code {state.code}"
+    return f"{state.reason or state.failure}{named}{code}"
+
+
+def _end(state: JobState, folder: Path) -> str:
+    if state.state == "lost":
+        local = (folder / "process.json").exists()
+        gone = "its parent process is gone without a word"
+        return gone if local else "the scheduler does not know it any more, and it left no mark of its end"
+    if state.code == 0:
+        empty = (folder / "result.json").exists()
+        return f"it ended with exit code 0 and {'an empty' if empty else 'without a'} result"
+    return f"{state.reason or 'ended'}, exit code {state.code}"

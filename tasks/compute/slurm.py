@@ -1,0 +1,177 @@
+"""The Slurm backend: sbatch over a job folder that login and compute nodes share.
+
+What is submitted is slurm_render.py, what Slurm's answers mean is slurm_states.py and slurm_errors.py. The commands run here
+(slurm_commands.py) or on a login node through SSH (slurm_login.py). Which faults end how: docs/slurm.md.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.cluster_config import ClusterConfig
+from tasks.compute import slurm_errors, slurm_render, slurm_states
+from tasks.compute.job import Job, JobState, Rendered
+from tasks.compute.nodes import write_nodes
+from tasks.compute.slurm_commands import Here, Login, NoAnswer, Said, silent
+from tasks.compute.slurm_states import Row
+from tasks.errors import JobFailed, Missing
+from tasks.process import read_json, write_json, write_text
+
+SUBMISSIONS = 3
+"""How often a submission is sent when its answer is lost and no job is found; the batch script lets only one of them run."""
+
+
+class SlurmBackend:
+    """A Slurm cluster. State: whether it keeps accounts, once that is known."""
+
+    poll_seconds = 5.0
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config.slurm
+        self._login = open_login(config)
+        self._accounts = True
+
+    def render(self, job: Job, folder: Path) -> Rendered:
+        there = self._login.seen(folder)
+        text = slurm_render.script(self._login.seen_job(job), self._config, there)
+        command = ("sbatch", "--parsable", f"{there}/{slurm_render.SCRIPT}")
+        return Rendered(backend="slurm", command=command, files={slurm_render.SCRIPT: text})
+
+    def submit(self, job: Job, folder: Path) -> dict[str, Any]:
+        partitions = self._login.run(slurm_errors.PARTITIONS)
+        slurm_errors.require_limits(job, self._config, slurm_errors.parse_partitions(partitions.out))
+        rendered = self.render(job, folder)
+        self._write(job, folder, rendered)
+        for _ in range(SUBMISSIONS):
+            try:
+                said = self._login.run(rendered.command)
+            except NoAnswer:
+                found = self.find(job, folder)  # raises NoAnswer while there is none: the job may be there
+                if found:
+                    return found
+                continue
+            if said.code:
+                raise slurm_errors.refusal(said, job, self._config, self._login)
+            return _handle(job, said.out.splitlines()[-1])
+        raise silent("it took no submission")
+
+    def find(self, job: Job, folder: Path) -> dict[str, Any] | None:
+        said = self._login.run(_squeue("--me", f"--name={job.submission_id}"))
+        if said.code:
+            raise silent(said.text)
+        rows = [*slurm_states.parse_squeue(said.out), *self._account([f"--name={job.submission_id}"])]
+        ids = [int(row.job) for row in rows if row.name == job.submission_id and not row.refused]
+        if ids:
+            return _handle(job, str(min(ids)))
+        self._login.fetch(folder, over=False)
+        mark = read_json(folder / f"slurm-{job.submission}.json")
+        return _handle(job, mark["job"]) if mark and mark["name"] == job.submission_id else None
+
+    def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
+        try:
+            rows = self._rows([str(handle["job"]) for handle, _ in jobs])
+            return [self._state(handle, folder, rows) for handle, folder in jobs]
+        except NoAnswer as error:
+            return [JobState(state="unknown", reason=error.message) for _ in jobs]
+
+    def cancel(self, handle: dict[str, Any], folder: Path) -> None:
+        said = self._login.run(("scancel", str(handle["job"])))
+        if said.code and "invalid job id" not in said.text.lower():
+            raise JobFailed(f"scancel {handle['job']}: {said.text}", failure="infrastructure", folder=str(folder))
+
+    def _write(self, job: Job, folder: Path, rendered: Rendered) -> None:
+        there = self._login.seen(folder)
+        mine = self._login.seen_job(job)
+        write_nodes(mine, folder, seen=there)
+        for element in range(job.array):
+            place = f"elements/{element}"
+            write_nodes(mine, folder / place, seen=there / place)
+        for name, text in rendered.files.items():
+            write_text(folder / name, text)
+        self._login.send(job, folder)
+
+    def _rows(self, ids: Sequence[str]) -> list[Row]:
+        """What Slurm knows of some jobs, by one call; where it keeps accounts, a second one for those that it forgot."""
+        said = self._login.run(_squeue(f"--jobs={','.join(ids)}"))
+        if said.code and "invalid job id" not in said.text.lower():
+            raise silent(said.text)
+        rows = slurm_states.parse_squeue(said.out) if not said.code else []
+        known = {row.job for row in rows if row.state != "CANCELLED"}
+        asked = [id for id in ids if id not in known]
+        try:
+            told = self._account([f"--jobs={','.join(asked)}"]) if asked else []
+        except NoAnswer:
+            told = [slurm_states.unanswered(id) for id in asked if id not in {row.job for row in rows}]
+        return [*told, *(row for row in rows if row.id not in {other.id for other in told})]
+
+    def _account(self, which: list[str]) -> list[Row]:
+        """The same from accounting; nothing where the cluster keeps none."""
+        if not self._accounts:
+            return []
+        columns = f"--format={','.join(slurm_states.SACCT)}"
+        try:
+            said = self._login.run(("sacct", "--noheader", "--parsable2", "--allocations", "--array", columns, *which))
+        except NoAnswer:
+            raise
+        except Missing:
+            said = Said(127, "", "")
+        self._accounts = said.code == 0
+        return slurm_states.parse_sacct(said.out) if self._accounts else []
+
+    def _state(self, handle: dict[str, Any], folder: Path, rows: list[Row]) -> JobState:
+        mine = [row for row in rows if row.job == str(handle["job"])]
+        array = int(handle.get("array", 0))
+        queued = bool(mine) and all(row.state in slurm_states.QUEUED for row in mine)
+        if not queued:
+            self._login.fetch(folder, over=False)
+        state = slurm_states.state_of(mine, folder, array=array)
+        if not state.over:
+            return state
+        self._login.fetch(folder, over=True)
+        if array and state.code == 0:
+            _collect(folder, array)
+        return state if state.failure != "node" else self._with_nodes(state, mine, folder)
+
+    def _with_nodes(self, state: JobState, rows: Iterable[Row], folder: Path) -> JobState:
+        """Name the nodes that failed: those of the job that are not in order, else those that srun told."""
+        names = ",".join(row.nodes for row in rows if row.nodes)
+        said = (
+            self._login.run(("sinfo", "--noheader", "--Node", "--format=%N|%T", f"--nodes={names}")) if names else None
+        )
+        bad = slurm_states.bad_nodes(said.out) if said else ()
+        return state.model_copy(update={"failed_nodes": bad or slurm_states.nodes_in_log(folder)})
+
+
+def open_login(config: ClusterConfig) -> Login:
+    """Where Slurm's commands run: here, or on `slurm.login` through SSH."""
+    if not config.slurm.login:
+        return Here()
+    from tasks.compute.slurm_login import There
+
+    return There(config)
+
+
+def _squeue(*which: str) -> tuple[str, ...]:
+    columns = ",".join(f"{name}:|" for name in slurm_states.SQUEUE)
+    return ("squeue", "--noheader", "--states=all", "--array", f"--Format={columns}", *which)
+
+
+def _handle(job: Job, said: str) -> dict[str, Any]:
+    """`said` is the job's id, on a federation with the cluster's name behind it."""
+    number, _, cluster = said.strip().partition(";")
+    if not number.isdigit():
+        raise JobFailed(
+            f"sbatch answered {shlex.quote(said)}, which is no job's id", failure="infrastructure", folder=""
+        )
+    more = {"cluster": cluster} if cluster else {}
+    return {"job": number, "name": job.submission_id, "submission": job.submission, "array": job.array, **more}
+
+
+def _collect(folder: Path, array: int) -> None:
+    """The result of an array is those of its elements; without one of them there is none."""
+    results = [read_json(folder / "elements" / str(k) / "result.json") for k in range(array)]
+    if None not in results:
+        write_json(folder / "result.json", {"elements": results})

@@ -1,0 +1,83 @@
+"""An elastic training job, small enough for two cores: its tokens, its job, and what its records prove."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.cluster_config import ElasticConfig
+from tasks.compute.job import Job
+from tasks.config import NetworkConfig, TrainingConfig
+from tasks.formats.mmididx import TokenWriter
+
+EVERY = 25
+
+
+def training(steps: int, hidden_size: int = 32) -> TrainingConfig:
+    """A network of two layers; 12 samples a step divide into 1, 2 or 3 ranks, and 30 s of steps are enough to watch."""
+    network = NetworkConfig(layers=2, hidden_size=hidden_size, heads=2, kv_heads=1, intermediate_size=2 * hidden_size)
+    return TrainingConfig(
+        network=network, sequence_length=64, global_batch_size=12, micro_batch_size=2, steps=steps, warmup_steps=4
+    )
+
+
+def write_tokens(folder: Path) -> Path:
+    """A train split of a hundred documents, as the stage preprocess leaves it."""
+    generator = np.random.default_rng(0)
+    writer = TokenWriter(folder / "train_text_document", 64)
+    for _ in range(100):
+        writer.add_document([*(int(token) for token in generator.integers(63, size=200)), 63])
+    documents, count = writer.close()
+    splits = {"train": {"documents": documents, "tokens": count, "bytes": count}}
+    (folder / "tokens.json").write_text(json.dumps({"vocab_size": 64, "eod_id": 63, "splits": splits}))
+    (folder / "tokenizer").mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / "tokenizer" / name).write_text(json.dumps({"file": name}))
+    return folder
+
+
+def elastic_job(tokens: Path, config: TrainingConfig, *, least: int = 1, most: int = 3, every: int = EVERY, **more: Any) -> Job:
+    """One rank a machine, on `least` to `most` of them."""
+    settings = {"training": config.model_dump(mode="json"), "checkpoint_every_steps": every, "keep_checkpoints": 2}
+    return Job(
+        name="train",
+        token="e1a5" * 8,
+        program="tasks.jobs.train",
+        settings={**settings, "elastic": True},
+        inputs={"tokens": str(tokens)},
+        nodes=least,
+        elastic=ElasticConfig(min_nodes=least, max_nodes=most),
+        progress="checkpoints/LATEST",
+        **more,
+    )
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """Every record so far."""
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def consumed(folder: Path) -> list[tuple[int, int, int]]:
+    """Of each step that counts in the end: its number, the samples consumed after it, and the checksum of what was read."""
+    last = {record["step"]: record for record in sorted(lines(folder), key=lambda record: record["attempt"])}
+    return [(step, last[step]["consumed"], last[step]["samples_crc32"]) for step in sorted(last)]
+
+
+def expected(tokens: Path, config: TrainingConfig) -> list[tuple[int, int, int]]:
+    """The same of a run that nothing disturbs, computed from the tokens alone."""
+    import torch
+
+    from tasks.jobs.data import open_samples
+    from tasks.jobs.elastic import fingerprint
+
+    samples, size = open_samples(tokens, config), config.global_batch_size
+    batches = [torch.from_numpy(samples.batch(step * size, size)) for step in range(config.steps)]
+    return [(n, n * size, int(fingerprint([(batch[:, :-1], batch[:, 1:])]))) for n, batch in enumerate(batches, start=1)]
+
+
+def world_sizes(folder: Path) -> list[int]:
+    """The numbers of ranks in the order in which they were, each once in a row."""
+    sizes = [record["world_size"] for record in lines(folder)]
+    return [size for place, size in enumerate(sizes) if place == 0 or sizes[place - 1] != size]
