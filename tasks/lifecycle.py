@@ -25,7 +25,7 @@ from tasks.registry.audit import actor
 from tasks.registry.changes import flat
 from tasks.registry.journal import StoreJournal
 from tasks.runlog import RunLog
-from tasks.settings import Settings, config_digest, experiment, home, tracking_uri
+from tasks.settings import Settings, config_digest, experiment, home, stopped_mark, tracking_uri
 from tasks.storage import open_store
 from tasks.storage.store import Store
 from tasks.surroundings import surroundings
@@ -87,6 +87,12 @@ class Lifecycle:
             return self.outcomes[stage]
         self.asides.append(Outcome(stage))
         return self.asides[-1]
+
+    @property
+    def platform_stops(self) -> bool:
+        """Whether somebody stopped the platform while this run was at work."""
+        mark = stopped_mark(self.home)
+        return mark.exists() and mark.stat().st_mtime > self.began
 
     @property
     def status(self) -> str:

@@ -112,8 +112,10 @@ def as_markdown(outcome: Outcome) -> str:
     parts += _refs("Made from", outcome.inputs) + _refs("Made", outcome.outputs)
     if outcome.job:
         job = outcome.job
-        resumed = f", resumed from step {job['resumed_from_step']}" if job["resumed_from_step"] else ""
-        parts.append(f"Job `{job['id']}`: {job['attempts']} attempt(s){resumed}. Folder: `{job['folder']}`")
+        more = f", {job['submissions']} submissions" if job["submissions"] > 1 else ""
+        more += f", resumed from step {job['resumed_from_step']}" if job["resumed_from_step"] else ""
+        more += f", without {', '.join(job['excluded_nodes'])}" if job.get("excluded_nodes") else ""
+        parts.append(f"Job `{job['id']}`: {job['attempts']} attempt(s){more}. Folder: `{job['folder']}`")
     return "\n\n".join(parts)
 
 

@@ -41,6 +41,11 @@ def home() -> Path:
     return Path(os.environ.get("HEADWAY_HOME") or ".headway").absolute()
 
 
+def stopped_mark(home: Path) -> Path:
+    """A file that is there while somebody has stopped the platform of a home (`headway down`)."""
+    return home / "platform" / "stopped.json"
+
+
 def tracking_uri() -> str:
     """Where MLflow's view is published: `MLFLOW_TRACKING_URI`, else a database file under home."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"

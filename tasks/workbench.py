@@ -185,7 +185,7 @@ def run_job(program: Program, *, on: Cluster) -> JobResult:
         backend=open_backend(on.config, partial(open_files, work.lifecycle.home)),
         folder=folder,
         journal=work.lifecycle.journal,
-        watch=_watch(work),
+        watch=_watch(work, on),
         cluster=on.config,
     )
     return work.job
@@ -260,7 +260,7 @@ def _close_published_generation(work: Work, token: str) -> None:
         settle(token, work.lifecycle.journal, "done")
 
 
-def _watch(work: Work) -> Watch:
+def _watch(work: Work, on: Cluster) -> Watch:
     observer, spool = work.lifecycle.observer, work.lifecycle.need_spool()
 
     def forward(batch: list[dict[str, Any]]) -> None:
@@ -270,12 +270,17 @@ def _watch(work: Work) -> Watch:
     def tell(said: dict[str, Any]) -> None:
         observer.progress(work.stage, said["done"], said["total"], said["text"], said["seconds_left"])
 
+    def ends_with_the_run() -> bool:
+        """When the platform stops, what runs elsewhere goes on: the next start adopts it."""
+        goes_on = on.backend != "local" and work.lifecycle.platform_stops
+        return not goes_on and work.lifecycle.stop_on_interrupt()
+
     return Watch(
         metrics=forward,
         progress=tell,
         event=lambda event: observer.happened(work.stage, event.kind, event.text),
         cancelled=work.lifecycle.cancelled,
-        stop_on_interrupt=work.lifecycle.stop_on_interrupt,
+        stop_on_interrupt=ends_with_the_run,
         flow_run=(work.lifecycle.flow_run or {}).get("id", ""),
     )
 

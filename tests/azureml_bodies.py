@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Union, get_args, get_origin
 
 from azure.ai.ml._restclient.arm_ml_service import models
 from azure.ai.ml._restclient.arm_ml_service._utils.model_base import Model
 
 ROOTS = {"jobs": models.JobBase, "data": models.DataVersionBase, "environments": models.EnvironmentVersion}
-PLAIN: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
 
 
 def refusal(
@@ -20,7 +19,7 @@ def refusal(
     clusters: Mapping[str, Any] | None = None,
 ) -> tuple[str, str] | None:
     """Code and message of the error that a body gets; None for one that is taken."""
-    wrong = _problem(ROOTS[kind]._deserialize(body, []), "")
+    wrong = _problem(ROOTS[kind]._deserialize(body, []), body, "")
     if wrong:
         return "ValidationError", wrong
     properties = body["properties"]
@@ -48,39 +47,40 @@ def _unknown(
     return None
 
 
-def _problem(model: Model, path: str) -> str:
-    """The first way in which a value is not what its model says; empty without one."""
+def _problem(model: Model, sent: Any, path: str) -> str:
+    """The first way in which what was sent is not what its model says; empty without one. The model itself takes "2" for 2."""
     fields = {field._rest_name: (name, field) for name, field in model._attr_to_rest_field.items()}
-    for key in model:
+    for key in sent:
         if key not in fields:
             return f"{path}/{key} is no field of {type(model).__name__}"
     for key, (name, field) in fields.items():
-        hint, value = _hint(type(model), name), model.get(key)
-        if value is None:
-            if not hint.startswith(("Optional", "Literal")) and "create" in (field._visibility or ["create"]):
+        hints = _hints(type(model), name)
+        if sent.get(key) is None:
+            if type(None) not in hints and "create" in (field._visibility or ["create"]):
                 return f"{path}/{key} is required"
             continue
-        wrong = _value_problem(getattr(model, name), hint, f"{path}/{key}")
+        wrong = _value_problem(getattr(model, name), sent[key], hints, f"{path}/{key}")
         if wrong:
             return wrong
     return ""
 
 
-def _hint(kind: type, name: str) -> str:
-    for each in kind.__mro__:
-        if name in getattr(each, "__annotations__", {}):
-            return str(each.__annotations__[name])
-    return "Any"
+def _hints(kind: type, name: str) -> tuple[Any, ...]:
+    """What a field may be: the SDK writes its annotations down evaluated."""
+    hint = next(each.__annotations__[name] for each in kind.__mro__ if name in vars(each).get("__annotations__", {}))
+    return get_args(hint) if get_origin(hint) is Union else (hint,)
 
 
-def _value_problem(value: Any, hint: str, path: str) -> str:
+def _value_problem(value: Any, sent: Any, hints: tuple[Any, ...], path: str) -> str:
     if isinstance(value, Model):
-        return _problem(value, path)
+        return _problem(value, sent, path)
     if isinstance(value, Mapping):
-        if "dict[str, str]" in hint and any(not isinstance(each, str) for each in value.values()):
+        if dict[str, str] in hints and any(not isinstance(each, str) for each in sent.values()):
             return f"{path} must have texts only"
-        return next(filter(None, (_value_problem(each, "", f"{path}/{key}") for key, each in value.items())), "")
-    plain = hint.removeprefix("Optional[").removesuffix("]")
-    if plain in PLAIN and (not isinstance(value, PLAIN[plain]) or (plain == "int" and isinstance(value, bool))):
-        return f"{path} is {value!r}, and must be {plain}"
+        found = (_value_problem(each, sent[key], (), f"{path}/{key}") for key, each in value.items())
+        return next(filter(None, found), "")
+    plain = [hint for hint in hints if hint in (str, int, bool)]
+    known = len(plain) == len([hint for hint in hints if hint is not type(None)]) > 0
+    if known and type(sent) not in plain:
+        return f"{path} is {sent!r}, and must be {' or '.join(hint.__name__ for hint in plain)}"
     return ""

@@ -37,14 +37,16 @@ def write_tokens(folder: Path) -> Path:
     return folder
 
 
-def elastic_job(tokens: Path, config: TrainingConfig, *, least: int = 1, most: int = 3, every: int = EVERY, **more: Any) -> Job:
+def elastic_job(
+    tokens: Path, config: TrainingConfig, *, least: int = 1, most: int = 3, every: int = EVERY, **more: Any
+) -> Job:
     """One rank a machine, on `least` to `most` of them."""
     settings = {"training": config.model_dump(mode="json"), "checkpoint_every_steps": every, "keep_checkpoints": 2}
     return Job(
         name="train",
         token="e1a5" * 8,
         program="tasks.jobs.train",
-        settings={**settings, "elastic": True},
+        settings=settings,
         inputs={"tokens": str(tokens)},
         nodes=least,
         elastic=ElasticConfig(min_nodes=least, max_nodes=most),
@@ -74,7 +76,9 @@ def expected(tokens: Path, config: TrainingConfig) -> list[tuple[int, int, int]]
 
     samples, size = open_samples(tokens, config), config.global_batch_size
     batches = [torch.from_numpy(samples.batch(step * size, size)) for step in range(config.steps)]
-    return [(n, n * size, int(fingerprint([(batch[:, :-1], batch[:, 1:])]))) for n, batch in enumerate(batches, start=1)]
+    return [
+        (n, n * size, int(fingerprint([(batch[:, :-1], batch[:, 1:])]))) for n, batch in enumerate(batches, start=1)
+    ]
 
 
 def world_sizes(folder: Path) -> list[int]:

@@ -86,18 +86,18 @@ class SlurmStand:
             ]
 
     def node_state(self, name: str) -> str:
-        return self.command("sinfo", "--noheader", "--format=%T", f"--nodes={name}").split("\n")[0]
+        return self.command("sinfo", "--noheader", "--format=%T", f"--nodes={name}", check=False).split("\n")[0]
 
     def wait_idle(self, seconds: float = 60.0) -> None:
-        """Wait until no job is left and every node is idle (or powered down, where they boot)."""
+        """Wait until no job is left and every node is there (or powered down, where they boot).
+
+        Slurm may go on saying `mixed` of a node for a job that ended in the same second as the last look.
+        """
         deadline = time.monotonic() + seconds
         while True:
-            states = [
-                self.command("sinfo", "--noheader", "--format=%T", f"--nodes={name}", check=False)
-                for name in self.nodes
-            ]
+            states = [self.node_state(name) for name in self.nodes]
             jobs = self.command("squeue", "--noheader", check=False)
-            if not jobs and all(state.split("\n")[0].rstrip("~") == "idle" for state in states):
+            if not jobs and all(state.rstrip("~") in ("idle", "mixed", "allocated") for state in states):
                 return
             assert time.monotonic() < deadline, f"not idle: {states}\n{jobs}\n{self.logs()}"
             time.sleep(0.3)

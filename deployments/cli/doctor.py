@@ -9,13 +9,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from deployments.cli.checks import Config, Json, Set
 from deployments.cli.output import CommandError, say
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 EXTRAS = {
     "orchestrator": ("prefect", "mlflow", "great_expectations", "matplotlib", "model_signing", "OpenSSL"),
     "cluster": ("torch", "transformers", "tokenizers", "safetensors", "onnx", "onnxruntime", "onnxruntime_genai"),
@@ -35,11 +33,11 @@ class Finding:
     remedy: str = ""
 
 
-def doctor(as_json: Json = False) -> None:
-    """Name what is missing or broken, and how to mend it."""
+def doctor(config: Config = None, set_: Set = None, as_json: Json = False) -> None:
+    """Name what is missing or broken, and how to mend it; with -c, also of the backend that the configuration names."""
     from tasks.settings import home
 
-    findings = list(examine(home()))
+    findings = [*examine(home()), *(_backend(config or "local", set_ or []) if config or set_ else ())]
     words = "\n".join(f"{'ok ' if f.ok else 'BAD'} {f.name:<22}{f.said}" + _arrow(f) for f in findings)
     fields: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}
     broken = [finding for finding in findings if not finding.ok]
@@ -52,6 +50,13 @@ def doctor(as_json: Json = False) -> None:
 
     said = "; ".join(f"{finding.name}: {finding.said}" for finding in broken)
     raise CommandError(Missing(said, remedy=" ".join(dict.fromkeys(f.remedy for f in broken))), fields)
+
+
+def _backend(config: str | list[str], overrides: list[str]) -> Iterator[Finding]:
+    from deployments.cli.backend_findings import backend_findings
+    from deployments.cli.configuration import load_cluster
+
+    return backend_findings(load_cluster(config, overrides))
 
 
 def examine(home: Path) -> Iterator[Finding]:

@@ -59,7 +59,8 @@ def down(
 ) -> None:
     """Stop the platform: no process of it is left. Endpoints go on serving, unless --endpoints is given.
 
-    Flow runs that are at work stop too; the next `headway up` resumes those that it started.
+    Flow runs that are at work stop too; the next `headway up` resumes those that it started. Jobs on other machines go on, and
+    are told: `headway job cancel` ends them.
     """
     from deployments.platform import down as platform
     from tasks.settings import home
@@ -69,7 +70,9 @@ def down(
         stop_all(as_, reason)
     stopped = platform.down(home())
     words = f"Stopped: {', '.join(stopped)}." if stopped else "Nothing of the platform ran."
-    say({"stopped": stopped}, words, as_json=as_json)
+    goes_on = platform.going_on(home())
+    words += "".join(f"\n  goes on: {each}" for each in goes_on)
+    say({"stopped": stopped, "going_on": goes_on}, words, as_json=as_json)
 
 
 def status(as_json: Json = False) -> None:

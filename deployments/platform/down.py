@@ -1,4 +1,8 @@
-"""`headway down`: no process of the platform is left; what was at work goes on at the next `headway up`."""
+"""`headway down`: no process of the platform is left; what was at work goes on at the next `headway up`.
+
+Jobs of this machine stop with it. Jobs elsewhere (Slurm, SSH, Azure ML, a Ray cluster) go on, and are told; the next start of
+their run adopts them.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,22 @@ from pathlib import Path
 
 from deployments.platform import prefect_server
 from tasks import process
+from tasks.compute.jobs_book import list_jobs
+from tasks.compute.ray_local import stop_local_cluster
+from tasks.errors import HeadwayError
+from tasks.registry.journal import StoreJournal
 from tasks.runlog import LoggedRun, logged_runs
+from tasks.settings import stopped_mark
+from tasks.storage import open_store
 
 FLOW_SECONDS = 30.0
-STOPPED = "platform/stopped.json"
 PARTS = ("platform/watch", "platform/bridge", "platform/worker", "platform/mlflow", "prefect")
 """In the order in which they stop: nobody restarts or starts what is being stopped."""
 
 
 def stopped(home: Path) -> bool:
     """Whether somebody stopped the platform since it was last started: an `up` in the foreground ends then."""
-    return (home / STOPPED).exists()
+    return stopped_mark(home).exists()
 
 
 def runs_at_work(home: Path) -> list[LoggedRun]:
@@ -28,16 +37,26 @@ def runs_at_work(home: Path) -> list[LoggedRun]:
 
 
 def down(home: Path) -> list[str]:
-    """Stop every part, every flow run and every job; returns the names of the parts that ran."""
-    process.write_json(home / STOPPED, {"time": time.time()})
+    """Stop every part, every flow run and every job of this machine; returns the names of the parts that ran."""
+    process.write_json(stopped_mark(home), {"time": time.time()})
     ran = [_stop(home, part) for part in PARTS[:2]]
     _stop_runs(home)
     ran += [_stop(home, part) for part in PARTS[2:]]
     for handle in (home / "jobs").glob("*/handle.json"):
-        process.stop(handle.parent)
+        process.stop(handle.parent)  # a handle of another machine, or of a scheduler, names no process of ours
+    ran.append("ray" if stop_local_cluster(home) else "")
     for events in (home / "lineage").glob("*/handle.json"):
         process.stop(events.parent)
     return [part for part in ran if part]
+
+
+def going_on(home: Path) -> list[str]:
+    """Jobs elsewhere that are not over, each as `ID on BACKEND: STATE`. Nobody is asked: what was seen last is told."""
+    try:
+        open_ones = [job for job in list_jobs(home, StoreJournal(open_store(home))) if not job.over]
+    except HeadwayError as error:  # the platform stops, also while its store is away
+        return [f"jobs are not known: {error.message}"]
+    return [f"{job.id} on {job.backend}: {job.state}" for job in open_ones if job.backend not in ("", "local")]
 
 
 def _stop(home: Path, part: str) -> str:

@@ -16,10 +16,10 @@ from typing import Any
 from deployments.catalogue import POOL, catalogue
 from deployments.cli.configuration import load_file
 from deployments.platform import bridge, checks, mlflow_server, prefect_server, watch, worker
-from deployments.platform.down import STOPPED
 from deployments.settings import PlatformConfig, kept
 from tasks.errors import Missing
 from tasks.process import locked, write_text
+from tasks.settings import stopped_mark
 
 WORKER_SECONDS = 60.0
 Say = Callable[[str], None]
@@ -46,7 +46,7 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
     checks.enough_room(home)
     checks.write_layout(home, version("headway"))
     with locked(home / "platform" / "up.lock", waiting=lambda: say("another `headway up` starts this home; waiting")):
-        (home / STOPPED).unlink(missing_ok=True)
+        stopped_mark(home).unlink(missing_ok=True)
         server = prefect_server.prepare(home, port)
         say("Prefect server")
         tracking = None if os.environ.get("MLFLOW_TRACKING_URI") else mlflow_server.start(home, mlflow_port)

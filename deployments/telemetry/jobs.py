@@ -1,7 +1,7 @@
 """The job folders of a home, read from outside: how training goes, how often a job was started, how one failed.
 
-The contract of the folder is docs/compute.md, "The job folder", and the same on every backend. A folder says nothing of the run that it belongs to; the run
-that is at work on the same stage is taken for it.
+The contract of the folder is docs/compute.md, "The job folder", and the same on every backend. A folder says nothing of the run
+that it belongs to; the run that is at work on the same stage is taken for it.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from tasks.compute.azureml_render import OURS, SERVERLESS, Rendering, job_name, 
 from tasks.compute.azureml_states import OVER, state_of
 from tasks.compute.job import Job, JobState, Rendered
 from tasks.errors import HeadwayError, JobFailed, Missing
+from tasks.process import write_text
 
 log = logging.getLogger("headway.azureml")
 
@@ -38,16 +39,16 @@ class AzureMlBackend:
                 f"backend azureml needs the package azure-ai-ml ({error.name} is not installed)",
                 remedy="pip install -c constraints.txt -e '.[azure]'",
             ) from error
-        self._config = config.azureml
+        self._cluster, self._config = config, config.azureml
         self._files = files(config.azureml.store)
         self._workspace = Workspace(config.azureml, self._files.token)
         self._folders = Folders(self._files)
 
     def render(self, job: Job, folder: Path) -> Rendered:
-        return rendering(self._config, self._files, job, folder).rendered()
+        return rendering(self._cluster, self._files, job, folder).rendered()
 
     def submit(self, job: Job, folder: Path) -> dict[str, Any]:
-        made = rendering(self._config, self._files, job, folder)
+        made = rendering(self._cluster, self._files, job, folder)
         self._require_cluster(job)
         there = self._workspace.job(made.name)
         if there is None:
@@ -63,7 +64,7 @@ class AzureMlBackend:
         return _handle(made.name, made.prefix, there)
 
     def find(self, job: Job, folder: Path) -> dict[str, Any] | None:
-        made = rendering(self._config, self._files, job, folder)
+        made = rendering(self._cluster, self._files, job, folder)
         there = self._workspace.job(job_name(job))
         return _handle(made.name, made.prefix, there) if there else None
 
@@ -109,6 +110,8 @@ class AzureMlBackend:
             with tempfile.TemporaryDirectory() as scratch:
                 write_code(Path(scratch) / "code.zip")
                 self._files.put_once(code_name(), Path(scratch) / "code.zip")
+        for name, text in (ray.files if (ray := made.ray()) else {}).items():
+            write_text(folder / name, text)
         self._folders.push(job.model_copy(update={"python": job.python or "python3"}), folder)
 
     def _require_cluster(self, job: Job) -> None:

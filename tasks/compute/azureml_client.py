@@ -220,5 +220,6 @@ def _refused(where: str, said: str) -> HeadwayError | ValueError:
 
 
 def _first_lines(error: AzureError) -> str:
-    lines = [line.strip() for line in str(error.message or error).splitlines() if line.strip()]
+    text = getattr(getattr(error, "error", None), "message", None) or error.message or error
+    lines = [line.strip() for line in str(text).splitlines() if line.strip()]
     return " ".join(lines[:3])[:400] or type(error).__name__

@@ -12,16 +12,15 @@ import json
 import re
 import shlex
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.artifacts import parse_ref
-from tasks.cluster_config import AzureMlConfig
+from tasks.cluster_config import AzureMlConfig, ClusterConfig
 from tasks.compute.azureml_code import code_name
-from tasks.compute.azureml_folder import Files, prefix_of
+from tasks.compute.azureml_folder import SEEN, Files, prefix_of
 from tasks.compute.job import Job, Rendered
+from tasks.compute.ray_azureml import ray_on_nodes
 
 if TYPE_CHECKING:
     from azure.ai.ml.entities import AmlCompute, CommandJob, Data, Environment
@@ -41,10 +40,14 @@ OURS = "headway"
 class Rendering:
     """What a job is made of in a workspace."""
 
-    config: AzureMlConfig
+    cluster: ClusterConfig
     files: Files
     job: Job
     prefix: str
+
+    @property
+    def config(self) -> AzureMlConfig:
+        return self.cluster.azureml
 
     @property
     def name(self) -> str:
@@ -61,7 +64,8 @@ class Rendering:
         texts = {"job.yml": _yaml(self.command_job(by_id=False))}
         texts |= {f"data-{key}.yml": _yaml(asset) for key, asset in self.assets().items()}
         if self.config.size and self.config.compute != SERVERLESS:
-            texts["compute.yml"] = _yaml(self.cluster())
+            texts["compute.yml"] = _yaml(self.compute_cluster())
+        texts |= ray.files if (ray := self.ray()) else {}
         return Rendered(backend="azureml", files=texts, request=self.request())
 
     def request(self) -> dict[str, Any]:
@@ -129,12 +133,15 @@ class Rendering:
         return f'{unpack} && PYTHONPATH="$code" exec {mirror}'
 
     def _agent(self, python: str) -> str:
+        ray = self.ray()
+        return shlex.join(ray.command) if ray else f"{python} -m tasks.process {{node}}"
+
+    def ray(self) -> Rendered | None:
+        """What starts a Ray head and workers on the nodes, where the job runs on Ray."""
         if not self.config.ray:
-            return f"{python} -m tasks.process {{node}}"
-        if find_spec("tasks.compute.ray_azureml") is None:
-            raise ValueError("azureml.ray is true, and this Headway starts no Ray on Azure ML: set it to false")
-        start = import_module("tasks.compute.ray_azureml").start_command
-        return str(start(self.job, "{folder}"))
+            return None
+        placed = {"image": self.job.image or "curated", "python": self.job.python or "python3"}
+        return ray_on_nodes(self.job.model_copy(update=placed), SEEN, self.cluster.ray)
 
     def _store(self) -> str:
         kind = "azureml_user" if self.config.identity == "user" else "managed_identity"
@@ -166,7 +173,7 @@ class Rendering:
         digest = hashlib.sha256(self.job.image.encode()).hexdigest()[:DIGITS]
         return Environment(name="headway-image", version=digest, image=self.job.image)
 
-    def cluster(self) -> AmlCompute:
+    def compute_cluster(self) -> AmlCompute:
         """A compute cluster that this job fits on, and that costs nothing while nobody needs it."""
         from azure.ai.ml.entities import AmlCompute
 
@@ -212,8 +219,9 @@ class Rendering:
         return {"folder": Output(type="uri_folder", path=self.files.address(f"{self.prefix}/"), mode="direct")}
 
 
-def rendering(config: AzureMlConfig, files: Files, job: Job, folder: Path) -> Rendering:
+def rendering(cluster: ClusterConfig, files: Files, job: Job, folder: Path) -> Rendering:
     """What a job is on Azure ML. Raises ValueError for what Azure ML cannot do."""
+    config = cluster.azureml
     if job.elastic:
         raise ValueError(
             "Azure ML gives a job all its nodes at once and ends it when one is lost: leave cluster.elastic empty. "
@@ -227,7 +235,7 @@ def rendering(config: AzureMlConfig, files: Files, job: Job, folder: Path) -> Re
         raise ValueError("azureml.compute is serverless: name the VM size in azureml.size")
     if set(job.artifacts) & {OURS}:
         raise ValueError(f"an input must not be called {OURS}")
-    return Rendering(config, files, job, prefix_of(folder))
+    return Rendering(cluster, files, job, prefix_of(folder))
 
 
 def job_name(job: Job) -> str:
@@ -254,4 +262,4 @@ def rest(entity: Any) -> dict[str, Any]:
 def _yaml(entity: Any) -> str:
     text = io.StringIO()
     entity.dump(text)
-    return text.getvalue()
+    return text.getvalue().replace("path: azureml:https://", "path: https://")  # the SDK takes an address for a name

@@ -67,10 +67,17 @@ def require_torch(interpreter: str) -> None:
 
 def ended_state(folder: Path) -> JobState | None:
     """How an elastic submission ended; None while it lives."""
+    if noted := process.read_json(folder / "rendezvous" / "over.json"):
+        return JobState.model_validate(noted)
     ended = process.read_json(folder / "rendezvous" / "exit.json")
     if not ended:
         return None
     return JobState(state="ended", code=ended["code"], reason=ended["reason"], attempts=attempts(folder))
+
+
+def note_end(folder: Path, state: JobState) -> None:
+    """Write down that a submission ended because no machine was left, which the holder of the store cannot know."""
+    process.write_json(folder / "rendezvous" / "over.json", state.model_dump(mode="json"))
 
 
 def attempts(folder: Path) -> int:

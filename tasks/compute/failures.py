@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -81,6 +81,8 @@ class Failed:
     remedy: str
     nodes: tuple[str, ...] = ()
     """Machines that are the cause."""
+    final: bool = False
+    """Whether it would end the same way however often it is tried, whatever its class says."""
 
 
 @cache
@@ -168,6 +170,8 @@ def _from_traces(state: JobState, folder: Path, reports: list[dict[str, Any]], n
         all_nodes = nodes or (named if signature.failure == "node" else ())
         told = what if report else f"{what}: {line}"
         return Failed(signature.failure, told, signature.sentence, signature.remedy, all_nodes)
+    if state.code == 0:
+        return replace(_as("infrastructure", what, sentence="The program ended well and wrote nothing."), final=True)
     code = rules().codes.get(state.code or 0)
     if code and not report:
         return _as(code.failure, what, sentence=code.sentence)

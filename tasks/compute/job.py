@@ -215,10 +215,12 @@ def write_folder(job: Job, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(
         folder / "config.json",
-        {"program": job.program, "settings": {**job.settings, **_smaller(job)}, "inputs": job.inputs, "name": job.name},
+        {"program": job.program, "settings": {**job.settings, **_of_the_job(job)}, "inputs": job.inputs, "name": job.name},
     )
     write_json(folder / "job.json", job.model_dump(mode="json"))
 
 
-def _smaller(job: Job) -> dict[str, int]:
-    return {"smaller_batches": job.smaller_batches} if job.smaller_batches else {}
+def _of_the_job(job: Job) -> dict[str, Any]:
+    """What a program must know of its job: that ranks may come and go, how often its batches are halved."""
+    smaller = {"smaller_batches": job.smaller_batches} if job.smaller_batches else {}
+    return {**smaller, **({"elastic": True} if job.elastic else {})}

@@ -66,7 +66,7 @@ def _refusal(job: Job, failed: Failed, history: History, stuck: int) -> str | No
     """Why a job is not submitted again; empty where its class says it all, None when it is."""
     assert job.retry is not None
     again = rules().classes[failed.failure].again
-    if again == "never":
+    if again == "never" or failed.final:
         return ""
     if again == "smaller_batch" and not job.retry.smaller_batch:
         return "It is tried again only with cluster.retry.smaller_batch."

@@ -16,6 +16,7 @@ from tasks.compute import slurm_errors, slurm_render, slurm_states
 from tasks.compute.job import Job, JobState, Rendered
 from tasks.compute.nodes import write_nodes
 from tasks.compute.slurm_commands import Here, Login, NoAnswer, Said, silent
+from tasks.compute.slurm_elastic import SlurmElastic
 from tasks.compute.slurm_states import Row
 from tasks.errors import JobFailed, Missing
 from tasks.process import read_json, write_json, write_text
@@ -33,14 +34,19 @@ class SlurmBackend:
         self._config = config.slurm
         self._login = open_login(config)
         self._accounts = True
+        self._elastic = SlurmElastic(self._config, self._login, _squeue)
 
     def render(self, job: Job, folder: Path) -> Rendered:
+        if job.elastic:
+            return self._elastic.render(job, folder)
         there = self._login.seen(folder)
         text = slurm_render.script(self._login.seen_job(job), self._config, there)
         command = ("sbatch", "--parsable", f"{there}/{slurm_render.SCRIPT}")
         return Rendered(backend="slurm", command=command, files={slurm_render.SCRIPT: text})
 
     def submit(self, job: Job, folder: Path) -> dict[str, Any]:
+        if job.elastic:
+            return self._elastic.submit(job, folder)
         partitions = self._login.run(slurm_errors.PARTITIONS)
         slurm_errors.require_limits(job, self._config, slurm_errors.parse_partitions(partitions.out))
         rendered = self.render(job, folder)
@@ -59,6 +65,8 @@ class SlurmBackend:
         raise silent("it took no submission")
 
     def find(self, job: Job, folder: Path) -> dict[str, Any] | None:
+        if job.elastic:
+            return self._elastic.find(job, folder)
         said = self._login.run(_squeue("--me", f"--name={job.submission_id}"))
         if said.code:
             raise silent(said.text)
@@ -71,16 +79,33 @@ class SlurmBackend:
         return _handle(job, mark["job"]) if mark and mark["name"] == job.submission_id else None
 
     def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
+        elastic = [job for job in jobs if "parts" in job[0]]
+        whole = iter(self._whole_states([job for job in jobs if "parts" not in job[0]]))
+        parted = iter(self._elastic.states(elastic) if elastic else [])
+        return [next(parted if "parts" in handle else whole) for handle, _ in jobs]
+
+    def _whole_states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
+        if not jobs:
+            return []
         try:
-            rows = self._rows([str(handle["job"]) for handle, _ in jobs])
-            return [self._state(handle, folder, rows) for handle, folder in jobs]
+            ids = [_job_of(handle, folder) for handle, folder in jobs]
+            rows = self._rows(ids)
+            return [
+                self._state(handle, folder, [row for row in rows if row.job == _job_of(handle, folder)])
+                for handle, folder in jobs
+            ]
         except NoAnswer as error:
             return [JobState(state="unknown", reason=error.message) for _ in jobs]
 
     def cancel(self, handle: dict[str, Any], folder: Path) -> None:
-        said = self._login.run(("scancel", str(handle["job"])))
-        if said.code and "invalid job id" not in said.text.lower():
-            raise JobFailed(f"scancel {handle['job']}: {said.text}", failure="infrastructure", folder=str(folder))
+        if "parts" in handle:
+            self._elastic.cancel(handle, folder)
+            return
+        said = self._login.run(
+            ("scancel", f"--name={handle['name']}")
+        )  # a submission whose answer was lost may be there twice
+        if said.code:
+            raise JobFailed(f"scancel: {said.text}", failure="infrastructure", folder=str(folder))
 
     def _write(self, job: Job, folder: Path, rendered: Rendered) -> None:
         there = self._login.seen(folder)
@@ -121,8 +146,7 @@ class SlurmBackend:
         self._accounts = said.code == 0
         return slurm_states.parse_sacct(said.out) if self._accounts else []
 
-    def _state(self, handle: dict[str, Any], folder: Path, rows: list[Row]) -> JobState:
-        mine = [row for row in rows if row.job == str(handle["job"])]
+    def _state(self, handle: dict[str, Any], folder: Path, mine: list[Row]) -> JobState:
         array = int(handle.get("array", 0))
         queued = bool(mine) and all(row.state in slurm_states.QUEUED for row in mine)
         if not queued:
@@ -168,6 +192,12 @@ def _handle(job: Job, said: str) -> dict[str, Any]:
         )
     more = {"cluster": cluster} if cluster else {}
     return {"job": number, "name": job.submission_id, "submission": job.submission, "array": job.array, **more}
+
+
+def _job_of(handle: dict[str, Any], folder: Path) -> str:
+    """The job that runs a submission: the one that claimed the folder, where there may be two."""
+    claim = read_json(folder / f"slurm-{handle['submission']}.json") or {}
+    return str(claim["job"] if claim.get("name") == handle["name"] else handle["job"])
 
 
 def _collect(folder: Path, array: int) -> None:

@@ -54,6 +54,7 @@ code=${ended:-$code}
 if [ -z "$warned" ] && [ "$code" -ne 0 ] && grep -q '"reason": "cancelled"' nodes/0/exit.json 2>/dev/null; then
     sleep "$SETTLE" &
     wait "$!"
+    code=$STOPPED
 fi
 test -n "$warned" && [ "$code" -ne 0 ] && code=$WARNED
 exit "$((code < 0 ? 128 - code : code))"

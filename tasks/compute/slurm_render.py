@@ -18,8 +18,9 @@ from tasks.compute.job import Job
 from tasks.compute.nodes import node_command, node_environment
 
 SCRIPT = "job.sbatch"
-NO_FOLDER, SECOND, WARNED = 121, 122, 124
-"""Exit codes of the script: a node does not see the job folder; another job runs this submission; the time limit came."""
+NO_FOLDER, SECOND, STOPPED, WARNED = 121, 122, 123, 124
+"""Exit codes of the script: a node does not see the job folder; another job runs this submission; Slurm, or somebody through it,
+told the job to end; the time limit came."""
 SETTLE_SECONDS = 60
 """Time that other machines get after the leader has ended, and Slurm to say why it told a job to end."""
 
@@ -30,7 +31,7 @@ def script(job: Job, config: SlurmConfig, folder: Path) -> str:
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in options(job, config, folder)),
         "",
-        *_setting(job, config, folder),
+        *setting(job, config, folder),
     ]
     body = resources.files("tasks.compute").joinpath("slurm_body.sh").read_text(encoding="utf-8")
     return "\n".join([*lines, "", body.replace("@SRUN@", " \\\n    ".join(srun(job, config, folder)))])
@@ -51,10 +52,10 @@ def options(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
     yield from config.options
 
 
-def srun(job: Job, config: SlurmConfig, folder: Path) -> list[str]:
-    """The step that starts each machine's part: one task a node."""
+def srun(job: Job, config: SlurmConfig, folder: Path, *, rank: str = "$SLURM_NODEID") -> list[str]:
+    """The step that starts each machine's part: one task a node; `rank` is the node rank, as the shell there reads it."""
     cpus = job.ranks_per_node * job.threads_per_rank
-    command = shlex.join(node_command(job, Path("@"), "@")).replace("@/nodes/@", '"$folder/nodes/$SLURM_NODEID"')
+    command = shlex.join(node_command(job, Path("@"), "@")).replace("@/nodes/@", f'"$folder/nodes/{rank}"')
     task = "; ".join(
         [
             f'test -f "$folder/job.json" || {{ echo "$lost" >&2; exit {NO_FOLDER}; }}',
@@ -93,11 +94,11 @@ def _machines(job: Job) -> Iterator[str]:
         yield f"--array=0-{job.array - 1}"
 
 
-def _setting(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
+def setting(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
     """What the body of the script works with, and what the machines get."""
     yield f"folder={shlex.quote(str(folder))}"
     yield f"submission={job.submission}"
-    yield f"NO_FOLDER={NO_FOLDER} SECOND={SECOND} WARNED={WARNED} SETTLE={SETTLE_SECONDS}"
+    yield f"NO_FOLDER={NO_FOLDER} SECOND={SECOND} STOPPED={STOPPED} WARNED={WARNED} SETTLE={SETTLE_SECONDS}"
     environment = {**node_environment(job), "HEADWAY_SUBMISSION": str(job.submission)}
     yield from (f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items()))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tasks.compute.job import Failure, JobState
 from tasks.compute.nodes import ended_state
-from tasks.compute.slurm_render import NO_FOLDER, SECOND, WARNED
+from tasks.compute.slurm_render import NO_FOLDER, SECOND, STOPPED, WARNED
 from tasks.process import read_json
 
 SQUEUE = ("JobArrayID", "Name", "State", "Reason", "exit_code", "RestartCnt", "NodeList")
@@ -178,6 +178,7 @@ def _of_the_script(row: Row) -> JobState | None:
     told: dict[int, tuple[Failure, str]] = {
         NO_FOLDER: ("missing", "a node does not see the job folder: it must lie on a file system that all nodes share"),
         SECOND: ("infrastructure", "another job of the same name runs this submission"),
+        STOPPED: ("preempted", "told to end through Slurm, which did not say why"),
         WARNED: ("timeout", "timeout: told to save and end before the time limit"),
     }
     if row.reason == "JobLaunchFailure":

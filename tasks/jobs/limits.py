@@ -16,6 +16,8 @@ from typing import Any
 from tasks.process import read_json
 
 GIB = 1024**3
+NONE = ("", "-1", "NoDevFiles")
+"""What says that there is no GPU: CUDA's words, and Slurm's."""
 KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 """Where AMD's driver lists its processors; GPUs are those with SIMD units."""
 
@@ -49,7 +51,8 @@ def gpus() -> tuple[str, ...]:
     """The GPUs that this process may use, as NVIDIA's and AMD's runtimes number them."""
     for variable in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if variable in os.environ:
-            return tuple(part.strip() for part in os.environ[variable].split(",") if part.strip())
+            named = (part.strip() for part in os.environ[variable].split(","))
+            return tuple(part for part in named if part not in NONE)
     nvidia = list(Path("/dev").glob("nvidia[0-9]*"))
     amd = [path for path in KFD.glob("*/properties") if _simds(path) > 0]
     return tuple(str(number) for number in range(len(nvidia) or len(amd)))

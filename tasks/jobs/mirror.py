@@ -40,7 +40,8 @@ FENCED = 76
 """Exit code, as the node agent's: a newer submission has the folder."""
 FOLDER = "{folder}"
 """Stands in the launcher's files for the folder as this machine has it."""
-LAUNCHERS = ("config.json", "job.json")
+WITH_INPUTS = ("config.json", "job.json")
+LAUNCHERS = (*WITH_INPUTS, "ray.json")
 """With each machine's process.json, what the launcher writes and no machine changes."""
 OUTPUT = "out/"
 
@@ -142,7 +143,7 @@ class Mirror:
         if name not in LAUNCHERS and not name.endswith("/process.json"):
             return data
         value = json.loads(data.replace(FOLDER.encode(), json.dumps(str(self.local))[1:-1].encode()))
-        if name in LAUNCHERS:
+        if name in WITH_INPUTS:
             value["inputs"] = {**value["inputs"], **self.inputs}
         return json.dumps(value, indent=1).encode()
 

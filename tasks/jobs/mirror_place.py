@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-OF_THE_LAUNCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
+OF_THE_LAUNCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 """Of the one process a machine that the service starts: our own launcher gives the ranks theirs."""
 OF_MPI = ("OMPI_", "PMIX_", "PMI_")
 

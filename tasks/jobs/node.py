@@ -72,6 +72,7 @@ class Node:
     def _part_of(self, place: Place) -> int:
         """This machine's ranks from start to end; mpirun on the leader starts those of all machines."""
         if self.rank != 0 and self.job["launcher"] == "mpi":
+            self.probes.start()
             return 0
         try:
             ours = {**limits.granted(self.job), **self._stage_inputs()}
@@ -84,10 +85,10 @@ class Node:
         end_all_below(os.getpid())
         if code not in (0, GIVEN_UP) and not self.stopping:
             self.probes.look_once_more(self.marks.beat)
-        fault = self.probes.found or (limits.out_of_memory(self.folder, self.probes.killed) if code else None)
-        if fault:
-            self._report(fault)
-        return code or (1 if fault else 0)
+            fault = self.probes.found or limits.out_of_memory(self.folder, self.probes.killed)
+            if fault:
+                self._report(fault)
+        return code
 
     def _lead(self) -> dict[str, Any]:
         """Open an attempt: its number, and where ranks meet."""
@@ -129,14 +130,20 @@ class Node:
             said = self.marks.attempt()
             if said and int(said["attempt"]) > last:
                 return said
-            if self.marks.leader_ended() or self.marks.fenced() or self.marks.silent([0]):
+            if self.marks.leader_ended() or self.marks.fenced() or self.marks.silent([0]) or self.probes.found:
                 return None
             time.sleep(LOOK_SECONDS)
         return None
 
     def _until_all_ended(self) -> int:
-        """Wait, alive, until the leader ended too; it may need this machine again."""
-        return AGAIN if self._await_attempt_after(self.attempt) else self._without_leader()
+        """Wait, alive and watched, until the leader ended too; it may need this machine again."""
+        if self._await_attempt_after(self.attempt):
+            return AGAIN
+        if self.probes.found:
+            self._report(self.probes.found)
+            self.marks.mark(self.attempt, code=1)
+            return 1
+        return self._without_leader()
 
     def _without_leader(self) -> int:
         if self.stopping or self.marks.leader_ended():
@@ -181,7 +188,7 @@ class Node:
             if doomed is None and (why := self._doom()):
                 print(f"attempt {self.attempt} ends on {self.name}: {why}", flush=True)
                 doomed = time.monotonic() + self.grace
-        return child.returncode
+        return 1 if child.returncode == GIVEN_UP else child.returncode  # that code is between agent and parent
 
     def _doom(self) -> str:
         """Why these ranks cannot go on; empty when they can."""

@@ -115,7 +115,7 @@ class Probes:
 
     def _gpus(self) -> list[Finding]:
         if shutil.which("nvidia-smi") is None:
-            return self._could_not("GPUs: there is no nvidia-smi")
+            return self._could_not("GPUs: there is no nvidia-smi") if self.needs_gpus else []
         found: list[Finding] = []
         for table in ("gpu", "remapped-rows"):
             try:

@@ -45,7 +45,9 @@ def head(folder: Path, port: int, nodes: int, *, join_seconds: float) -> int:
         address = f"{_reachable(os.environ['MASTER_ADDR'])}:{port}"
         missing = _wait_for_all(raylet, address, nodes, join_seconds)
         if missing:
-            print(f"after {join_seconds:g} s these nodes have not joined the Ray head at {address}: {missing}", flush=True)
+            print(
+                f"after {join_seconds:g} s these nodes have not joined the Ray head at {address}: {missing}", flush=True
+            )
             return 1
         with _Process([sys.executable, "-m", "tasks.jobs.ray_driver", str(folder)], RAY_ADDRESS=address) as driver:
             return driver.wait()
@@ -114,7 +116,12 @@ def _resources(address: str) -> set[str]:
     asks = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, configure_logging=False); print(*ray.cluster_resources())"
     try:
         said = subprocess.run(
-            [sys.executable, "-c", asks, address], capture_output=True, text=True, check=False, timeout=60, env=os.environ | QUIET
+            [sys.executable, "-c", asks, address],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            env=os.environ | QUIET,
         )
     except subprocess.TimeoutExpired:
         return set()

@@ -42,6 +42,8 @@ class JobSummary(Value):
     adopted: bool = False
     """Whether a job of an orchestrator that died was taken over."""
     resumed_from_step: int | None = None
+    excluded_nodes: tuple[str, ...] = ()
+    """Machines that were left out after a failure that named them."""
 
 
 class StageReport(Value):

@@ -149,6 +149,7 @@ def _job(stage: StageReport) -> Html:
         job.submissions > 1 and f"{job.submissions} submissions",
         job.attempts > 1 and f"{job.attempts} attempts",
         job.resumed_from_step is not None and f"resumed from step {number(job.resumed_from_step)}",
+        job.excluded_nodes and f"without {', '.join(job.excluded_nodes)}",
         job.adopted and "adopted from an earlier flow run",
     )
     return tag("small", ", ".join(part for part in said if part), " in ", tag("code", job.folder))

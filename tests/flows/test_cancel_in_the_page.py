@@ -1,4 +1,4 @@
-"""A flow run that is cancelled in Prefect's page, in a real browser, cancels its job on a real Slurm, and leaves nothing of it."""
+"""A flow run that is cancelled in Prefect's page ends its job on a real Slurm; a platform that goes down leaves it, and says so."""
 
 import base64
 import json
@@ -58,13 +58,16 @@ def test_cancel_in_prefects_page_ends_the_slurm_job_within_seconds(platform):
     until(lambda: platform.queue() == ["RUNNING"], 120)
     until(lambda: len(list(platform.path.glob("jobs/benchmark-*/ranks/*.json"))) == 2, 120)
 
+    (job,) = platform.ok("jobs").said["jobs"]
+    assert (job["backend"], job["state"], job["supervised"], job["flow_run"]) == ("slurm", "running", True, run)
+
     pressed = float(browser.run(CANCEL, platform.path, run)) / 1000
     until(lambda: platform.queue() == [], WITHIN_SECONDS + 30)
     gone = time.time()
     assert gone - pressed < WITHIN_SECONDS, f"the job was gone {gone - pressed:.1f} s after the press"
     until(lambda: platform.api(f"flow_runs/{run}")["state"]["type"] == "CANCELLED", 60)
     (job,) = platform.ok("jobs", "--all").said["jobs"]
-    assert (job["backend"], job["state"], job["supervised"], job["flow_run"]) == ("slurm", "cancelled", False, run)
+    assert (job["state"], job["supervised"]) == ("cancelled", False)
 
 
 def until(look, seconds):

@@ -100,7 +100,7 @@ def job(base, token="1", **fields):
     return Job(name="t", token=token * 32, **{**own, **shape, **fields})
 
 
-def until(backend, handle, folder, *states, timeout=90):
+def until(backend, handle, folder, *states, timeout=40):
     """Poll as the supervisor does; the first state that is one of the given ones."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
@@ -149,7 +149,15 @@ def test_training_runs_on_two_machines(stand, base):
 
 def test_a_killed_orchestrators_job_is_adopted_and_not_submitted_again(stand, base, backend):
     work = job(base, "2")
-    argv = [sys.executable, "-P", "-c", ORCHESTRATOR, str(base), config(stand).model_dump_json(), work.model_dump_json()]
+    argv = [
+        sys.executable,
+        "-P",
+        "-c",
+        ORCHESTRATOR,
+        str(base),
+        config(stand).model_dump_json(),
+        work.model_dump_json(),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     first = subprocess.Popen(argv, env=environment)
     wait_for(lambda: (base / "job" / "metrics.jsonl").exists())
@@ -158,7 +166,9 @@ def test_a_killed_orchestrators_job_is_adopted_and_not_submitted_again(stand, ba
     (base / "go").touch()
     done = supervise(base, work, backend)
     assert (done.adopted, done.submissions, done.attempts) == (True, 1, 1)
-    assert [j["submission_id"] for j in stand.jobs() if j["submission_id"] == work.submission_id] == [work.submission_id]
+    assert [j["submission_id"] for j in stand.jobs() if j["submission_id"] == work.submission_id] == [
+        work.submission_id
+    ]
 
 
 def test_two_submitters_of_one_submission_make_one_job(stand, base, backend):
@@ -208,14 +218,18 @@ def test_what_waits_for_room_is_queued_with_words_and_excluded_machines_are_not_
 
 
 def test_what_can_never_be_placed_is_the_users_error_and_not_a_wait(stand, base, backend):
-    with pytest.raises(ValueError, match="needs 1 machine.s. with 2 CPU, 3 GPU, and the Ray cluster can hold 0") as error:
+    with pytest.raises(
+        ValueError, match="needs 1 machine.s. with 2 CPU, 3 GPU, and the Ray cluster can hold 0"
+    ) as error:
         supervise(base, job(base, "7", gpus_per_node=3), backend)
     assert "lower cluster.gpus_per_node" in str(error.value)
 
 
 def test_a_users_own_ray_script_is_the_entrypoint(stand, base, backend):
     fields = {"program": str(base / "script.py"), "driver": True, "threads_per_rank": 1}
-    handles = [backend.submit(job(base, "89"[code], arguments=(str(code),), **fields), base / str(code)) for code in (0, 1)]
+    handles = [
+        backend.submit(job(base, "89"[code], arguments=(str(code),), **fields), base / str(code)) for code in (0, 1)
+    ]
     assert until(backend, handles[0], base / "0", "ended").code == 0
     assert process.read_json(base / "0" / "result.json") == {"exit_code": 0}
     log = (base / "0" / "launcher.log").read_text()
@@ -267,7 +281,7 @@ def test_a_machine_that_dies_in_the_middle_is_named_and_nothing_is_left_on_the_o
         supervise(base / "again", job(base, "d", nodes=2), backend)
 
 
-def wait_for(done, *, timeout=90):
+def wait_for(done, *, timeout=40):
     deadline = time.monotonic() + timeout
     while not done():
         assert time.monotonic() < deadline

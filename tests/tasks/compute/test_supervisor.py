@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tasks import process
-from tasks.cluster_config import ClusterConfig
+from tasks.cluster_config import ClusterConfig, RetryConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.local import spec
@@ -25,6 +25,7 @@ from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 
 ROOT = Path(__file__).parents[3]
+QUICK = RetryConfig(attempts=2, back_off_seconds=0.1)
 PROGRAM = """
 import os, sys, time
 from tasks.errors import IntegrityError, Missing
@@ -89,7 +90,7 @@ def journal(base):
 
 def job(code, **fields):
     """A job whose only rank evaluates an expression; `rank` is in scope."""
-    plain = {"name": "stage", "token": "7" * 32, "program": "testjobs.program", "inputs": {}, "restarts": 1}
+    plain = {"name": "stage", "token": "7" * 32, "program": "testjobs.program", "inputs": {}, "restarts": 1, "retry": QUICK}
     return Job(settings={"code": code}, **{**plain, **fields})
 
 
@@ -293,7 +294,7 @@ def test_a_job_that_failed_while_nobody_looked_is_a_new_submission(base, journal
 
 
 def test_a_parent_that_died_before_the_result_is_a_failure_and_after_it_is_none(base, journal):
-    work = job("time.sleep(60)")
+    work = job("time.sleep(60)", retry=None)
     after(lambda: starts(base), lambda: os.kill(process.read_json(base / "job" / "handle.json")["pid"], signal.SIGKILL))
     with pytest.raises(JobFailed, match="its parent process is gone without a word"):
         supervise(base, journal, work)
@@ -366,7 +367,7 @@ def test_an_interrupt_asks_whether_the_job_stops(base, journal, stops):
 
 def test_metrics_are_forwarded_once_and_in_whole_lines(base, journal):
     batches, said = [], []
-    work = job("(rank.progress(1, 3, 'one'), write_in_halves(rank, 3), {})[2]")
+    work = job("(rank.progress(1, 3, 'one'), write_in_halves(rank, 3), {'done': True})[2]")
     supervise(base, journal, work, metrics=batches.append, progress=said.append)
     assert batches == [[{"step": number, "loss": 0.5}] for number in range(3)]
     assert [(progress["done"], progress["total"], progress["text"]) for progress in said] == [(1, 3, "one")]
@@ -389,13 +390,14 @@ def test_what_would_be_started_is_a_value():
     one = job("1", threads_per_rank=3, time_limit=9.0, progress="LATEST")
     assert spec(one, Path("/jobs/one")) == process.ProcessSpec(
         argv=[sys.executable, "-m", "tasks.jobs.node", "/jobs/one"],
+        env={"HEADWAY_NODE_RANK": "0", "HEADWAY_SUBMISSION": "1", "HEADWAY_LIMITS": "1"},
         secrets=(),
         log="launcher.log",
         restarts=1,
         progress="LATEST",
         fatal="errors",
         time_limit=9.0,
-        grace=10.0,
+        grace=30.0,
     )
     place = Place(node_rank=0, address="127.0.0.1", port=29500, attempt=1)
     loopback = {"linux": "lo", "darwin": "lo0"}[sys.platform]

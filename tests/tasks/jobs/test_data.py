@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from tasks.config import TrainingConfig
 from tasks.formats.mmididx import TokenWriter
@@ -97,3 +98,19 @@ def test_the_identity_of_tokens_changes_with_their_description_and_size(tmp_path
     assert longer != before and longer["tokens.json"] == before["tokens.json"]
     (tmp_path / "tokens.json").write_text(json.dumps({"vocab_size": 301, "eod_id": 299}))
     assert tokens_identity(tmp_path)["tokens.json"] != before["tokens.json"]
+
+
+@pytest.mark.parametrize(
+    ("share", "micro", "times", "left"),
+    [(8, 4, 0, 4), (8, 4, 1, 2), (8, 4, 9, 1), (6, 6, 1, 3), (12, 6, 2, 1), (5, 5, 1, 1)],
+)
+def test_a_micro_batch_is_halved_until_it_divides(share, micro, times, left):
+    assert Shares(0, 2, 2 * share, micro).halved(times).micro_batch == left
+
+
+def test_halved_batches_hold_the_same_samples(samples):
+    inputs = [
+        torch.cat([part for part, _ in Shares(1, 2, 8, 4).halved(times).micro_batches(samples, 0)])
+        for times in (0, 1, 2)
+    ]
+    assert all(torch.equal(inputs[0], other) for other in inputs[1:])

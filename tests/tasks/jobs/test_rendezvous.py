@@ -54,7 +54,11 @@ class Agents:
         return process.read_json(self.folder / "rendezvous" / "exit.json")
 
     def said(self):
-        logs = [*self.folder.glob("nodes/*/*.log"), *self.folder.glob("logs/*.log"), *self.folder.glob("rendezvous/*.log")]
+        logs = [
+            *self.folder.glob("nodes/*/*.log"),
+            *self.folder.glob("logs/*.log"),
+            *self.folder.glob("rendezvous/*.log"),
+        ]
         return "\n".join(f"{log}:\n{log.read_text()[-1500:]}" for log in logs)
 
     def end(self):

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from tasks.config import NetworkConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs.checkpoint_files import digest, manifests
+from tasks.jobs.elastic import SAVED_AND_STOPPED, newcomers_seed
 
 STEPS, EVERY = 64, 8
 ROOT = Path(__file__).parents[3]
@@ -95,10 +97,10 @@ def tokens(tmp_path_factory):
     return folder
 
 
-def write_config(job, tokens, config=CONFIG, every=EVERY):
+def write_config(job, tokens, config=CONFIG, every=EVERY, **more):
     job.mkdir(exist_ok=True)
     settings = {"training": config.model_dump(mode="json"), "checkpoint_every_steps": every, "keep_checkpoints": 2}
-    spec = {"program": "tasks.jobs.train", "settings": settings, "inputs": {"tokens": str(tokens)}}
+    spec = {"program": "tasks.jobs.train", "settings": {**settings, **more}, "inputs": {"tokens": str(tokens)}}
     (job / "config.json").write_text(json.dumps(spec))
     return job
 
@@ -384,3 +386,81 @@ def test_too_few_tokens_are_the_users_mistake(launch, tokens, tmp_path):
     assert launch(job) == [1, 1]
     assert {error(job, rank)["class"] for rank in (0, 1)} == {"user"}
     assert "sequence_length" in error(job)["message"]
+
+
+@pytest.fixture(scope="module")
+def stopped(launch, tokens, tmp_path_factory):
+    """An elastic job of two ranks; rank 1 was asked to stop on the way."""
+    job = write_config(tmp_path_factory.mktemp("jobs") / "stopped", tokens, every=STEPS, elastic=True)
+
+    def ask():
+        while not (job / "metrics.jsonl").exists() or len(records(job)) < 10:
+            time.sleep(0.001)
+        os.kill(json.loads((job / "ranks" / "1.json").read_text())["pid"], signal.SIGTERM)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    codes = launch(job)
+    asking.join()
+    assert codes == [SAVED_AND_STOPPED, SAVED_AND_STOPPED], said_by(job)
+    return job
+
+
+def position(job):
+    """Of each step: the samples consumed after it, and the checksum of those that it read."""
+    lines = [json.loads(line) for line in (job / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: (line["consumed"], line["samples_crc32"]) for line in lines}
+
+
+def test_ranks_that_are_asked_to_stop_lose_no_step(stopped):
+    done = max(records(stopped))
+    assert 10 <= done < STEPS and step_of(newest(stopped)) == done
+    manifest = json.loads((newest(stopped) / "manifest.json").read_text())
+    assert "world_size" not in manifest["identity"] and len(manifest["files"]) == 2
+    assert not (stopped / "errors").exists() and not running(stopped)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_an_elastic_job_goes_on_with_another_number_of_ranks(unbroken, stopped, launch, tmp_path, ranks):
+    job, done = Path(shutil.copytree(stopped, tmp_path / "job")), max(records(stopped))
+    assert launch(job, attempt=2, ranks=ranks) == [0] * ranks, said_by(job)
+    told = result(job)
+    assert told["resumed_from_step"] == done
+    assert [(change["step"], change["world_size"]) for change in told["standstills"]] == [(done + 1, ranks)]
+    assert list(position(job).items())[:done] == list(position(stopped).items())
+    assert [consumed for consumed, _ in position(job).values()] == [8 * step for step in range(1, STEPS + 1)]
+    found, wanted = records(job), records(unbroken)
+    assert all(found[step] == pytest.approx(wanted[step], rel=1e-3) for step in wanted)
+    assert ranks != 2 or found == wanted
+    assert set(json.loads((job / "out" / "training_log.jsonl").read_text().splitlines()[0])) == {
+        "step",
+        "loss",
+        "learning_rate",
+        "grad_norm",
+    }
+
+
+def test_what_is_read_does_not_depend_on_the_number_of_ranks(stopped, launch, tokens, tmp_path):
+    alone = write_config(tmp_path / "alone", tokens, every=STEPS, elastic=True)
+    assert launch(alone, ranks=1) == [0], said_by(alone)
+    assert {step: position(alone)[step] for step in position(stopped)} == position(stopped)
+    assert len({samples for _, samples in position(alone).values()}) == STEPS
+
+
+def test_ranks_that_were_not_there_get_a_seed_of_their_own(stopped, launch, tmp_path):
+    job, done = Path(shutil.copytree(stopped, tmp_path / "job")), max(records(stopped))
+    assert launch(job, attempt=2, ranks=4) == [0] * 4, said_by(job)
+    found = [load_file(newest(job) / f"shard-{rank}.safetensors")["rng.torch"] for rank in range(4)]
+    kept = [load_file(newest(stopped) / f"shard-{rank}.safetensors")["rng.torch"] for rank in (0, 1)]
+    seeds = [newcomers_seed(CONFIG.seed, done, rank) for rank in (2, 3)]
+    new = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
+    assert all(torch.equal(mine, wanted) for mine, wanted in zip(found, [*kept, *new], strict=True))
+    assert len({rng.numpy().tobytes() for rng in found}) == 4
+
+
+def test_a_smaller_batch_goes_on_from_the_same_checkpoint(unbroken, left_over, launch, tokens):
+    write_config(left_over, tokens, smaller_batches=1)
+    assert launch(left_over, attempt=2) == [0, 0], said_by(left_over)
+    assert result(left_over)["resumed_from_step"] >= 2 * EVERY
+    found, wanted = records(left_over), records(unbroken)
+    assert all(found[step] == pytest.approx(wanted[step], rel=1e-3) for step in wanted) and found != wanted

@@ -1,0 +1,150 @@
+"""What would be submitted to Azure ML: the request and its YAML, against what is written down and against the SDK's own schema."""
+
+import io
+import json
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from azure.ai.ml import load_compute, load_data, load_job
+from azure.ai.ml._restclient.arm_ml_service._utils.model_base import SdkJSONEncoder
+from azure.ai.ml.entities._job.to_rest_functions import to_rest_job_object
+
+from tasks.cluster_config import ClusterConfig, ElasticConfig
+from tasks.compute import open_backend
+from tasks.compute.azureml_code import code_name, write_code
+from tasks.compute.azureml_render import job_name
+from tasks.compute.job import Job
+from tasks.storage import open_files
+
+GOLDEN = Path(__file__).with_name("azureml_job.golden.json")
+WORKSPACE = {"subscription_id": "s", "resource_group": "g", "workspace": "w", "compute": "gpus"}
+VERSION = "0123456789abcdef" * 4
+
+
+@pytest.fixture
+def render(tmp_path):
+    """Renders a job of some fields, on a cluster of some settings, for a home whose store is on Azure Blob."""
+    store = {"uri": "az://account/models/team", "credential": "managed_identity"}
+    (tmp_path / "stores.yaml").write_text(yaml.safe_dump({"use": "team", "stores": {"team": store}}))
+
+    def do(azureml=(), cluster=(), **fields):
+        config = ClusterConfig(backend="azureml", azureml={**WORKSPACE, **dict(azureml)}, **dict(cluster))
+        backend = open_backend(config, lambda name: open_files(tmp_path, name))
+        return backend.render(job(**fields), tmp_path / "jobs" / "train-777777777777")
+
+    return do
+
+
+def job(**fields):
+    plain = {"name": "train", "token": "7" * 32, "program": "tasks.jobs.train", "settings": {"steps": 3}}
+    inputs = {"inputs": {"tokens": "/here"}, "artifacts": {"tokens": f"tokens/code@{VERSION}"}}
+    shape = {"nodes": 2, "ranks_per_node": 8, "gpus_per_node": 8, "time_limit": 3600.0, "retry": None}
+    return Job(**{**plain, **inputs, **shape, **fields})
+
+
+def plain(rendered):
+    """Without what changes with every change of Headway's code."""
+    told = {"request": rendered.request, "files": rendered.files}
+    text = re.sub(r"headway-[0-9a-f]{16}\.zip", "headway-CODE.zip", json.dumps(told))
+    return json.loads(re.sub(r'(headway\.spec(?:"|): "?)[0-9a-f]{64}', r"\1SPEC", text))
+
+
+def test_the_job_is_the_one_that_is_written_down(render):
+    made = plain(render(azureml={"size": "Standard_ND96isr_H100_v5", "tags": {"team": "my-team"}}))
+    assert made == json.loads(GOLDEN.read_text())
+
+
+@pytest.mark.parametrize(
+    ("azureml", "fields"),
+    [
+        ({}, {}),
+        ({"identity": "user"}, {"launcher": "mpi"}),
+        ({}, {"image": "myregistry.azurecr.io/headway:1"}),
+        ({"compute": "serverless", "size": "Standard_D4_v3"}, {"preemptible": True, "artifacts": {}, "time_limit": None}),
+    ],
+    ids=["plain", "mpi", "image", "serverless"],
+)
+def test_the_yaml_is_the_same_job_by_the_sdks_own_schema(render, azureml, fields):
+    made = render(azureml=azureml, **fields)
+    loaded = load_job(io.StringIO(made.files["job.yml"]))
+    if "image" in fields:
+        assert loaded.environment.image == fields["image"]
+        loaded.environment = "the REST form has its id"
+    again = json.loads(json.dumps(to_rest_job_object(loaded), cls=SdkJSONEncoder, exclude_readonly=True))["properties"]
+    request = made.request["properties"]
+    named = ("computeId", "environmentId", "inputs")
+    assert {k: v for k, v in again.items() if k not in named} == {k: v for k, v in request.items() if k not in named}
+    assert set(again.get("inputs") or {}) == set(request.get("inputs") or {})
+    for name, text in made.files.items():
+        if name.startswith("data-"):
+            data = load_data(io.StringIO(text))
+            assert data.path == f"https://account.blob.core.windows.net/models/team/artifacts/tokens/code/versions/{VERSION}/"
+            assert request["inputs"]["tokens"]["uri"].endswith(f"/data/{data.name}/versions/{data.version}")
+
+
+def test_the_cluster_scales_down_to_nothing(render):
+    made = render(azureml={"size": "Standard_ND96isr_H100_v5", "idle_minutes": 20}, preemptible=True)
+    cluster = load_compute(io.StringIO(made.files["compute.yml"]))
+    assert (cluster.name, cluster.size, cluster.tier) == ("gpus", "Standard_ND96isr_H100_v5", "low_priority")
+    assert (cluster.min_instances, cluster.max_instances, cluster.idle_time_before_scale_down) == (0, 2, 1200)
+    assert "compute.yml" not in render().files
+
+
+def test_tier_launcher_identity_and_image_are_the_jobs(render):
+    serverless = {"compute": "serverless", "size": "Standard_D4_v3"}
+    spot = render(azureml=serverless, preemptible=True).request["properties"]
+    assert spot["queueSettings"] == {"jobTier": "Spot"} and "computeId" not in spot
+    assert spot["resources"]["instanceType"] == "Standard_D4_v3"
+    assert render(azureml=serverless).request["properties"]["queueSettings"] == {"jobTier": "Standard"}
+    other = render(azureml={"identity": "user"}, launcher="mpi", image="a/b:1").request["properties"]
+    assert other["distribution"] == {"distributionType": "Mpi", "processCountPerInstance": 1}
+    assert other["identity"] == {"identityType": "UserIdentity"}
+    assert "--credential azureml_user" in other["command"] and "headway" not in other["inputs"]
+    assert "/environments/headway-image/versions/" in other["environmentId"]
+
+
+def test_a_ray_job_starts_ray_on_its_nodes(render):
+    made = render(azureml={"ray": True})
+    assert made.request["properties"]["command"].endswith("-- python3 -m tasks.jobs.ray_cluster '{folder}'")
+    assert "/work" not in made.files["ray.json"] and "PYTHONPATH" not in made.files["ray.json"]
+
+
+def test_names_are_azure_mls_and_the_same_each_time():
+    assert job_name(job(submission=4)) == "headway-train-777777777777-4"
+    assert job_name(job(name="my.stage")) == "headway-my-stage-777777777777-1"
+    long, other = job(name="x" * 300), job(name="x" * 301)
+    assert len(job_name(long)) == 255 and job_name(long) != job_name(other)
+
+
+@pytest.mark.parametrize(
+    ("azureml", "fields", "said"),
+    [
+        ({}, {"elastic": ElasticConfig(min_nodes=1, max_nodes=2)}, "leave cluster.elastic empty"),
+        ({}, {"excluded_nodes": ("bad",)}, "leave cluster.exclude empty"),
+        ({"compute": "serverless"}, {}, "azureml.size"),
+        ({}, {"artifacts": {"headway": f"tokens/code@{VERSION}"}}, "must not be called headway"),
+    ],
+)
+def test_what_azure_ml_cannot_do_is_refused(render, azureml, fields, said):
+    with pytest.raises(ValueError, match=said):
+        render(azureml=azureml, **fields)
+
+
+def test_a_store_that_is_no_blob_store_is_refused(tmp_path):
+    config = ClusterConfig(backend="azureml", azureml=WORKSPACE)
+    with pytest.raises(ValueError, match="a folder of this machine.*cluster.azureml.store"):
+        open_backend(config, lambda name: open_files(tmp_path, name))
+    with pytest.raises(ValueError, match="'team' is not in stores.yaml"):
+        open_files(tmp_path, "team")
+
+
+def test_the_code_that_goes_along_is_whole_and_named_by_its_content(tmp_path):
+    for name in ("one.zip", "two.zip"):
+        write_code(tmp_path / name)
+    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
+    names = zipfile.ZipFile(tmp_path / "one.zip").namelist()
+    assert {"tasks/jobs/mirror.py", "tasks/jobs/train.py", "tasks/compute/failures.json"} <= set(names)
+    assert re.fullmatch(r"code/headway-[0-9a-f]{16}\.zip", code_name())
