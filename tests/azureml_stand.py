@@ -3,10 +3,8 @@
 Who logs in is a script that stands in for the Azure CLI; `log_out` makes it say what the real one says then.
 """
 
-import json
 import os
 import stat
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ from pathlib import Path
 import azurite
 import yaml
 from azureml_service import TOKEN, AzureMlService, serving
-from azurite import ACCOUNT, Endpoint
+from azurite import ACCOUNT
 
 from tasks.cluster_config import ClusterConfig
 from tasks.compute import open_backend
@@ -27,13 +25,10 @@ from tasks.compute.job import Job, JobState
 from tasks.storage import open_files
 
 SECRET = "HEADWAY_TEST_CONNECTION"
-AZ = """#!{python}
-import json, os, sys
-assert sys.argv[1:3] == ["account", "get-access-token"], sys.argv
-said = json.load(open({said!r}))
-if not said["token"]:
-    sys.exit("ERROR: Please run 'az login' to setup account.")
-print(json.dumps({{"accessToken": said["token"], "expires_on": 4102444800, "expiresOn": "2100-01-01 00:00:00.000000"}}))
+AZ = """#!/bin/sh
+[ "$1 $2" = "account get-access-token" ] || exit 2
+[ -s "{said}" ] || {{ echo "ERROR: Please run 'az login' to setup account." >&2; exit 1; }}
+echo "{{\\"accessToken\\": \\"$(cat "{said}")\\", \\"expires_on\\": 4102444800, \\"expiresOn\\": \\"2100-01-01 00:00:00.0\\"}}"
 """
 
 
@@ -46,7 +41,7 @@ class Stand:
     container: str
 
     def log_in(self, token: str = TOKEN) -> None:
-        (self.home / "az.json").write_text(json.dumps({"token": token}))
+        (self.home / "az.token").write_text(token)
 
     def log_out(self) -> None:
         self.log_in("")
@@ -93,7 +88,7 @@ def standing(base: Path) -> Iterator[Stand]:
     """The stand for as long as the block lasts; `az` and the connection string are in the environment meanwhile."""
     home, commands, container = base / "home", base / "bin", f"c{uuid.uuid4().hex[:20]}"
     home.mkdir(parents=True)
-    az(commands / "az", home / "az.json")
+    az(commands / "az", home / "az.token")
     with azurite.running(base / "azurite", in_memory=True) as blobs:
         secret = {SECRET: blobs.connection_string}
         store = {"uri": f"az://{ACCOUNT}/{container}/some/prefix", "credential": "connection_string"}
@@ -109,7 +104,7 @@ def standing(base: Path) -> Iterator[Stand]:
 
 def az(path: Path, said: Path) -> None:
     path.parent.mkdir(parents=True)
-    path.write_text(AZ.format(python=sys.executable, said=str(said)))
+    path.write_text(AZ.format(said=said))
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
@@ -123,6 +118,3 @@ def environment(changed: dict[str, str]) -> Iterator[None]:
         for name, value in kept.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
-
-def endpoint(stand: Stand) -> Endpoint:
-    return stand.service.blobs

@@ -1,9 +1,10 @@
 """A scheduler that does what a test tells it: a small backend of its own, for what no real one does on command.
 
 It keeps the protocol of tasks/compute/job.py: it knows jobs by their names, answers for many at once, and forgets nothing unless
-told to. `plays[N - 1]` says what becomes of submission N: called at each look with the job, its folder and the number of the look.
+told to. `plays[N - 1]` says what becomes of submission N: called at each look with the job, its folder and the look's number.
 """
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ def fails(failure: str | None = None, *, nodes: tuple[str, ...] = (), code: int 
             return RUNNING
         if step is not None:
             with open(folder / "metrics.jsonl", "a") as file:
-                file.write('{"step": %d, "time": 1.0}\n' % step)
+                file.write(json.dumps({"step": step, "time": 1.0}) + "\n")
         return JobState(state="ended", code=code, reason="FAILED", failure=failure, failed_nodes=nodes)
 
     return play

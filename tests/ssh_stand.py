@@ -31,7 +31,9 @@ PermitRootLogin prohibit-password
 StrictModes no
 UsePAM no
 MaxStartups 100
+SetEnv SHLVL=2
 """
+"""With SHLVL, bash does not read the tester's own ~/.bashrc, which may start anything, and be killed in it with a machine."""
 
 
 @dataclass(frozen=True)

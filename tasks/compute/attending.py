@@ -13,11 +13,11 @@ from typing import Any
 from tasks.compute import metrics
 from tasks.compute.hang import HangWatch
 from tasks.compute.job import Backend, Job, JobState
+from tasks.compute.marks import read_mark
 from tasks.compute.polling import Poller, Watched
 from tasks.compute.supervision import note
 from tasks.compute.watching import Event, Kind, Watch
 from tasks.errors import Cancelled, Missing
-from tasks.process import read_json
 
 LEAST_SECONDS, MOST_SECONDS = 0.1, 1.0
 """Between two looks at the files of a job that runs: a tenth of the time between two looks at its scheduler, within these."""
@@ -69,7 +69,7 @@ class Attendance:
             self._look_at_silence()
             if state.over and not self._lost_once():
                 self._forward()
-                return _with_result(state, self.folder), hung
+                return with_result(state, self.folder), hung
             if not hung:
                 hung = self._hang.look(state, records)
                 if hung:
@@ -101,7 +101,7 @@ class Attendance:
         records, self.forwarding.offset = metrics.since(self.folder / "metrics.jsonl", self.forwarding.offset)
         if records:
             self.watch.metrics(records)
-        progress = read_json(self.folder / "progress.json")
+        progress = read_mark(self.folder / "progress.json")
         if progress and progress != self.forwarding.said:
             self.forwarding.said = progress
             self.watch.progress(progress)
@@ -140,7 +140,7 @@ class Attendance:
         return self.watched.answers <= self._lost_at
 
 
-def _with_result(state: JobState, folder: Path) -> JobState:
+def with_result(state: JobState, folder: Path) -> JobState:
     """A parent that died after the result was written still leaves a result."""
     if state.state == "lost" and (folder / "result.json").exists():
         return JobState(state="ended", code=0, reason="ended")

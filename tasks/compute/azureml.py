@@ -7,7 +7,6 @@ job folder azureml_folder.py. On each machine runs tasks/jobs/mirror.py. See doc
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,9 +106,7 @@ class AzureMlBackend:
         if image := made.image():
             self._workspace.put_asset("environments", str(image.name), str(image.version), rest(image))
         else:
-            with tempfile.TemporaryDirectory() as scratch:
-                write_code(Path(scratch) / "code.zip")
-                self._files.put_once(code_name(), Path(scratch) / "code.zip")
+            self._files.put_once(code_name(), write_code)
         for name, text in (ray.files if (ray := made.ray()) else {}).items():
             write_text(folder / name, text)
         self._folders.push(job.model_copy(update={"python": job.python or "python3"}), folder)

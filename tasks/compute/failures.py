@@ -5,7 +5,6 @@ The rules are data: failures.json has the classes, exit codes and log signatures
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.compute.job import Failure, Job, JobState
 from tasks.compute.logs import failing_rank, launcher_logs, rank_logs, tail, tail_of_failure
+from tasks.compute.marks import read_mark
 from tasks.errors import IntegrityError, JobFailed, Missing
-from tasks.process import read_json
 from tasks.redaction import redact
 
 OF_THE_PROGRAM: tuple[Failure, ...] = ("user", "integrity", "missing", "diverged")
@@ -141,16 +140,8 @@ def _as(failure: Failure, what: str, *, sentence: str = "", remedy: str = "", no
 
 def _reports(folder: Path) -> list[dict[str, Any]]:
     """What ranks and machines reported, first reporter first; one that a dying machine left torn is left out."""
-    found = []
-    paths = ((path, path.stat().st_mtime) for path in (folder / "errors").glob("*.json"))
-    for path, _ in sorted(paths, key=lambda entry: entry[1]):
-        try:
-            report = read_json(path)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(report, dict) and "class" in report:
-            found.append(report)
-    return found
+    paths = sorted((folder / "errors").glob("*.json"), key=lambda path: path.stat().st_mtime)
+    return [report for path in paths if "class" in (report := read_mark(path))]
 
 
 def _fresh(report: dict[str, Any], state: JobState) -> bool:
@@ -159,7 +150,7 @@ def _fresh(report: dict[str, Any], state: JobState) -> bool:
 
 
 def _cancelled(job: Job, folder: Path) -> bool:
-    return bool((read_json(folder / "cancelled.json") or {}).get("submission") == job.submission)
+    return bool(read_mark(folder / "cancelled.json").get("submission") == job.submission)
 
 
 def _from_traces(state: JobState, folder: Path, reports: list[dict[str, Any]], nodes: tuple[str, ...]) -> Failed:
@@ -205,10 +196,10 @@ def _machine_of(folder: Path, log: Path | None) -> str:
     """The scheduler's name for the machine that wrote a log; empty where the folder does not tell."""
     if log is None:
         return ""
-    nodes = [read_json(path) or {} for path in (folder / "nodes").glob("*/node.json")]
+    nodes = [read_mark(path) for path in (folder / "nodes").glob("*/node.json")]
     if log.parent.parent.name == "nodes":
-        return str((read_json(log.parent / "node.json") or {}).get("name", ""))
-    host = (read_json(folder / "ranks" / f"{log.stem.removeprefix('rank-')}.json") or {}).get("host")
+        return str(read_mark(log.parent / "node.json").get("name", ""))
+    host = read_mark(folder / "ranks" / f"{log.stem.removeprefix('rank-')}.json").get("host")
     return next((str(node["name"]) for node in nodes if host and node.get("host") == host), "")
 
 

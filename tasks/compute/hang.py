@@ -13,7 +13,6 @@ before its first steps, `start_minutes` since the machines run. What is no hang:
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections import deque
@@ -22,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.compute.job import Job, JobState
+from tasks.compute.marks import read_mark
 from tasks.compute.metrics import is_step
-from tasks.process import read_json
 
 LEAST_STEPS = 5
 REMEMBERED_STEPS = 50
@@ -114,10 +113,7 @@ class HangWatch:
         return max((float(beat.get("time", 0.0)) for beat in beats), default=0.0)
 
     def _read(self, name: str) -> dict[str, Any]:
-        try:
-            return dict(read_json(self._folder / name) or {})
-        except (OSError, json.JSONDecodeError):
-            return {}
+        return read_mark(self._folder / name)
 
     def _stamp(self, name: str) -> Any:
         try:

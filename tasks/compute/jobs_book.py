@@ -18,6 +18,7 @@ from tasks import process
 from tasks.cluster_config import ClusterConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Backend, Job, JobState, Journal
+from tasks.compute.marks import read_mark
 from tasks.compute.metrics import newest_step
 from tasks.compute.nodes import ended_state
 from tasks.compute.submission import Generation, newest, settle
@@ -151,11 +152,11 @@ def _means(folder: Path, name: str) -> bool:
 
 
 def _entry(folder: Path, journal: Journal, asked: JobState | None) -> JobEntry:
-    job, cluster = job_of(folder), process.read_json(folder / "cluster.json") or {}
+    job, cluster = job_of(folder), read_mark(folder / "cluster.json")
     generation = newest(job.token, journal) or Generation(job.token, job.submission, {}, None, None)
-    seen = process.read_json(folder / "supervisor.json") or {}
-    nodes = [process.read_json(path) or {} for path in sorted((folder / "nodes").glob("*/node.json"))]
-    attempt = process.read_json(folder / "attempt.json") or {}
+    seen = read_mark(folder / "supervisor.json")
+    nodes = [read_mark(path) for path in sorted((folder / "nodes").glob("*/node.json"))]
+    attempt = read_mark(folder / "attempt.json")
     step = newest_step(folder)
     end = generation.end or {}
     submitted = float(generation.intent.get("time", (folder / "job.json").stat().st_mtime))
@@ -194,7 +195,7 @@ def _seen(folder: Path, seen: dict[str, Any]) -> JobState:
     ended = ended_state(folder)
     if ended:
         return ended
-    cluster = process.read_json(folder / "cluster.json") or {}
+    cluster = read_mark(folder / "cluster.json")
     handle = process.read_json(folder / "handle.json")
     if cluster.get("backend") == "local" and handle:
         return open_backend(ClusterConfig()).states([(handle, folder)])[0]

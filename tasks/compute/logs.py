@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from tasks.process import read_json
+from tasks.compute.marks import read_mark
 from tasks.redaction import redact
 
 TAIL_BYTES = 65_536
@@ -131,4 +131,4 @@ def _whole_lines(path: Path, offset: int, *, all: bool) -> tuple[list[str], int]
 
 
 def _attempt(report: Path) -> int:
-    return int((read_json(report) or {}).get("attempt", 0))
+    return int(read_mark(report).get("attempt", 0))

@@ -82,6 +82,7 @@ def spec(folder: Path, ports: dict[str, int]) -> process.ProcessSpec:
             "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",  # also "it is switched off" is reported (usage_stats_head.py)
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else it waits 30 s for jobs, which end with it all the same
             "RAY_memory_monitor_refresh_ms": "0",  # it would end a whole machine's part for memory that others use
         },
         secrets=(),

@@ -26,6 +26,7 @@ def driver_spec(job: Job, folder: Path, config: RayConfig) -> dict[str, Any]:
         "strategy": config.strategy,
         "excluded": list(job.excluded_nodes),
         "autoscales": config.autoscales,
+        "shared_seconds": job.watch.silent_node_seconds,
         "commands": [node_command(job, folder, rank) for rank in range(job.nodes)],
         "environment": node_environment(job),
     }

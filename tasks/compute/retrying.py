@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tasks.compute.failures import Failed, classify, rules
 from tasks.compute.job import Job, JobState, Journal
@@ -26,6 +27,14 @@ class Decision:
     smaller_batches: int = 0
     stuck: int = 0
     """Submissions in a row without progress."""
+
+    def learned(self) -> dict[str, Any]:
+        """What the next submission must know, as the journal keeps it."""
+        return {
+            "excluded_nodes": self.excluded_nodes,
+            "smaller_batches": self.smaller_batches,
+            "stuck": self.stuck,
+        }
 
 
 @dataclass(frozen=True)
@@ -99,12 +108,7 @@ def close_failed(
         one_machine=one_machine,
     )
     decision = decide(job, failed, history)
-    again = {
-        "excluded_nodes": decision.excluded_nodes,
-        "smaller_batches": decision.smaller_batches,
-        "stuck": decision.stuck,
-    }
     outcome = "cancelled" if failed.failure == "cancelled" else "failed"
     facts = {"failure": failed.failure, "message": failed.what, "nodes": failed.nodes}
-    settle(job.token, journal, outcome, folder=folder, **facts, again=again if decision.again else None)
+    settle(job.token, journal, outcome, folder=folder, **facts, again=decision.learned() if decision.again else None)
     return failed, decision

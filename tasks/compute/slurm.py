@@ -15,7 +15,7 @@ from tasks.cluster_config import ClusterConfig
 from tasks.compute import slurm_errors, slurm_render, slurm_states
 from tasks.compute.job import Job, JobState, Rendered
 from tasks.compute.nodes import write_nodes
-from tasks.compute.slurm_commands import Here, Login, NoAnswer, Said, silent
+from tasks.compute.slurm_commands import NoAnswer, Said, open_login, silent
 from tasks.compute.slurm_elastic import SlurmElastic
 from tasks.compute.slurm_states import Row
 from tasks.errors import JobFailed, Missing
@@ -23,6 +23,12 @@ from tasks.process import read_json, write_json, write_text
 
 SUBMISSIONS = 3
 """How often a submission is sent when its answer is lost and no job is found; the batch script lets only one of them run."""
+
+
+SACCT = (
+    *("sacct", "--noheader", "--parsable2", "--allocations", "--array", "--starttime=now-30days"),
+    f"--format={','.join(slurm_states.SACCT)}",
+)
 
 
 class SlurmBackend:
@@ -89,10 +95,11 @@ class SlurmBackend:
             return []
         try:
             ids = [_job_of(handle, folder) for handle, folder in jobs]
-            rows = self._rows(ids)
+            rows: dict[str, list[Row]] = {}
+            for row in self._rows(ids):
+                rows.setdefault(row.job, []).append(row)
             return [
-                self._state(handle, folder, [row for row in rows if row.job == _job_of(handle, folder)])
-                for handle, folder in jobs
+                self._state(handle, folder, rows.get(id, [])) for id, (handle, folder) in zip(ids, jobs, strict=True)
             ]
         except NoAnswer as error:
             return [JobState(state="unknown", reason=error.message) for _ in jobs]
@@ -101,9 +108,8 @@ class SlurmBackend:
         if "parts" in handle:
             self._elastic.cancel(handle, folder)
             return
-        said = self._login.run(
-            ("scancel", f"--name={handle['name']}")
-        )  # a submission whose answer was lost may be there twice
+        # by its name: a submission whose answer was lost may be there twice
+        said = self._login.run(("scancel", f"--name={handle['name']}"))
         if said.code:
             raise JobFailed(f"scancel: {said.text}", failure="infrastructure", folder=str(folder))
 
@@ -136,13 +142,14 @@ class SlurmBackend:
         """The same from accounting; nothing where the cluster keeps none."""
         if not self._accounts:
             return []
-        columns = f"--format={','.join(slurm_states.SACCT)}"
         try:
-            said = self._login.run(("sacct", "--noheader", "--parsable2", "--allocations", "--array", columns, *which))
+            said = self._login.run((*SACCT, *which))
         except NoAnswer:
             raise
         except Missing:
-            said = Said(127, "", "")
+            said = Said(127, "", "it is disabled: there is no sacct")
+        if said.code and "is disabled" not in said.text:
+            raise silent(f"sacct: {said.text}")
         self._accounts = said.code == 0
         return slurm_states.parse_sacct(said.out) if self._accounts else []
 
@@ -162,20 +169,9 @@ class SlurmBackend:
     def _with_nodes(self, state: JobState, rows: Iterable[Row], folder: Path) -> JobState:
         """Name the nodes that failed: those of the job that are not in order, else those that srun told."""
         names = ",".join(row.nodes for row in rows if row.nodes)
-        said = (
-            self._login.run(("sinfo", "--noheader", "--Node", "--format=%N|%T", f"--nodes={names}")) if names else None
-        )
-        bad = slurm_states.bad_nodes(said.out) if said else ()
+        said = self._login.run((*slurm_states.SINFO, f"--nodes={names}")).out if names else ""
+        bad = slurm_states.bad_nodes(said)
         return state.model_copy(update={"failed_nodes": bad or slurm_states.nodes_in_log(folder)})
-
-
-def open_login(config: ClusterConfig) -> Login:
-    """Where Slurm's commands run: here, or on `slurm.login` through SSH."""
-    if not config.slurm.login:
-        return Here()
-    from tasks.compute.slurm_login import There
-
-    return There(config)
 
 
 def _squeue(*which: str) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(scontrol show node "$first" --oneliner | tr ' ' '\n' | sed -n 's/^NodeAddr=//p')
 export HEADWAY_LEADER=${address:-$first}
 
+@BEEOND@
 @SRUN@
 step=$!
 

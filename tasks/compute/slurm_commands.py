@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tasks.cluster_config import ClusterConfig
 from tasks.compute.job import Job
 from tasks.errors import Missing
 from tasks.redaction import without_secrets
@@ -29,6 +30,7 @@ SILENCE = (
     "connection refused",
     "temporarily unable to accept job",
     "slurm_persist_conn",
+    "could not establish a configuration source",
     "munge encode failed",
     "protocol authentication error",
 )
@@ -99,6 +101,15 @@ class Here:
 
     def fetch(self, folder: Path, *, over: bool) -> None:
         """Nothing is to be brought: the folder is shared."""
+
+
+def open_login(config: ClusterConfig) -> Login:
+    """Where Slurm's commands run: here, or on `slurm.login` through SSH. Raises Missing without the package for SSH."""
+    if not config.slurm.login:
+        return Here()
+    from tasks.compute.slurm_login import There
+
+    return There(config)
 
 
 def answered(command: str, said: Said) -> Said:

@@ -14,8 +14,10 @@ from importlib import resources
 from pathlib import Path
 
 from tasks.cluster_config import SlurmConfig
+from tasks.compute.beeond import beeond_lines
 from tasks.compute.job import Job
 from tasks.compute.nodes import node_command, node_environment
+from tasks.hardware.environment import nccl_environment, topology_file
 
 SCRIPT = "job.sbatch"
 NO_FOLDER, SECOND, STOPPED, WARNED = 121, 122, 123, 124
@@ -34,7 +36,9 @@ def script(job: Job, config: SlurmConfig, folder: Path) -> str:
         *setting(job, config, folder),
     ]
     body = resources.files("tasks.compute").joinpath("slurm_body.sh").read_text(encoding="utf-8")
-    return "\n".join([*lines, "", body.replace("@SRUN@", " \\\n    ".join(srun(job, config, folder)))])
+    beeond = "".join(f"{line}\n" for line in beeond_lines(job.scratch)) if job.scratch and job.scratch.beeond else ""
+    step = " \\\n    ".join(srun(job, config, folder))
+    return "\n".join([*lines, "", body.replace("@BEEOND@\n", beeond).replace("@SRUN@", step)])
 
 
 def options(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
@@ -99,14 +103,18 @@ def setting(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
     yield f"folder={shlex.quote(str(folder))}"
     yield f"submission={job.submission}"
     yield f"NO_FOLDER={NO_FOLDER} SECOND={SECOND} STOPPED={STOPPED} WARNED={WARNED} SETTLE={SETTLE_SECONDS}"
-    environment = {**node_environment(job), "HEADWAY_SUBMISSION": str(job.submission)}
+    nccl = nccl_environment(config.sku) if config.sku else {}
+    environment = {**nccl, **node_environment(job), "HEADWAY_SUBMISSION": str(job.submission)}
     yield from (f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items()))
 
 
 def _container(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
     """pyxis' options; enroot makes the container of a node once for all of its ranks."""
     if job.image:
-        mine = dict.fromkeys(f"{path}:{path}" for path in (str(folder), *sorted(job.inputs.values())))
+        topology = [topology_file(config.sku)] if config.sku and topology_file(config.sku) else []
+        scratch = [job.scratch.path] if job.scratch else []
+        paths = (str(folder), *sorted(job.inputs.values()), *scratch, *topology)
+        mine = dict.fromkeys(f"{path}:{path}" for path in paths)
         yield shlex.join([f"--container-image={job.image}", f"--container-mounts={','.join([*mine, *config.mounts])}"])
         yield "--no-container-mount-home"
 

@@ -7,7 +7,6 @@ Slurm's word decides while it knows the job: a job that it starts again has old 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,8 @@ from tasks.compute.slurm_render import NO_FOLDER, SECOND, STOPPED, WARNED
 from tasks.process import read_json
 
 SQUEUE = ("JobArrayID", "Name", "State", "Reason", "exit_code", "RestartCnt", "NodeList")
-SACCT = ("JobID", "JobName", "State", "Reason", "ExitCode", "Restarts", "NodeList")
+SACCT = ("JobID", "JobName", "State", "Reason", "ExitCode", "NodeList")
+SINFO = ("sinfo", "--noheader", "--Node", "--format=%N|%T")
 NO_NODES = ("(null)", "None assigned", "None")
 QUEUED = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 RUNNING = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING")
@@ -70,12 +70,20 @@ class Row:
 
 def parse_squeue(text: str) -> list[Row]:
     """The lines of `squeue --noheader` with the columns SQUEUE; the exit code is a wait status."""
-    return [_row(line, _wait_status) for line in text.splitlines() if line.count("|") >= len(SQUEUE) - 1]
+    lines = (line.split("|") for line in text.splitlines())
+    return [
+        _row(id, name, state, reason, _wait_status(code), restarts, nodes)
+        for id, name, state, reason, code, restarts, nodes, *_ in (line for line in lines if len(line) >= len(SQUEUE))
+    ]
 
 
 def parse_sacct(text: str) -> list[Row]:
     """The lines of `sacct --noheader --parsable2` with the columns SACCT; the exit code is CODE:SIGNAL."""
-    return [_row(line, _code_and_signal) for line in text.splitlines() if line.count("|") >= len(SACCT) - 1]
+    lines = (line.split("|") for line in text.splitlines())
+    return [
+        _row(id, name, state, reason, _code_and_signal(code), "0", nodes)
+        for id, name, state, reason, code, nodes in (line for line in lines if len(line) == len(SACCT))
+    ]
 
 
 def unanswered(id: str) -> Row:
@@ -192,11 +200,10 @@ def _of_the_script(row: Row) -> JobState | None:
     return JobState(state="ended", code=row.code, reason=words, failure=failure)
 
 
-def _row(line: str, code_of: Callable[[str], int]) -> Row:
-    id, name, state, reason, code, restarts, nodes, *_ = (field.strip() for field in line.split("|"))
-    state, _, by = state.partition(" by ")
-    counted = int(restarts) if restarts.isdigit() else 0
-    return Row(id, name, state, reason, code_of(code), counted, "" if nodes in NO_NODES else nodes, by)
+def _row(id: str, name: str, state: str, reason: str, code: int, restarts: str, nodes: str) -> Row:
+    state, _, by = state.strip().partition(" by ")
+    counted = int(restarts) if restarts.strip().isdigit() else 0
+    return Row(id.strip(), name, state, reason.strip(), code, counted, "" if nodes in NO_NODES else nodes, by)
 
 
 def _wait_status(text: str) -> int:

@@ -1,6 +1,6 @@
 """What starts the ranks of a job on one machine, as values: the command and its environment.
 
-torchrun, Open MPI, or, for a job of one rank, the program itself. The machine's part is node.py.
+torchrun, Open MPI (mpi.py), or, for a job of one rank, the program itself. The machine's part is node.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tasks.jobs.mpi import mpirun
 
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -60,6 +62,9 @@ def launcher(job: dict[str, Any], place: Place) -> list[str]:
     """The command that starts this machine's ranks."""
     if int(job["nodes"]) * int(job["ranks_per_node"]) == 1 and not job["elastic"]:
         return [sys.executable, *program(job)]
+    if job["launcher"] == "mpi":
+        start = mpirun(job, address=place.address, port=place.port, machine=os.environ)
+        return [*start, sys.executable, *program(job)]
     return [sys.executable, "-m", "torch.distributed.run", *_meeting(job, place), *program(job)]
 
 

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from tasks.process import die_with_parent, read_json
 
-SEES_SECONDS = 10.0
-"""Longest time that a shared folder may take to show what another machine wrote (NFS caches a folder for a few seconds)."""
 STOP_SECONDS = 35.0
 """For the parent of a machine's part to end it; it gives the ranks 30 s."""
 
@@ -33,9 +31,9 @@ class Agent:
 
         return str(ray.get_runtime_context().get_node_id())
 
-    def sees(self, folder: str, submission: int) -> bool:
-        """Whether this machine sees the job folder as it is now: it lies on a shared file system."""
-        until = time.monotonic() + SEES_SECONDS
+    def sees(self, folder: str, submission: int, seconds: float) -> bool:
+        """Whether this machine sees the job folder as it is now, at the latest after `seconds`: file systems have caches."""
+        until = time.monotonic() + seconds
         while (read_json(Path(folder) / "ray.json") or {}).get("submission") != submission:
             if time.monotonic() > until:
                 return False

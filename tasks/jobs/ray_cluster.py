@@ -25,8 +25,13 @@ GONE_SECONDS = 5.0
 """Without an answer of the head for so long, it is gone."""
 POLL_SECONDS = 1.0
 RANK = "headway-node-rank"
-"""Custom resource by which the head knows who is there: Ray's labels are not in all versions."""
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/"}
+"""Begins the name of a custom resource by which the head knows who is there."""
+OURS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+}
+"""As for the cluster of one machine (tasks/compute/ray_local.py): nobody is told, and it ends at once."""
 
 
 class Stopped(Exception):
@@ -77,7 +82,7 @@ class _Process:
 
     def __init__(self, argv: Sequence[str], **environment: str) -> None:
         self.argv = list(argv)
-        self.environment = {**os.environ, **QUIET, **environment}
+        self.environment = {**os.environ, **OURS, **environment}
 
     def __enter__(self) -> subprocess.Popen[bytes]:
         self.child = subprocess.Popen(
@@ -112,17 +117,11 @@ def _wait_for_all(raylet: subprocess.Popen[bytes], address: str, nodes: int, sec
 
 
 def _resources(address: str) -> set[str]:
-    """Names of all resources of the cluster; empty while it does not answer. In a process of its own, for Ray may not be joined twice."""
+    """Names of all resources of the cluster; empty while it does not answer. A process of its own asks, and leaves again."""
     asks = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, configure_logging=False); print(*ray.cluster_resources())"
+    argv = [sys.executable, "-c", asks, address]
     try:
-        said = subprocess.run(
-            [sys.executable, "-c", asks, address],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-            env=os.environ | QUIET,
-        )
+        said = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **OURS})
     except subprocess.TimeoutExpired:
         return set()
     return set(said.stdout.split())

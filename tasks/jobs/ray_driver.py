@@ -127,7 +127,8 @@ class Driver:
         """Every machine must see the job folder before anything starts."""
         import ray
 
-        seen = ray.get([agent.sees.remote(str(self.folder), self.spec["submission"]) for agent in self.agents])
+        asked = (str(self.folder), self.spec["submission"], self.spec["shared_seconds"])
+        seen = ray.get([agent.sees.remote(*asked) for agent in self.agents])
         blind = [place.name for place, sees in zip(self.places, seen, strict=True) if not sees]
         if blind:
             raise _no_folder(self.folder, ", ".join(blind))

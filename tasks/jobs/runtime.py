@@ -20,8 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from tasks.errors import HeadwayError
+from tasks.jobs.launching import interface_towards
 from tasks.process import die_with_parent, process_started, write_json
 from tasks.redaction import redact
+
+MPI_PLACE = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+"""Open MPI's names for a rank's place."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,8 @@ class Rank:
 
 
 def open_rank() -> Rank:
-    """Read the job folder named by `HEADWAY_JOB`, and the rank's place from torchrun's environment."""
+    """Read the job folder named by `HEADWAY_JOB`, and the rank's place from the environment of torchrun or mpirun."""
+    _take_place_of_mpi()
     folder = Path(os.environ["HEADWAY_JOB"])
     spec = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     output = folder / "out"
@@ -74,6 +84,17 @@ def _copies() -> dict[str, str]:
     """Inputs that the machine's agent copied to a disk of its own (scratch.py), by name."""
     copies: dict[str, str] = json.loads(os.environ.get("HEADWAY_INPUTS", "{}"))
     return copies
+
+
+def _take_place_of_mpi() -> None:
+    """Under mpirun, set what torchrun would have set; where ranks meet is in the environment already (mpi.py)."""
+    if "RANK" in os.environ or "OMPI_COMM_WORLD_RANK" not in os.environ:
+        return
+    for name, of_mpi in MPI_PLACE.items():
+        os.environ[name] = os.environ[of_mpi]
+    interface = interface_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def main(run: Callable[[Rank], dict[str, Any] | None]) -> int:

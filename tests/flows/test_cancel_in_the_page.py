@@ -1,4 +1,4 @@
-"""A flow run that is cancelled in Prefect's page ends its job on a real Slurm; a platform that goes down leaves it, and says so."""
+"""Cancelling a flow run in Prefect's page ends its job on a real Slurm; a platform that goes down leaves it, and says so."""
 
 import base64
 import json
@@ -16,6 +16,7 @@ CANCEL = Path(__file__).parents[1] / "cancel_run.mjs"
 WITHIN_SECONDS = 15.0
 ON_SLURM = ("cluster.backend=slurm", "cluster.nodes=2", "cluster.ranks_per_node=1")
 LONG = ("benchmark.seconds=600", "benchmark.matmul_size=64")
+SETTINGS = [word for setting in (*ON_SLURM, *LONG) for word in ("--set", setting)]
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,12 @@ class Platform(Home):
         return self.stand.command("squeue", "--noheader", "--format=%T").split()
 
 
-@pytest.fixture
-def platform(tmp_path):
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory):
     if not browser.chromium():
         pytest.skip("no browser here: Debian's package chromium")
     with slurm(2) as stand:
-        made = Platform(tmp_path / "home", stand)
+        made = Platform(tmp_path_factory.mktemp("cancel") / "home", stand)
         try:
             made.ok("up", "--detach")
             yield made
@@ -53,13 +54,10 @@ def platform(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_cancel_in_prefects_page_ends_the_slurm_job_within_seconds(platform):
-    settings = [word for setting in (*ON_SLURM, *LONG) for word in ("--set", setting)]
-    run = platform.ok("run", "qualify/tiny", *settings).said["flow_run"]["id"]
-    until(lambda: platform.queue() == ["RUNNING"], 120)
-    until(lambda: len(list(platform.path.glob("jobs/benchmark-*/ranks/*.json"))) == 2, 120)
-
-    (job,) = platform.ok("jobs").said["jobs"]
+    run = platform.ok("run", "qualify/tiny", *SETTINGS).said["flow_run"]["id"]
+    job = at_work(platform)
     assert (job["backend"], job["state"], job["supervised"], job["flow_run"]) == ("slurm", "running", True, run)
+    assert_is_what_was_rendered(platform, job)
 
     pressed = float(browser.run(CANCEL, platform.path, run)) / 1000
     until(lambda: platform.queue() == [], WITHIN_SECONDS + 30)
@@ -68,6 +66,37 @@ def test_cancel_in_prefects_page_ends_the_slurm_job_within_seconds(platform):
     until(lambda: platform.api(f"flow_runs/{run}")["state"]["type"] == "CANCELLED", 60)
     (job,) = platform.ok("jobs", "--all").said["jobs"]
     assert (job["state"], job["supervised"]) == ("cancelled", False)
+
+
+@pytest.mark.timeout(300)
+def test_a_platform_that_goes_down_tells_of_the_slurm_job_that_goes_on(platform):
+    platform.ok("run", "qualify/tiny", *SETTINGS)
+    job = at_work(platform)
+    assert platform.ok("down", "--yes").said["going_on"] == [f"{job['id']} on slurm: running"]
+    assert platform.queue() == ["RUNNING"]
+    (job,) = platform.ok("jobs", "--ask").said["jobs"]
+    assert (job["state"], job["supervised"]) == ("running", False)
+    assert platform.ok("job", "cancel", job["id"], "--reason", "nobody needs it").said["cancelled"]
+    until(lambda: platform.queue() == [], WITHIN_SECONDS)
+    (entry,) = [one for one in platform.ok("audit-log").said["entries"] if one["action"] == "cancel job"]
+    assert job["id"] in entry["what"] and entry["reason"] == "nobody needs it"
+
+
+def at_work(platform):
+    """The job, once its ranks compute on the nodes of the Slurm."""
+    until(lambda: platform.queue() == ["RUNNING"], 120)
+    until(lambda: len(list(platform.path.glob("jobs/benchmark-*/ranks/*.json"))) == 2, 120)
+    (job,) = platform.ok("jobs").said["jobs"]
+    return job
+
+
+def assert_is_what_was_rendered(platform, job):
+    """`headway job render` shows the very job, and the very files, that were submitted."""
+    told = platform.ok("job", "render", "-c", "tiny", "--stage", "benchmark", *SETTINGS).said
+    folder = Path(job["folder"])
+    assert told["pending"] == [] and told["folder"] == str(folder) and told["files"]
+    assert told["job"] == json.loads((folder / "job.json").read_text())
+    assert told["files"] == {name: (folder / name).read_text() for name in told["files"]}
 
 
 def until(look, seconds):

@@ -6,6 +6,8 @@ is kept in step is folder.py's; what is in it is docs/compute.md's.
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,10 +59,14 @@ class BlobFiles:
         files = self._own.fetch(manifest)
         store.publish(files, kind=kind, inputs=manifest.content.inputs, provenance=provenance)
 
-    def put_once(self, name: str, path: Path) -> None:
-        """Have a file lie under a name that tells its content."""
-        if not self._container.head(name):
-            upload(self._container, name, path)
+    def put_once(self, name: str, write: Callable[[Path], None]) -> None:
+        """Have a file lie under a name that tells its content; it is made only where it is not there."""
+        if self._container.head(name):
+            return
+        with tempfile.TemporaryDirectory() as scratch:
+            made = Path(scratch) / "made"
+            write(made)
+            upload(self._container, name, made)
 
     def token(self) -> TokenCredential:
         """What other services of Azure know us by: as the store does; with a connection string, who is logged in.

@@ -14,7 +14,7 @@ import pytest
 from ray_stand import RayStand, using
 
 from tasks import process
-from tasks.cluster_config import ClusterConfig
+from tasks.cluster_config import ClusterConfig, WatchConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import Watch, run
@@ -53,7 +53,7 @@ sys.exit(int(sys.argv[1]))
 ORCHESTRATOR = """
 import sys
 from pathlib import Path
-from tasks.cluster_config import ClusterConfig
+from tasks.cluster_config import ClusterConfig, WatchConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import Watch, run
@@ -247,7 +247,7 @@ def test_a_machine_that_does_not_see_the_job_folder_is_named_before_anything_sta
     stand.add("blind", blind=hidden, resources={"blind": 1})
     try:
         only_there = open_backend(config(stand, resources={"blind": 1}))
-        handle = only_there.submit(job(base, "a"), hidden / "job")
+        handle = only_there.submit(job(base, "a", watch=WatchConfig(silent_node_seconds=2)), hidden / "job")
         state = until(only_there, handle, hidden / "job", "ended")
     finally:
         stand.kill("blind")

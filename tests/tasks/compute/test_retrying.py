@@ -312,7 +312,9 @@ def test_one_scheduler_call_serves_all_supervisors(tmp_path, journal):
     """Jobs of one cluster share a poller, whichever thread supervises them."""
     backend, number = ScriptedBackend(lambda job, folder, look: done(job, folder, look // 10)), 40
     poller = poller_of(backend, None)
-    handles = [(backend.take(job(token=f"{i:012d}{TOKEN}"), tmp_path / str(i)), tmp_path / str(i)) for i in range(number)]
+    handles = [
+        (backend.take(job(token=f"{i:012d}{TOKEN}"), tmp_path / str(i)), tmp_path / str(i)) for i in range(number)
+    ]
     together = threading.Barrier(number)
 
     def watch(handle, folder):

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 from slurm_jobs import over, reachable, running, slurm_backend, small, until
@@ -129,7 +130,7 @@ def test_cancel_ends_every_process_and_cancelling_again_is_no_error(tmp_path, st
         assert time.monotonic() < deadline
     backend.cancel(handle, folder)
     until(backend, handle, folder, over)
-    while os.path.exists(f"/proc/{pid}"):
+    while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
     backend.cancel(handle, folder)

@@ -237,7 +237,6 @@ def test_machine_taken_away_is_named_and_left_out(stand, program, no_torch, tmp_
         victim.take_away()
 
     def hear(event):
-        print(event, flush=True)
         events.append(event)
         if event.kind == "excluded":
             (tmp_path / "go").touch()

@@ -90,7 +90,14 @@ def journal(base):
 
 def job(code, **fields):
     """A job whose only rank evaluates an expression; `rank` is in scope."""
-    plain = {"name": "stage", "token": "7" * 32, "program": "testjobs.program", "inputs": {}, "restarts": 1, "retry": QUICK}
+    plain = {
+        "name": "stage",
+        "token": "7" * 32,
+        "program": "testjobs.program",
+        "inputs": {},
+        "restarts": 1,
+        "retry": QUICK,
+    }
     return Job(settings={"code": code}, **{**plain, **fields})
 
 

@@ -2,9 +2,7 @@
 
 import os
 import subprocess
-import sys
 
-import pytest
 from ray_stand import free_port, using
 
 from tasks import process
@@ -14,35 +12,34 @@ from tasks.compute.nodes import write_nodes
 from tasks.compute.ray_azureml import ray_on_nodes
 
 PROGRAM = """
-import os, sys
+import sys
 from tasks.jobs.runtime import main
 
 def run(rank):
-    if rank.settings["fails"]:
-        raise ValueError("as it was told")
-    return {"node": os.environ["HEADWAY_NODE_NAME"]}
+    return {}
 
 if __name__ == "__main__":
     sys.exit(main(run))
 """
 
 
-def start_nodes(folder, *, fails=False, ranks=(0, 1), join_seconds=100.0):
+def start_nodes(folder, *, ranks=(0, 1), join_seconds=100.0, **ray):
     """What Azure ML does: the rendered command once a node, with the environment of its PyTorch distribution."""
     (folder.parent / "program.py").write_text(PROGRAM)
     job = Job(
-        name="t", token="f" * 32, program=str(folder.parent / "program.py"), module=False, settings={"fails": fails},
-        inputs={}, nodes=1, watch=WatchConfig(join_node_seconds=join_seconds),
+        name="t", token="f" * 32, program=str(folder.parent / "program.py"), module=False, settings={}, inputs={},
+        nodes=2, watch=WatchConfig(join_node_seconds=join_seconds),
     )  # fmt: skip
-    rendered = ray_on_nodes(job.model_copy(update={"nodes": 2}), folder, RayConfig())
+    rendered = ray_on_nodes(job, folder, RayConfig(**ray))
     write_nodes(job, folder)
     for name, text in rendered.files.items():
         process.write_text(folder / name, text)
     port = str(free_port())
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return [
         subprocess.Popen(
             rendered.command,
-            env={**os.environ, **rendered.environment, "NODE_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+            env={**os.environ, **rendered.environment, **place, "NODE_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -50,3 +47,40 @@ def start_nodes(folder, *, fails=False, ranks=(0, 1), join_seconds=100.0):
         )
         for rank in ranks
     ]
+
+
+def said(node, *, timeout=150):
+    text = node.communicate(timeout=timeout)[0]
+    return node.returncode, text
+
+
+def test_two_nodes_make_a_cluster_and_run_the_job(tmp_path):
+    first, second = start_nodes(tmp_path / "job")
+    code, text = said(first)
+    assert (code, said(second)[0]) == (0, 0), text
+    assert (tmp_path / "job" / "result.json").exists()
+    marks = [process.read_json(tmp_path / "job" / "nodes" / rank / "node.json") for rank in "01"]
+    assert len({mark["name"] for mark in marks}) == 2
+    assert using(tmp_path) == []
+
+
+def test_the_heads_exit_code_is_the_jobs_and_the_others_leave_well(tmp_path):
+    first, second = start_nodes(tmp_path / "job", resources={"absent": 1})
+    code, text = said(first)
+    assert (code, said(second)[0], "No machine has enough absent" in text) == (1, 0, True), text
+    assert process.read_json(tmp_path / "job" / "errors" / "driver.json")["class"] == "user"
+
+
+def test_a_node_that_does_not_come_is_named(tmp_path):
+    (first,) = start_nodes(tmp_path / "job", ranks=(0,), join_seconds=8.0)
+    code, text = said(first)
+    assert (code, "have not joined the Ray head" in text, text.rstrip().endswith("node rank 1")) == (1, True, True), (
+        text
+    )
+    assert not (tmp_path / "job" / "ray-state.json").exists()
+
+
+def test_a_head_that_does_not_come_is_named(tmp_path):
+    (second,) = start_nodes(tmp_path / "job", ranks=(1,), join_seconds=1.0)
+    code, text = said(second)
+    assert code == 1 and "did not answer within 1 s" in text

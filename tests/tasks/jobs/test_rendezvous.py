@@ -1,4 +1,4 @@
-"""Machines of an elastic job, as agents on this machine: one joins, the first is killed, the rest finishes; and who decides the end."""
+"""Machines of an elastic job, as agents on this machine: one joins, the first is killed, the rest finishes; and who says so."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 from elastic_material import consumed, elastic_job, expected, lines, training, world_sizes, write_tokens
@@ -221,7 +222,7 @@ def test_machines_of_an_elastic_job_meet_at_the_store(job, tmp_path):
     told = job.model_dump(mode="json")
     place = Place(node_rank=2, address="127.0.0.1", port=4711, attempt=1, opening=3)
     words = launcher(told, place)
-    options = dict(zip(words, words[1:], strict=False))
+    options = dict(pairwise(words))
     assert options["--nnodes"] == "1:3" and options["--nproc-per-node"] == "1"
     assert options["--rdzv-endpoint"] == "127.0.0.1:4711" and options["--rdzv-backend"] == "c10d"
     assert options["--rdzv-id"] == "e1a5e1a5e1a5-1-3" and options["--local-addr"] == "127.0.0.1"

@@ -1,0 +1,195 @@
+"""What counts as a hang, and what does not: by a clock that the test moves, and with a real rank that is stopped."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from tasks import process
+from tasks.cluster_config import ClusterConfig, RetryConfig, WatchConfig
+from tasks.compute import open_backend
+from tasks.compute.hang import HangWatch
+from tasks.compute.job import Job, JobState
+from tasks.compute.supervisor import run
+from tasks.compute.watching import Watch
+from tasks.process import write_json
+from tasks.registry.journal import StoreJournal
+from tasks.storage import open_store
+
+RUNNING, QUEUED = JobState(state="running"), JobState(state="queued")
+WATCH = WatchConfig(hang_seconds=10, hang_factor=5, start_minutes=2)
+
+
+class Clocked:
+    """A job's folder, and a watch over it whose time is the test's."""
+
+    def __init__(self, folder, **fields):
+        self.folder, self.now, self.step = folder, 1000.0, 0
+        plain = {"name": "train", "token": "3" * 32, "program": "p", "settings": {}, "inputs": {}, "watch": WATCH}
+        job = Job(**{**plain, "progress": "LATEST", **fields})
+        self.watch = HangWatch(job, folder, poll_seconds=5.0, clock=lambda: self.now)
+        self.attempt(1)
+
+    def attempt(self, number, **node):
+        write_json(self.folder / "attempt.json", {"attempt": number})
+        self.node(code=None)
+
+    def node(self, code):
+        write_json(self.folder / "nodes" / "0" / "node.json", {"code": code})
+
+    def beat(self):
+        (self.folder / "nodes" / "0" / "beat").write_text(json.dumps({"time": self.now}))
+
+    def steps(self, number, *, each=1.0):
+        said = ""
+        for _ in range(number):
+            self.now += each
+            self.step += 1
+            self.beat()
+            said = said or self.watch.look(RUNNING, [{"step": self.step, "time": self.now}])
+        return said
+
+    def passes(self, seconds, state=RUNNING, *, beats=True):
+        """Time goes by, in looks of one second."""
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            if beats:
+                self.beat()
+            said = self.watch.look(state, [])
+            if said:
+                return said
+        return ""
+
+
+@pytest.fixture
+def job(tmp_path):
+    return lambda **fields: Clocked(tmp_path, **fields)
+
+
+def test_no_step_for_the_least_time_is_a_hang_and_the_newest_step_is_named(job):
+    clocked = job()
+    assert clocked.steps(20) == ""
+    assert clocked.passes(10) == ""
+    assert clocked.passes(2) == "no step after step 20 for 11 s, where a step takes 1 s"
+
+
+def test_slow_steps_have_more_time(job):
+    clocked = job()
+    assert clocked.steps(6, each=20.0) == ""
+    assert clocked.passes(100) == ""
+    assert "where a step takes 20 s" in clocked.passes(2)
+
+
+def test_a_few_first_steps_prove_nothing(job):
+    clocked = job()
+    clocked.steps(4)
+    assert clocked.passes(119) == ""
+    assert clocked.passes(3) == "nothing moved for 121 s since its last step"
+
+
+def test_before_the_first_step_the_time_to_start_counts_from_running(job):
+    clocked = job()
+    assert clocked.passes(600, QUEUED) == ""
+    assert clocked.passes(120) == ""
+    assert "since the start of its attempt" in clocked.passes(2)
+
+
+def test_a_job_without_steps_is_left_to_its_time_limit(job):
+    assert job(progress="").passes(600) == ""
+
+
+def test_a_new_attempt_in_place_has_its_time_to_start(job):
+    clocked = job()
+    clocked.steps(20)
+    clocked.node(code=1)
+    assert clocked.passes(60) == ""
+    clocked.attempt(2)
+    assert clocked.passes(119) == ""
+    clocked.steps(5)
+    assert clocked.passes(20).startswith("no step after step 25")
+
+
+def test_saving_after_the_last_step_is_no_hang_for_the_time_to_start(job):
+    clocked = job()
+    clocked.steps(20)
+    write_json(clocked.folder / "progress.json", {"done": 20, "total": 20})
+    assert clocked.passes(100) == ""
+    write_json(clocked.folder / "progress.json", {"done": 20, "total": 20, "text": "half is written"})
+    assert clocked.passes(119) == ""
+    assert "nothing moved" in clocked.passes(3)
+
+
+def test_a_checkpoint_that_is_written_between_steps_is_a_sign_of_life(job):
+    clocked = job()
+    clocked.steps(20)
+    clocked.passes(8)
+    (clocked.folder / "LATEST").write_text("step 20")
+    assert clocked.passes(9) == ""
+    assert clocked.passes(3)
+
+
+def test_files_that_come_late_are_no_hang_and_a_silent_machine_is_one_later(job):
+    clocked = job()
+    clocked.steps(20)
+    assert clocked.passes(79, beats=False) == ""
+    assert clocked.passes(3, beats=False).endswith("and its machine is silent")
+
+
+def test_an_elastic_job_may_meet_anew(job):
+    clocked = job(elastic={"min_nodes": 1, "max_nodes": 2})
+    clocked.steps(20)
+    assert clocked.passes(129) == ""
+    assert clocked.passes(3)
+
+
+PROGRAM = """
+import sys, time
+from tasks.jobs.runtime import main
+
+def run(rank):
+    begin = int((rank.folder / "saved").read_text()) if (rank.folder / "saved").exists() else 0
+    for step in range(begin, 60):
+        rank.metrics(step=step)
+        (rank.folder / "saved").write_text(str(step))
+        time.sleep(0.05)
+    return {"began": begin}
+
+if __name__ == "__main__":
+    sys.exit(main(run))
+"""
+
+
+def test_a_stopped_rank_is_found_ended_and_the_job_goes_on_in_a_new_submission(tmp_path, monkeypatch):
+    (tmp_path / "testjobs").mkdir()
+    (tmp_path / "testjobs" / "__init__.py").touch()
+    (tmp_path / "testjobs" / "stopped.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    folder, events, stopped = tmp_path / "job", [], []
+
+    def stop():
+        records = []
+        while len(records) < 10:
+            time.sleep(0.05)
+            path = folder / "metrics.jsonl"
+            records = path.read_text().splitlines() if path.exists() else []
+        stopped.append(json.loads((folder / "ranks" / "0.json").read_text())["pid"])
+        os.kill(stopped[0], signal.SIGSTOP)
+
+    threading.Thread(target=stop, daemon=True).start()
+    quick = {"watch": WatchConfig(hang_seconds=1.0), "retry": RetryConfig(back_off_seconds=0.1)}
+    job = Job(name="train", token="3" * 32, program="testjobs.stopped", settings={}, inputs={}, progress="saved", **quick)
+    journal = StoreJournal(open_store(tmp_path))
+    cluster = ClusterConfig()
+    watch = Watch(event=events.append)
+    result = run(job, backend=open_backend(cluster), folder=folder, journal=journal, watch=watch, cluster=cluster)
+    assert result.submissions == 2
+    assert result.result["began"] >= 9
+    assert not process.process_started(stopped[0])
+    said = {event.kind: event.text for event in events}
+    assert "hangs: no step after step" in said["hung"]
+    assert "It is submitted again" in said["retrying"]
+    end = journal.get(f"jobs/{job.token}/0001/end")
+    assert (end["failure"], end["message"].startswith("no step after step")) == ("infrastructure", True)
