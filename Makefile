@@ -47,6 +47,7 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.lineage 1000
 	$(BIN)/python -m benchmarks.drift
 	$(BIN)/python -m benchmarks.events
+	$(BIN)/python -m benchmarks.polling
 
 soak: .venv/.dev
 	N=$(N) SEED=$(SEED) $(BIN)/python -m pytest -m soak -s $(ARGS)

@@ -89,6 +89,7 @@ def _dry(stage: str, dataset: str, config: RetrainConfig) -> _Found:
         try:
             resolve(dataset)
         except Unknown:
+            benchmark.benchmark(config.cluster, config.benchmark)  # needs no data
             return _Found(run.store, dataset, run.outcomes)
         chain(dataset, config)
     return _Found(run.store, run.results["dataset"], run.outcomes)

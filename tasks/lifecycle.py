@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from tasks.compute import use_files
+from tasks.compute.reconcile import reconcile
 from tasks.errors import Cancelled, GateFailed
 from tasks.lineage import words
 from tasks.lineage.spool import Spool
@@ -26,7 +28,7 @@ from tasks.registry.changes import flat
 from tasks.registry.journal import StoreJournal
 from tasks.runlog import RunLog
 from tasks.settings import Settings, config_digest, experiment, home, stopped_mark, tracking_uri
-from tasks.storage import open_store
+from tasks.storage import open_files, open_store
 from tasks.storage.store import Store
 from tasks.surroundings import surroundings
 
@@ -200,6 +202,7 @@ def _check(flow: str, config: Settings, stages: Sequence[str], first: str | None
 @contextmanager
 def _opened(run: Lifecycle, observers: Sequence[Observer]) -> Iterator[None]:
     """Tell MLflow and all observers of the run, and hold its place against a second run of the same flow and subject."""
+    use_files(partial(open_files, run.home))
     settings = flat("", run.config.model_dump(mode="json"))
     params = {"config_digest": run.config_digest, **{key.removeprefix("."): value for key, value in settings.items()}}
     run.run = run.need_spool().start_run(words.run_name(run.flow, run.began), tags=_tags(run), params=params)
@@ -213,6 +216,8 @@ def _opened(run: Lifecycle, observers: Sequence[Observer]) -> Iterator[None]:
             raise Cancelled("the flow run was cancelled while it waited for another run's end")
 
     with locked(run.home / "locks" / f"run-{run.flow}-{run.subject}", waiting=waiting):
+        for found in reconcile(run.home, run.journal):
+            run.observer.happened(run.flow, found.verdict, found.text)
         run.began = time.time()
         yield
 

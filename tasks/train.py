@@ -1,6 +1,6 @@
 """Tokens -> Checkpoint: the training run, as one job.
 
-The loop is the program tasks/jobs/train.py; what keeps it alive is tasks/compute (next: tasks/compute/local.py). It resumes from
+The loop is the program tasks/jobs/train.py; what keeps it alive is tasks/compute (next: tasks/compute/slurm.py). It resumes from
 its newest verified checkpoint, whatever was killed.
 """
 

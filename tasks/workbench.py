@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +34,6 @@ from tasks.registry.access import note_access
 from tasks.registry.audit import actor
 from tasks.registry.publishing import publish as publish_artifact
 from tasks.settings import Settings
-from tasks.storage import open_files
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import find
 from tasks.surroundings import surroundings
@@ -182,7 +180,7 @@ def run_job(program: Program, *, on: Cluster) -> JobResult:
     folder = work.lifecycle.home / "jobs" / job.id
     work.job = run(
         job,
-        backend=open_backend(on.config, partial(open_files, work.lifecycle.home)),
+        backend=open_backend(on.config),
         folder=folder,
         journal=work.lifecycle.journal,
         watch=_watch(work, on),

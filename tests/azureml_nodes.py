@@ -83,7 +83,11 @@ class Nodes:
     def _environment(self, rank: int, here: Path) -> dict[str, str]:
         """Of the container and of the distribution; nothing of whoever runs the tests."""
         machine = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(here)}
-        run = {"AZUREML_RUN_ID": self.name, "AZ_BATCH_NODE_ID": f"node-{self.name[-6:]}-{rank}", "TMPDIR": f"{here}/tmp"}
+        run = {
+            "AZUREML_RUN_ID": self.name,
+            "AZ_BATCH_NODE_ID": f"node-{self.name[-6:]}-{rank}",
+            "TMPDIR": f"{here}/tmp",
+        }
         kind = (self.job.get("distribution") or {}).get("distributionType")
         launch = {"NODE_RANK": str(rank), "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(self.count)}
         torch = {**launch, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "6105"}

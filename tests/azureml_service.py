@@ -1,8 +1,8 @@
 """A workspace of Azure ML behind the SDK's own HTTP edge: it keeps state, can fail, and really runs its jobs as local processes.
 
-Every request must have a token and the API version, and a body must be one by the SDK's own models (azureml_bodies.py). Cancelling is
-answered with 202 and a page to ask at. A job runs its command once a node, with the distribution's variables, in folders that
-nodes do not share (azureml_nodes.py); the Blob store that they share is a real Azurite.
+Every request must have a token and the API version, and a body must be one by the SDK's own models (azureml_bodies.py).
+Cancelling is answered with 202 and a page to ask at. A job runs its command once a node, with the distribution's variables,
+in folders that nodes do not share (azureml_nodes.py); the Blob store that they share is a real Azurite.
 """
 
 import json
@@ -170,7 +170,11 @@ class AzureMlService(ThreadingHTTPServer):
 
 def cluster(**changed: Any) -> dict[str, Any]:
     """A compute cluster as the service tells it."""
-    said = {"vmSize": "STANDARD_D2_V2", "vmPriority": "Dedicated", "scaleSettings": {"maxNodeCount": 2, "minNodeCount": 0}}
+    said = {
+        "vmSize": "STANDARD_D2_V2",
+        "vmPriority": "Dedicated",
+        "scaleSettings": {"maxNodeCount": 2, "minNodeCount": 0},
+    }
     return {"computeType": "AmlCompute", "provisioningState": "Succeeded", "properties": {**said, **changed}}
 
 

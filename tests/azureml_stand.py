@@ -1,4 +1,4 @@
-"""A home whose job folders lie in a real Azurite, and a workspace of Azure ML beside it (azureml_service.py), for a module of tests.
+"""A home whose job folders lie in a real Azurite, and a workspace of Azure ML beside it (azureml_service.py).
 
 Who logs in is a script that stands in for the Azure CLI; `log_out` makes it say what the real one says then.
 """
@@ -117,4 +117,3 @@ def environment(changed: dict[str, str]) -> Iterator[None]:
     finally:
         for name, value in kept.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
-

@@ -6,7 +6,6 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,13 +50,12 @@ def render(
     from tasks.compute import open_backend
     from tasks.redaction import require_no_secrets
     from tasks.settings import home
-    from tasks.storage import open_files
 
     settings = load(config or "local", [*(set_ or []), *([f"cluster.backend={backend}"] if backend else [])])
     require_no_secrets(settings.model_dump(mode="json"))
     planned = planned_job(stage, dataset or settings.dataset, settings)
     folder = home() / "jobs" / planned.job.id
-    rendered = open_backend(settings.cluster, partial(open_files, home())).render(planned.job, folder)
+    rendered = open_backend(settings.cluster).render(planned.job, folder)
     fields = {
         "backend": rendered.backend,
         "id": planned.job.id,

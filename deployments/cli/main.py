@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from itertools import takewhile
 
 import typer
 
@@ -54,10 +55,15 @@ app = typer.Typer(
 
 @app.callback()
 def _look_at_home() -> None:
+    from functools import partial
+
     from deployments.platform.checks import not_newer
+    from tasks.compute import use_files
     from tasks.settings import home
+    from tasks.storage import open_files
 
     not_newer(home())
+    use_files(partial(open_files, home()))
 
 
 app.command("validate")(validate.validate)
@@ -102,7 +108,7 @@ app.command("audit-log")(audit.audit_log)
 
 def run() -> None:
     """The console script."""
-    as_json = "--json" in sys.argv[1:]
+    as_json = "--json" in takewhile(lambda word: word != "--", sys.argv[1:])
     signal.signal(signal.SIGTERM, _as_interrupt)
     clean_logs()
     try:

@@ -51,12 +51,12 @@ def down(home: Path) -> list[str]:
 
 
 def going_on(home: Path) -> list[str]:
-    """Jobs elsewhere that are not over, each as `ID on BACKEND: STATE`. Nobody is asked: what was seen last is told."""
+    """Jobs elsewhere that are not over, each as `ID on BACKEND`. No scheduler is asked."""
     try:
         open_ones = [job for job in list_jobs(home, StoreJournal(open_store(home))) if not job.over]
     except HeadwayError as error:  # the platform stops, also while its store is away
         return [f"jobs are not known: {error.message}"]
-    return [f"{job.id} on {job.backend}: {job.state}" for job in open_ones if job.backend not in ("", "local")]
+    return [f"{job.id} on {job.backend}" for job in open_ones if job.backend not in ("", "local")]
 
 
 def _stop(home: Path, part: str) -> str:

@@ -21,19 +21,27 @@ BACKENDS = {
 
 WITHOUT_A_SHARED_FOLDER = ("azureml",)
 """Backends whose job folders lie in a store: their class takes `files` too."""
+OpenFiles = Callable[[str], Any]
+"""Opens the container of a store by its name, as what tasks/compute/azureml_folder.py calls Files. Raises ValueError, Missing."""
 
 
 def _no_files(store: str) -> Any:
     raise ValueError("this backend keeps job folders in a store on Azure Blob, and none was handed in")
 
 
-def open_backend(config: ClusterConfig, files: Callable[[str], Any] = _no_files) -> Backend:
-    """The backend that a cluster's configuration names. Raises Missing when its packages are not installed, ValueError.
+_files: OpenFiles = _no_files
 
-    `files` opens the container of a store by its name: tasks/storage's `open_files`, for what tasks/compute/azureml_folder.py
-    calls Files.
-    """
+
+def use_files(files: OpenFiles) -> None:
+    """Hand in the stores of this process's home, once, where it is composed: compute itself knows no store."""
+    global _files
+    _files = files
+
+
+def open_backend(config: ClusterConfig, files: OpenFiles | None = None) -> Backend:
+    """The backend that a cluster's configuration names. Raises Missing when its packages are not installed, ValueError."""
     module, name = BACKENDS[config.backend]
     kind = getattr(import_module(module), name)
-    backend: Backend = kind(config, files) if config.backend in WITHOUT_A_SHARED_FOLDER else kind(config)
+    with_files = config.backend in WITHOUT_A_SHARED_FOLDER
+    backend: Backend = kind(config, files or _files) if with_files else kind(config)
     return backend

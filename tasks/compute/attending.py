@@ -64,7 +64,7 @@ class Attendance:
         hung, ended = "", False
         while True:
             state = self.watched.state
-            records = self._forward()
+            records = self._forward() if state.state != "queued" else []  # a thousand that wait cost no look at files
             self._tell(state)
             self._look_at_silence()
             if state.over and not self._lost_once():

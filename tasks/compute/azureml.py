@@ -48,7 +48,7 @@ class AzureMlBackend:
 
     def submit(self, job: Job, folder: Path) -> dict[str, Any]:
         made = rendering(self._cluster, self._files, job, folder)
-        self._require_cluster(job)
+        self.require_cluster(job.nodes, preemptible=job.preemptible)
         there = self._workspace.job(made.name)
         if there is None:
             self._prepare(made, job, folder)
@@ -111,42 +111,49 @@ class AzureMlBackend:
             write_text(folder / name, text)
         self._folders.push(job.model_copy(update={"python": job.python or "python3"}), folder)
 
-    def _require_cluster(self, job: Job) -> None:
-        """A cluster that this job can run on: what it lacks is said before anything is sent."""
+    @property
+    def store(self) -> str:
+        """Where the job folders lie."""
+        return self._files.uri
+
+    def require_cluster(self, nodes: int, *, preemptible: bool) -> str:
+        """The VM size of the cluster that jobs run on. What it lacks for such a job is said before anything is sent.
+
+        Raises ValueError when there is none, or not of that tier, or not so large; Missing when it gets no nodes.
+        """
         name = self._config.compute
         if name == SERVERLESS:
-            return
+            return self._config.size
         there = self._workspace.cluster(name)
         if there is None:
             raise ValueError(
                 f"azureml.compute {name} is not in the workspace {self._config.workspace}: create it (set azureml.size, and "
                 "`headway job render` has a file for `az ml compute create --file`), or name another"
             )
-        require_fit(name, there["properties"], job)
+        return require_fit(name, there["properties"], nodes, preemptible=preemptible)
 
 
-def require_fit(name: str, compute: dict[str, Any], job: Job) -> None:
-    """Raise ValueError or Missing when a job does not fit a cluster: too many nodes, another tier, no quota."""
+def require_fit(name: str, compute: dict[str, Any], nodes: int, *, preemptible: bool) -> str:
+    """The VM size of a cluster that a job fits. Raises ValueError or Missing: too many nodes, another tier, no quota."""
     cluster = compute.get("properties") or {}
-    most = int((cluster.get("scaleSettings") or {}).get("maxNodeCount", job.nodes))
-    if job.nodes > most:
-        raise ValueError(
-            f"the job needs {job.nodes} nodes, and the cluster {name} has at most {most}: lower cluster.nodes"
-        )
+    most = int((cluster.get("scaleSettings") or {}).get("maxNodeCount", nodes))
+    if nodes > most:
+        raise ValueError(f"the job needs {nodes} nodes, and the cluster {name} has at most {most}: lower cluster.nodes")
     low = str(cluster.get("vmPriority") or "Dedicated") == "LowPriority"
-    if low != job.preemptible:
+    if low != preemptible:
         raise ValueError(
             f"the cluster {name} is of the tier {'low priority' if low else 'dedicated'}, and cluster.preemptible is "
-            f"{str(job.preemptible).lower()}: change it, or name another cluster"
+            f"{str(preemptible).lower()}: change it, or name another cluster"
         )
+    size = str(cluster.get("vmSize", "unknown size"))
     errors = [*(compute.get("provisioningErrors") or []), *(cluster.get("errors") or [])]
     if errors:
-        said = (errors[0].get("error") or errors[0]) if isinstance(errors[0], dict) else {}
+        said = errors[0].get("error") or errors[0]
         raise Missing(
-            f"the cluster {name} ({cluster.get('vmSize', 'unknown size')}) cannot get nodes: {said.get('code', '')} "
-            f"{said.get('message', '')}".strip(),
+            f"the cluster {name} ({size}) cannot get nodes: {said.get('code', '')} {said.get('message', '')}".strip(),
             remedy="Ask for quota of that size in the studio, or name a cluster of another size or tier.",
         )
+    return size
 
 
 def _handle(name: str, prefix: str, there: dict[str, Any]) -> dict[str, Any]:

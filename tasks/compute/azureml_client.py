@@ -25,7 +25,7 @@ API_VERSION = "2025-01-01-preview"
 SCOPE = "https://management.azure.com/.default"
 JOB_SCOPE = "https://ml.azure.com/.default"
 """Of the token with which Azure ML acts as whoever submits."""
-PATIENCE = {"retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 15, "timeout": 60}
+PATIENCE = {"retry_total": 3, "retry_backoff_factor": 0.4, "retry_backoff_max": 15, "timeout": 60}
 CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
 LISTED = 500
 """Most jobs of a listing that are looked at; what is older is asked for by its name."""

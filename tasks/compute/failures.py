@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tasks.compute.job import Failure, Job, JobState
 from tasks.compute.logs import failing_rank, launcher_logs, rank_logs, tail, tail_of_failure
 from tasks.compute.marks import read_mark
+from tasks.compute.submission import CANCELLED
 from tasks.errors import IntegrityError, JobFailed, Missing
 from tasks.redaction import redact
 
@@ -150,7 +151,7 @@ def _fresh(report: dict[str, Any], state: JobState) -> bool:
 
 
 def _cancelled(job: Job, folder: Path) -> bool:
-    return bool(read_mark(folder / "cancelled.json").get("submission") == job.submission)
+    return bool(read_mark(folder / CANCELLED).get("submission") == job.submission)
 
 
 def _from_traces(state: JobState, folder: Path, reports: list[dict[str, Any]], nodes: tuple[str, ...]) -> Failed:

@@ -8,7 +8,7 @@ supervises any more is reconcile.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,13 @@ from tasks.compute.job import Backend, Job, JobState, Journal
 from tasks.compute.marks import read_mark
 from tasks.compute.metrics import newest_step
 from tasks.compute.nodes import ended_state
-from tasks.compute.submission import Generation, newest, settle
+from tasks.compute.submission import CANCELLED, Generation, newest, settle
 from tasks.compute.supervision import is_supervised
 from tasks.errors import Missing, Unknown
 from tasks.settings import digest
+
+Opener = Callable[[ClusterConfig], Backend]
+"""`open_backend`, with the files of a store handed in where job folders lie in one."""
 
 
 class JobEntry(BaseModel):
@@ -72,15 +75,15 @@ class JobEntry(BaseModel):
         return self.state in ("done", "failed", "cancelled")
 
 
-def list_jobs(home: Path, journal: Journal, *, ask: bool = False) -> list[JobEntry]:
-    """All jobs of a home, newest first; with `ask`, the schedulers say the states: one call for each backend."""
+def list_jobs(home: Path, journal: Journal, *, ask: bool = False, opener: Opener = open_backend) -> list[JobEntry]:
+    """All jobs of a home, newest first; with `ask`, the schedulers say the states: one call for each cluster."""
     folders = [path.parent for path in (home / "jobs").glob("*/job.json")]
-    said = _asked(folders, journal) if ask else {}
+    said = _asked(folders, journal, opener) if ask else {}
     entries = [_entry(folder, journal, said.get(folder)) for folder in folders]
     return sorted(entries, key=lambda entry: entry.submitted, reverse=True)
 
 
-def find_job(home: Path, name: str, journal: Journal, *, ask: bool = False) -> JobEntry:
+def find_job(home: Path, name: str, journal: Journal, *, ask: bool = False, opener: Opener = open_backend) -> JobEntry:
     """The one job that a person means: by id or the beginning of it, its token or the beginning of it, or its submission's id.
 
     Raises Unknown when there is none, ValueError when there are several.
@@ -91,10 +94,10 @@ def find_job(home: Path, name: str, journal: Journal, *, ask: bool = False) -> J
         raise Unknown(f"no job {name!r} in {home / 'jobs'}", remedy="`headway jobs` lists them.")
     if len(found) > 1:
         raise ValueError(f"{name!r} may mean {', '.join(sorted(f.name for f in found))}: write more of it")
-    return _entry(found[0], journal, _asked(found, journal).get(found[0]) if ask else None)
+    return _entry(found[0], journal, _asked(found, journal, opener).get(found[0]) if ask else None)
 
 
-def cancel_job(home: Path, name: str, journal: Journal) -> JobEntry:
+def cancel_job(home: Path, name: str, journal: Journal, *, opener: Opener = open_backend) -> JobEntry:
     """End a job on its backend, and settle it as cancelled; returns the entry from before.
 
     A supervisor that lives sees the end and reports that somebody cancelled the job. Raises Unknown, ValueError when the job
@@ -104,11 +107,15 @@ def cancel_job(home: Path, name: str, journal: Journal) -> JobEntry:
     if entry.over:
         raise ValueError(f"job {entry.id} is over: it is {entry.state}")
     folder = Path(entry.folder)
-    backend = backend_of(folder)
+    backend = backend_of(folder, opener)
     handle = handle_of(folder, journal, backend)
-    if handle:
-        process.write_json(folder / "cancelled.json", {"submission": entry.submission, "time": time.time()})
-        backend.cancel(handle, folder)
+    process.write_json(folder / CANCELLED, {"submission": entry.submission, "time": time.time()})
+    if handle and entry.state != "retrying":
+        try:
+            backend.cancel(handle, folder)
+        except Missing:
+            (folder / CANCELLED).unlink()
+            raise
     if not entry.supervised:
         settle(entry.token, journal, "cancelled", folder=folder, message="cancelled by hand")
     return entry
@@ -120,7 +127,7 @@ def cluster_of(folder: Path) -> ClusterConfig | None:
     return ClusterConfig.model_validate(said) if said else None
 
 
-def backend_of(folder: Path) -> Backend:
+def backend_of(folder: Path, opener: Opener) -> Backend:
     """The backend that a job was submitted to. Raises Missing when nobody wrote it down."""
     cluster = cluster_of(folder)
     if cluster is None:
@@ -128,7 +135,7 @@ def backend_of(folder: Path) -> Backend:
             f"{folder} does not say which cluster its job was submitted to (cluster.json is not there)",
             remedy="Ask the scheduler itself, by the name in `headway job show`.",
         )
-    return open_backend(cluster)
+    return opener(cluster)
 
 
 def handle_of(folder: Path, journal: Journal, backend: Backend) -> dict[str, Any] | None:
@@ -202,7 +209,7 @@ def _seen(folder: Path, seen: dict[str, Any]) -> JobState:
     return JobState(state=seen.get("state") or "unknown", reason=str(seen.get("reason", "")))
 
 
-def _asked(folders: Sequence[Path], journal: Journal) -> dict[Path, JobState]:
+def _asked(folders: Sequence[Path], journal: Journal, opener: Opener) -> dict[Path, JobState]:
     """What the schedulers say of the open jobs among some, by one call for each cluster."""
     groups: dict[str, list[Path]] = {}
     for folder in folders:
@@ -210,10 +217,10 @@ def _asked(folders: Sequence[Path], journal: Journal) -> dict[Path, JobState]:
         generation = newest(job_of(folder).token, journal)
         if cluster and generation and generation.handle and not generation.end:
             groups.setdefault(digest(cluster.model_dump(mode="json")), []).append(folder)
-    return {folder: state for group in groups.values() for folder, state in _states(group, journal)}
+    return {folder: state for group in groups.values() for folder, state in _states(group, journal, opener)}
 
 
-def _states(folders: list[Path], journal: Journal) -> Iterator[tuple[Path, JobState]]:
-    backend = backend_of(folders[0])
+def _states(folders: list[Path], journal: Journal, opener: Opener) -> Iterator[tuple[Path, JobState]]:
+    backend = backend_of(folders[0], opener)
     handles = [(handle_of(folder, journal, backend) or {}, folder) for folder in folders]
     yield from zip(folders, backend.states(handles), strict=True)

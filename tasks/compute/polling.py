@@ -82,6 +82,11 @@ class Poller:
                 if not self._jobs:
                     self._wake.set()
 
+    @property
+    def idle(self) -> bool:
+        """Whether it has no job to look at."""
+        return not self._jobs
+
     def wait(self, job: Watched, timeout: float) -> None:
         """Return when the job's state changes, or after the timeout in seconds. Raises what broke the poller."""
         job.news.wait(timeout)
@@ -124,8 +129,11 @@ def poller_of(backend: Backend, cluster: ClusterConfig | None) -> Poller:
     if cluster is None:
         return Poller(backend)
     section = getattr(cluster, cluster.backend, None)
+    key = f"{cluster.backend}-{_digest(section)}"
     with _pollers_lock:
-        return _pollers.setdefault(f"{cluster.backend}-{_digest(section)}", Poller(backend))
+        if key not in _pollers or _pollers[key].idle:
+            _pollers[key] = Poller(backend)  # what it stands on, a login or a connection, is as fresh as the backend
+        return _pollers[key]
 
 
 def _digest(section: Any) -> str:

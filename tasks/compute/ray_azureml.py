@@ -13,20 +13,24 @@ from tasks.compute.job import Job, Rendered
 from tasks.compute.nodes import node_environment, python
 from tasks.compute.ray_spec import driver_spec
 
+PIN = "headway-node-rank"
+"""As in tasks/jobs/ray_cluster.py: begins the name of the resource that only one node rank has."""
+
 
 def ray_on_nodes(job: Job, folder: Path, config: RayConfig) -> Rendered:
     """What every node of the job executes, the environment it needs and the file that lies in the job folder for it.
 
     `folder` is the job folder as the nodes see it. Beside this they need NODE_RANK, MASTER_ADDR and MASTER_PORT, as Azure
-    ML's PyTorch distribution with one process a node sets them. Raises ValueError for what Ray cannot do.
+    ML's PyTorch distribution with one process a node sets them. A node rank of the job runs on that node rank of Azure ML,
+    whose mirror sends its marks. Raises ValueError for what Ray cannot do.
     """
     inside = job.model_copy(update={"image": "", "python": python(job), "exclusive": False})
     environment = node_environment(job)
-    told = {"environment": environment, "join_seconds": job.watch.join_node_seconds}
+    told = {"environment": environment, "pin": PIN, "join_seconds": job.watch.join_node_seconds}
     spec = {**driver_spec(inside, folder, config), **told}
     return Rendered(
         backend="azureml",
         command=(python(job), "-m", "tasks.jobs.ray_cluster", str(folder)),
-        environment={**environment, "HEADWAY_NODES": str(job.nodes)},
+        environment=environment,
         files={"ray.json": json.dumps(spec, indent=1)},
     )

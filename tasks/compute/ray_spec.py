@@ -11,6 +11,7 @@ from typing import Any
 from tasks.cluster_config import RayConfig
 from tasks.compute.job import Job
 from tasks.compute.nodes import node_command, node_environment
+from tasks.elasticity import refusal
 
 GIB = 2**30
 
@@ -26,6 +27,7 @@ def driver_spec(job: Job, folder: Path, config: RayConfig) -> dict[str, Any]:
         "strategy": config.strategy,
         "excluded": list(job.excluded_nodes),
         "autoscales": config.autoscales,
+        "pin": "",
         "shared_seconds": job.watch.silent_node_seconds,
         "commands": [node_command(job, folder, rank) for rank in range(job.nodes)],
         "environment": node_environment(job),
@@ -42,10 +44,7 @@ def bundle(job: Job, config: RayConfig) -> dict[str, float]:
 def _refuse(job: Job) -> None:
     """What a Ray cluster cannot give is an error before anything is submitted."""
     if job.elastic:
-        raise ValueError(
-            "backend ray has no elastic jobs: a placement group keeps its size. Leave cluster.elastic empty and set "
-            "cluster.nodes; a job that lost a machine goes on from its checkpoint on the machines that are left"
-        )
+        raise ValueError(refusal("ray"))
     if job.image:
         raise ValueError(
             f"on backend ray a job runs in the cluster's own environment, image is {job.image}: leave cluster.image "

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from tasks import process
 from tasks.compute import open_backend
 from tasks.compute.job import Job, JobState, Journal
-from tasks.compute.jobs_book import JobEntry, cluster_of, find_job, handle_of, job_of
+from tasks.compute.jobs_book import JobEntry, Opener, cluster_of, find_job, handle_of, job_of
 from tasks.compute.nodes import ended_state
 from tasks.compute.retrying import close_failed
 from tasks.compute.submission import mark_settled, newest
@@ -40,17 +40,18 @@ class Reconciled(BaseModel):
     """What it is and what to do, for people: names the command."""
 
 
-def reconcile(home: Path, journal: Journal, *, ask: bool = False) -> list[Reconciled]:
+def reconcile(home: Path, journal: Journal, *, ask: bool = False, opener: Opener = open_backend) -> list[Reconciled]:
     """Settle what ended while nobody looked, and tell of the rest; never cancels, never submits.
 
     With `ask`, schedulers other than this machine are asked. A job that somebody supervises is not touched.
     """
     folders = sorted(path.parent for path in (home / "jobs").glob("*/job.json"))
-    found = (_reconciled(home, folder, journal, ask) for folder in folders if not (folder / "settled.json").exists())
+    open_ones = (folder for folder in folders if not (folder / "settled.json").exists())
+    found = (_reconciled(home, folder, journal, opener if ask else None) for folder in open_ones)
     return [one for one in found if one]
 
 
-def _reconciled(home: Path, folder: Path, journal: Journal, ask: bool) -> Reconciled | None:
+def _reconciled(home: Path, folder: Path, journal: Journal, opener: Opener | None) -> Reconciled | None:
     """One job; None when it is settled, or somebody supervises it."""
     with unsupervised(folder) as mine:
         generation = newest(job_of(folder).token, journal) if mine else None
@@ -59,7 +60,7 @@ def _reconciled(home: Path, folder: Path, journal: Journal, ask: bool) -> Reconc
         if generation.end:
             mark_settled(folder, generation)
             return None
-        state = _state_of(folder, journal, ask)
+        state = _state_of(folder, journal, opener)
         verdict = _verdict(folder, state)
         if verdict == "failed" and state:
             cluster = cluster_of(folder)
@@ -70,15 +71,15 @@ def _reconciled(home: Path, folder: Path, journal: Journal, ask: bool) -> Reconc
     return Reconciled(entry=entry, verdict=verdict, text=_text(entry, verdict))
 
 
-def _state_of(folder: Path, journal: Journal, ask: bool) -> JobState | None:
+def _state_of(folder: Path, journal: Journal, opener: Opener | None) -> JobState | None:
     """The state of an open submission: None when its scheduler does not have it, `unknown` when it was not asked."""
     cluster, ended = cluster_of(folder), ended_state(folder)
     if ended:
         return ended
-    if cluster is None or (cluster.backend != "local" and not ask):
+    if cluster is None or (cluster.backend != "local" and opener is None):
         return JobState(state="unknown", reason="its scheduler was not asked")
     try:
-        backend = open_backend(cluster)
+        backend = (opener or open_backend)(cluster)
         handle = handle_of(folder, journal, backend)
     except Missing as away:
         return JobState(state="unknown", reason=away.message)

@@ -26,7 +26,7 @@ SUBMISSIONS = 3
 
 
 SACCT = (
-    *("sacct", "--noheader", "--parsable2", "--allocations", "--array", "--starttime=now-30days"),
+    *("sacct", "--noheader", "--parsable2", "--allocations", "--starttime=now-30days"),
     f"--format={','.join(slurm_states.SACCT)}",
 )
 
@@ -55,6 +55,7 @@ class SlurmBackend:
             return self._elastic.submit(job, folder)
         partitions = self._login.run(slurm_errors.PARTITIONS)
         slurm_errors.require_limits(job, self._config, slurm_errors.parse_partitions(partitions.out))
+        slurm_errors.require_image(job, self._login)
         rendered = self.render(job, folder)
         self._write(job, folder, rendered)
         for _ in range(SUBMISSIONS):
@@ -135,8 +136,10 @@ class SlurmBackend:
         try:
             told = self._account([f"--jobs={','.join(asked)}"]) if asked else []
         except NoAnswer:
-            told = [slurm_states.unanswered(id) for id in asked if id not in {row.job for row in rows}]
-        return [*told, *(row for row in rows if row.id not in {other.id for other in told})]
+            silent_on = set(asked) - {row.job for row in rows}
+            told = [slurm_states.unanswered(id) for id in asked if id in silent_on]
+        better = {row.id for row in told}
+        return [*told, *(row for row in rows if row.id not in better)]
 
     def _account(self, which: list[str]) -> list[Row]:
         """The same from accounting; nothing where the cluster keeps none."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tasks.cluster_config import SlurmConfig
 from tasks.compute.job import Job
 from tasks.compute.slurm_commands import Login, Said
-from tasks.errors import JobFailed
+from tasks.errors import JobFailed, Missing
 
 PARTITIONS = ("scontrol", "show", "partition", "--oneliner")
 
@@ -69,6 +69,22 @@ def require_limits(job: Job, config: SlurmConfig, partitions: list[Partition]) -
         )
 
 
+def require_image(job: Job, login: Login) -> None:
+    """Raise Missing for a cluster that runs no containers, ValueError for an image file that is not there."""
+    if not job.image:
+        return
+    if "--container-image" not in login.run(("srun", "--help")).out:
+        raise Missing(
+            f"cluster.image is {job.image}, and srun of this cluster has no --container-image: pyxis is not installed",
+            remedy="Have pyxis and enroot installed, or empty cluster.image and install Headway on the nodes.",
+        )
+    if job.image.startswith("/") and login.run(("test", "-e", job.image)).code:
+        raise ValueError(
+            f"cluster.image is {job.image}, and there is no such file where the login node looks: import it with "
+            f"`enroot import -o {job.image} docker://REGISTRY#NAME:TAG`, or name an image of a registry"
+        )
+
+
 def refusal(said: Said, job: Job, config: SlurmConfig, login: Login) -> Exception:
     """The error for a submission that sbatch refused."""
     text = said.err or said.out
@@ -100,6 +116,7 @@ def _mistakes(job: Job, config: SlurmConfig) -> list[tuple[str, str, str]]:
     machines += f", {job.memory_gib:g} GiB" if job.memory_gib else ""
     machines += f", without {', '.join(job.excluded_nodes)}" if job.excluded_nodes else ""
     return [
+        (r"/qos policy|policy limit", "slurm.qos", config.qos or "(the default)"),
         (r"invalid partition", "slurm.partition", config.partition),
         (r"group not permitted|not permitted to use this partition", "slurm.partition", config.partition),
         (
@@ -115,7 +132,6 @@ def _mistakes(job: Job, config: SlurmConfig) -> list[tuple[str, str, str]]:
         (r"generic resource|gres", "cluster.gpus_per_node", str(job.gpus_per_node)),
         (r"memory specification", "cluster.memory_gib", f"{job.memory_gib or 0:g}"),
         (r"node count|node configuration|cpu count|more processors", "cluster.nodes", machines),
-        (r"policy limit|policy \(", "slurm.qos", config.qos or "(the default)"),
         (r"unrecognized option|invalid option|invalid --", "slurm.options", " ".join(config.options) or "(none)"),
     ]
 

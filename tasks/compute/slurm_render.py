@@ -104,7 +104,8 @@ def setting(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
     yield f"submission={job.submission}"
     yield f"NO_FOLDER={NO_FOLDER} SECOND={SECOND} STOPPED={STOPPED} WARNED={WARNED} SETTLE={SETTLE_SECONDS}"
     nccl = nccl_environment(config.sku) if config.sku else {}
-    environment = {**nccl, **node_environment(job), "HEADWAY_SUBMISSION": str(job.submission)}
+    own = {name: value for name, value in node_environment(job).items() if name != "PYTHONPATH" or not config.login}
+    environment = {**nccl, **own, "HEADWAY_SUBMISSION": str(job.submission)}
     yield from (f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items()))
 
 
@@ -113,7 +114,8 @@ def _container(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
     if job.image:
         topology = [topology_file(config.sku)] if config.sku and topology_file(config.sku) else []
         scratch = [job.scratch.path] if job.scratch else []
-        paths = (str(folder), *sorted(job.inputs.values()), *scratch, *topology)
+        program = [] if job.module else [str(Path(job.program).parent)]
+        paths = (str(folder), *sorted(job.inputs.values()), *program, *scratch, *topology)
         mine = dict.fromkeys(f"{path}:{path}" for path in paths)
         yield shlex.join([f"--container-image={job.image}", f"--container-mounts={','.join([*mine, *config.mounts])}"])
         yield "--no-container-mount-home"

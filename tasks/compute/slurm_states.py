@@ -34,7 +34,8 @@ ENDS: dict[str, tuple[Failure | None, str]] = {
     "PREEMPTED": ("preempted", "preempted by another job"),
     "REVOKED": ("cancelled", "taken over by another cluster"),
 }
-_BAD_NODE = re.compile(r"down|fail|drain|unk|no_respond|reboot|\*$", re.IGNORECASE)
+BAD_NODES = (r"down|fail|unk|no_respond|\*$", r"drain|reboot|maint")
+"""Node states that can be the cause of a lost job; the second only where no node has one of the first."""
 
 
 @dataclass(frozen=True)
@@ -130,15 +131,14 @@ def waits_because(reason: str) -> str:
 
 def bad_nodes(text: str) -> tuple[str, ...]:
     """Nodes that are not in order, from the lines `NAME|STATE` of sinfo."""
-    pairs = (line.partition("|") for line in text.splitlines())
-    return tuple(dict.fromkeys(name for name, _, state in pairs if _BAD_NODE.search(state)))
+    pairs = [line.partition("|")[::2] for line in text.splitlines()]
+    found = [tuple(dict.fromkeys(name for name, state in pairs if re.search(sign, state))) for sign in BAD_NODES]
+    return found[0] or found[1]
 
 
 def nodes_in_log(folder: Path) -> tuple[str, ...]:
     """Nodes whose failure srun told in the launcher's log."""
-    log = folder / "launcher.log"
-    text = log.read_text(errors="replace") if log.is_file() else ""
-    return tuple(dict.fromkeys(re.findall(r"srun: error: Node failure on (\S+)", text)))
+    return tuple(dict.fromkeys(re.findall(r"srun: error: Node failure on (\S+)", _log(folder))))
 
 
 def _element(rows: list[Row], folder: Path, index: int) -> JobState:
@@ -178,6 +178,9 @@ def _ended(row: Row, folder: Path) -> JobState:
     own = _of_the_script(row)
     if own:
         return own.model_copy(update={"attempts": attempts})
+    if not mark and (said := re.findall(r"pyxis: (?!importing|imported)(.+)", _log(folder))):
+        words = f"the image could not be started: {'; '.join(said[-3:])}"
+        return JobState(state="ended", code=row.code or 1, reason=words, failure="missing")
     return mark or JobState(state="ended", code=row.code or 1, reason="ended")
 
 
@@ -204,6 +207,11 @@ def _row(id: str, name: str, state: str, reason: str, code: int, restarts: str, 
     state, _, by = state.strip().partition(" by ")
     counted = int(restarts) if restarts.strip().isdigit() else 0
     return Row(id.strip(), name, state, reason.strip(), code, counted, "" if nodes in NO_NODES else nodes, by)
+
+
+def _log(folder: Path) -> str:
+    log = folder / "launcher.log"
+    return log.read_text(errors="replace") if log.is_file() else ""
 
 
 def _wait_status(text: str) -> int:

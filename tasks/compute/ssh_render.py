@@ -128,7 +128,8 @@ def find_command(submission_id: str) -> str:
 
 
 def _exports(job: Job, hosts: Sequence[Host], rank: int) -> list[str]:
-    values = {"HEADWAY_NODE_NAME": hosts[rank].name, "HEADWAY_TOKEN": job.submission_id, **node_environment(job)}
+    mine = {"HEADWAY_NODE_NAME": hosts[rank].name, "HEADWAY_TOKEN": job.submission_id, "HEADWAY_LIMITS": "1"}
+    values = {**mine, **node_environment(job)}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
     if rank == 0:
         lines += ["# Where the others reach this machine: the address at which SSH reached it."]

@@ -27,6 +27,8 @@ OF_ITS_END = (
 )  # fmt: skip
 FOLDERS_OF_ITS_END = ("errors", "logs", "nodes", "ranks")
 LOCK, SUPERVISOR = "supervisor.lock", "supervisor.json"
+CANCELLED = "cancelled.json"
+"""Somebody cancelled the submission that it names, from outside."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tasks.cluster_config import ClusterConfig
 from tasks.compute.job import Backend, Job, JobState, Journal, write_folder
 from tasks.compute.marks import read_mark
 from tasks.compute.nodes import ended_state
-from tasks.compute.submission import Generation, intend, note_handle, set_aside, settle
+from tasks.compute.submission import CANCELLED, Generation, intend, note_handle, set_aside, settle
 from tasks.compute.watching import Event, Watch
 from tasks.errors import Cancelled, JobFailed, Missing
 from tasks.process import write_json
@@ -95,11 +95,18 @@ class Submitter:
         return Submitted(job, generation, {}, True, over=ended_state(self.folder) or JobState(state="lost"))
 
     def wait(self, seconds: float) -> None:
-        """Wait, unless the flow run is cancelled meanwhile."""
+        """Wait. Raises Cancelled when the flow run is cancelled meanwhile, JobFailed when the job is (jobs_book.py)."""
         until = time.monotonic() + seconds
         while True:
             if self.watch.cancelled():
                 raise Cancelled("the flow run was cancelled while its job waited to be submitted again")
+            if (self.folder / CANCELLED).exists():
+                raise JobFailed(
+                    f"the job of {self.job.name} was cancelled by hand while it waited to be submitted again",
+                    failure="cancelled",
+                    folder=str(self.folder),
+                    remedy="The same command goes on from where it stopped.",
+                )
             left = until - time.monotonic()
             if left <= 0:
                 return

@@ -64,7 +64,7 @@ class Xid:
     """One error that NVIDIA's driver wrote into the kernel log."""
 
     seconds: float
-    """Since the machine started."""
+    """Since the machine started, by the kernel log's clock, which drifts from all others."""
     bus: str
     code: int
     text: str
@@ -157,8 +157,13 @@ def row_findings(gpu: Mapping[str, str]) -> list[Finding]:
     return found
 
 
+def newest(log: str) -> float:
+    """The time of a kernel log's newest line; 0 when it has none."""
+    return max((seconds for seconds, _ in _lines(log, 0.0)), default=0.0)
+
+
 def xids(log: str, *, since: float) -> list[Xid]:
-    """The driver's errors in a kernel log as `dmesg` prints it, from `since` seconds after the machine's start on."""
+    """The driver's errors in a kernel log as `dmesg` prints it, after `since` by the log's own clock."""
     found = ((seconds, XID.search(text)) for seconds, text in _lines(log, since))
     return [Xid(seconds, match[1], int(match[2]), match[3].strip()) for seconds, match in found if match]
 
@@ -216,7 +221,7 @@ def _flapped(name: str, times: int, rules: Rules) -> Finding:
 
 def _lines(log: str, since: float) -> list[tuple[float, str]]:
     stamped = (STAMP.match(line) for line in log.splitlines())
-    return [(float(match[1]), match[2]) for match in stamped if match and float(match[1]) >= since]
+    return [(float(match[1]), match[2]) for match in stamped if match and float(match[1]) > since]
 
 
 def _number(text: str | None) -> int | None:

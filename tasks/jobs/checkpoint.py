@@ -200,6 +200,7 @@ class Saver:
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)},
             pass_fds=[self._snapshot.descriptor],
+            process_group=0,  # torchrun signals a rank's whole group, and a rank that is asked to stop saves first
         )
 
     def busy(self) -> bool:

@@ -2,7 +2,7 @@
 
 Of the backends local and ssh (HEADWAY_LIMITS is set); Slurm, Azure ML and Ray have limits of their own. Memory is limited for
 each process (RLIMIT_DATA: what it writes to and shares with nobody), at the job's memory divided by its ranks. So one rank
-cannot take what is another's; many processes of one rank together can. See docs/compute.md, "Limits of local jobs".
+cannot take what is another's; many processes of one rank together can. See docs/machines.md.
 """
 
 from __future__ import annotations

@@ -91,8 +91,6 @@ class Mirror:
 
     def finish(self) -> None:
         """Send all that is left, the output too; results and exit marks last. Raises Missing when the store stays away."""
-        if self.where.rank and (self.local / "launcher.log").exists():
-            shutil.copyfile(self.local / "launcher.log", self.node / "launcher.log")
         for tries in range(LAST_TRIES):
             try:
                 self.folder.pull(lambda name: name == "job.json")
@@ -133,10 +131,8 @@ class Mirror:
         return True
 
     def _goes(self, name: str) -> bool:
-        """What this machine writes; the launcher's log is node rank 0's, others' lie with their marks in the end."""
-        if name in LAUNCHERS or name.endswith("/process.json") or name.startswith(OUTPUT):
-            return False
-        return name != "launcher.log" or self.where.rank == 0
+        """What this machine's processes write, but for the output, which goes in the end."""
+        return name not in LAUNCHERS and not name.endswith("/process.json") and not name.startswith(OUTPUT)
 
     def _localized(self, name: str, data: bytes) -> bytes:
         """The launcher's files as this machine needs them: where the folder and the inputs are."""

@@ -7,7 +7,7 @@ inputs on a fast local disk are scratch.py; what a rank may use is limits.py; wh
 
 Environment, set by the backend: HEADWAY_NODE_RANK (0 leads), HEADWAY_NODE_NAME (as the scheduler calls the machine),
 HEADWAY_LEADER (the address under which the others reach node rank 0), HEADWAY_SUBMISSION (whose machine this is). Of an elastic
-job no machine leads: all meet where rendezvous.json says (rendezvous.py). See docs/compute.md, "The job folder".
+job no machine leads: all meet where rendezvous.json says (rendezvous.py). See docs/machines.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tasks.jobs.launching import Place, environment, launcher
 from tasks.jobs.leftovers import adopt_orphans, end_all_below, end_leftovers
 from tasks.jobs.marks import Marks
 from tasks.jobs.probes import Probes
-from tasks.process import GIVEN_UP, die_with_parent, read_json
+from tasks.process import GIVEN_UP, die_with_parent, read_json, write_json
 
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 0.5
@@ -66,6 +66,8 @@ class Node:
         self.marks.mark(self.attempt, code=None)
         place = Place(self.rank, str(meeting["address"]), int(meeting["port"]), self.attempt, meeting.get("opening", 0))
         code = self._part_of(place)
+        if code == 0 and not self.job["module"] and (self.rank == 0 or self.elastic):
+            code = self._result_of_the_users_own()
         self.marks.mark(self.attempt, code=code)
         return self._until_all_ended() if code == 0 and self._others() == [0] else code
 
@@ -89,6 +91,19 @@ class Node:
             if fault:
                 self._report(fault)
         return code
+
+    def _result_of_the_users_own(self) -> int:
+        """A program that knows nothing of results has one when the ranks of all machines ended well: they need not end together."""
+        while not self.stopping and not (why := self._doom()):
+            marks = [self.marks.of(rank) or {} for rank in self._others()]
+            if all(mark.get("attempt") == self.attempt and mark.get("code") == 0 for mark in marks):
+                if not (self.folder / "result.json").exists():
+                    write_json(self.folder / "result.json", {"exit_code": 0})
+                return 0
+            self.marks.beat()
+            time.sleep(LOOK_SECONDS)
+        print(f"{self.name}: ended well, the job did not: {why or 'it was stopped'}", flush=True)
+        return 1
 
     def _lead(self) -> dict[str, Any]:
         """Open an attempt: its number, and where ranks meet."""

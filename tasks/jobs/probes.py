@@ -61,7 +61,6 @@ class Probes:
 
     def start(self) -> None:
         """Begin to look, in a thread of its own."""
-        self._first = self._baseline()
         threading.Thread(target=self._run, name="probes", daemon=True).start()
 
     def look_once_more(self, meanwhile: Callable[[], None]) -> None:
@@ -77,6 +76,7 @@ class Probes:
         return [*self._gpus(), *self._kernel_log(), *gpu_health.port_findings(self._first_ports(), ports(), self.rules)]
 
     def _run(self) -> None:
+        self._first = self._baseline()
         while self.found is None:
             asked = self._now.is_set()
             self._now.clear()
@@ -150,16 +150,20 @@ class Probes:
                 self._could_not(f"{field}: this nvidia-smi does not know it")
 
     def _kernel_log(self) -> list[Finding]:
-        try:
-            code, said = self._ask("dmesg") if shutil.which("dmesg") else (127, "there is no dmesg")
-        except Hangs as hangs:
-            return self._could_not(f"the kernel log: {hangs}")
-        if code != 0:
-            return self._could_not(f"the kernel log: {said.strip() or code}")
-        since = float(self._first["since"])
+        said, since = self._dmesg(), float(self._first["since"])
         self.killed = gpu_health.killed_for_memory(said, since=since)
         errors = gpu_health.xid_findings(gpu_health.xids(said, since=since), self.rules)
         return [*errors, *gpu_health.flap_findings(said, self.rules, since=since)]
+
+    def _dmesg(self) -> str:
+        """The kernel log; empty where it may not be read."""
+        try:
+            code, said = self._ask("dmesg") if shutil.which("dmesg") else (127, "there is no dmesg")
+        except Hangs as hangs:
+            code, said = 124, str(hangs)
+        if code != 0:
+            self._could_not(f"the kernel log: {said.strip() or code}")
+        return said if code == 0 else ""
 
     def _ask(self, *command: str) -> tuple[int, str]:
         """Run a command within the time limit. What does not end, even when killed (state D), is left alone: Hangs."""
@@ -180,7 +184,8 @@ class Probes:
         if said.get("submission") == self.submission and said.get("boot_id") == boot_id():
             return said
         seen = {name: asdict(port) for name, port in ports().items()}
-        first = {"submission": self.submission, "boot_id": boot_id(), "since": time.monotonic() - 1.0, "ports": seen}
+        since = gpu_health.newest(self._dmesg())
+        first = {"submission": self.submission, "boot_id": boot_id(), "since": since, "ports": seen}
         write_json(path, first)
         return first
 

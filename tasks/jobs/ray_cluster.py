@@ -2,7 +2,8 @@
 
 `python -m tasks.jobs.ray_cluster FOLDER`: node rank 0 starts Ray's head, waits for the others, runs the job's driver
 (ray_driver.py) and ends with its exit code; the others join, and leave when the head is gone. The environment is that of Azure
-ML's PyTorch distribution: NODE_RANK, MASTER_ADDR, MASTER_PORT. tasks/compute/ray_azureml.py renders it; see docs/ray.md.
+ML's PyTorch distribution: NODE_RANK, MASTER_ADDR, MASTER_PORT, all absent on a single node. tasks/compute/ray_azureml.py renders
+it; see docs/ray.md.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ def start(more: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *more]
 
 
-def head(folder: Path, port: int, nodes: int, *, join_seconds: float) -> int:
+def head(folder: Path, master: str, port: int, nodes: int, *, join_seconds: float) -> int:
     """Start the head, wait for all, run the driver; its exit code."""
     own = ["--head", "--port", str(port), "--include-dashboard", "false", *_shared_options(0)]
     with _Process(start(own)) as raylet:
-        address = f"{_reachable(os.environ['MASTER_ADDR'])}:{port}"
+        address = f"{_reachable(master)}:{port}"
         missing = _wait_for_all(raylet, address, nodes, join_seconds)
         if missing:
             print(
@@ -100,7 +101,8 @@ class _Process:
 
 
 def _shared_options(rank: int) -> list[str]:
-    return ["--node-name", f"{socket.gethostname()}-{rank}", "--resources", f'{{"{RANK}-{rank}": 1}}']
+    name = os.environ.get("HEADWAY_NODE_NAME") or f"{socket.gethostname()}-{rank}"
+    return ["--node-name", name, "--resources", f'{{"{RANK}-{rank}": 1}}']
 
 
 def _wait_for_all(raylet: subprocess.Popen[bytes], address: str, nodes: int, seconds: float) -> str:
@@ -135,6 +137,12 @@ def _reachable(address: str) -> str:
     return get_node_ip_address() if found.startswith("127.") else found
 
 
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])
+
+
 def _answers(address: str, port: int) -> bool:
     try:
         with socket.create_connection((address, port), timeout=2):
@@ -151,12 +159,16 @@ def main(folder: Path) -> int:
     """This node's part; the exit code of node rank 0 is the job's."""
     die_with_parent()
     signal.signal(signal.SIGTERM, _stop)
-    rank, address, port = int(os.environ["NODE_RANK"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    seconds = float((read_json(folder / "ray.json") or {}).get("join_seconds", JOIN_SECONDS))
+    spec = read_json(folder / "ray.json")
+    if spec is None:
+        print(f"the job folder {folder} has no ray.json on this node", flush=True)
+        return 1
+    rank, address = int(os.environ.get("NODE_RANK", "0")), os.environ.get("MASTER_ADDR", "127.0.0.1")
+    port, seconds = int(os.environ.get("MASTER_PORT", "0")) or _free_port(), float(spec["join_seconds"])
     try:
         if rank:
             return worker(rank, address, port, join_seconds=seconds)
-        return head(folder, port, int(os.environ["HEADWAY_NODES"]), join_seconds=seconds)
+        return head(folder, address, port, int(spec["nodes"]), join_seconds=seconds)
     except Stopped:
         return 128 + signal.SIGTERM
 

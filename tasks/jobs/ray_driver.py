@@ -87,13 +87,17 @@ class Driver:
         self._must_fit()
         ids = [m.id for m in ray_machines.machines(ray.nodes()) if m.known_as(self.spec["excluded"])]
         apart = [{ray_machines.NODE_ID: f"!in({','.join(ids)})"}] * self.spec["nodes"] if ids else None
-        bundles = [dict(self.spec["bundle"])] * self.spec["nodes"]
+        bundles = [{**self.spec["bundle"], **self._pin(rank)} for rank in range(self.spec["nodes"])]
         group = placement_group(bundles, strategy=self.spec["strategy"], bundle_label_selector=apart)
         need = f"{self.spec['nodes']} machine(s) with {ray_machines.words(self.spec['bundle'])}"
         while not group.wait(PLACE_SECONDS):
             self.say("queued", f"waits for {need}: what the cluster has of it is in use")
             self._must_fit()
         return group
+
+    def _pin(self, rank: int) -> dict[str, float]:
+        """What ties a node rank to one machine: a resource that only that one has, where the machines were started with it."""
+        return {f"{self.spec['pin']}-{rank}": 0.01} if self.spec["pin"] else {}
 
     def _must_fit(self) -> None:
         import ray

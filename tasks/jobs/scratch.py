@@ -3,7 +3,7 @@
 A folder there belongs to the parent of the machine's agent, through all attempts; its name says which process that is, so
 that what a killed job left is deleted by the next one (`python -m tasks.jobs.scratch FOLDER RANK` at the parent's end, and
 every `stage`). Ranks see the copies as their inputs (HEADWAY_INPUTS, runtime.py). With BeeOND, which Slurm's script mounts,
-the leader copies once for all. See docs/compute.md, "Scratch".
+the leader copies once for all. See docs/machines.md.
 """
 
 from __future__ import annotations

@@ -8,10 +8,12 @@ from pathlib import Path
 import mlflow
 import psutil
 import pytest
-from support import Home
+from support import Home, Ran
 
 from deployments.cli.jobs import age, said
+from deployments.cli.main import app
 from tasks.compute.jobs_book import JobEntry
+from tasks.errors import Unknown
 
 PROGRAM = """
 import json, os, sys, time
@@ -44,13 +46,19 @@ def here(tmp_path_factory):
     made.run("down", "--yes")
 
 
+def start(here, *arguments, options=ALONE):
+    """The command; what follows `--` is the program's own."""
+    return here.start("submit", "mine.py", *options, "--json", "--", *arguments)
+
+
 def submit(here, *arguments, options=ALONE):
-    return ("submit", "mine.py", *options, "--", *arguments)
+    command = start(here, *arguments, options=options)
+    out, err = command.communicate(timeout=100)
+    return Ran(command.returncode, json.loads(out), err)
 
 
 def test_a_program_of_ones_own_runs_to_its_end_and_its_metrics_are_in_mlflow(here):
-    ran = here.ok("submit", "mine.py", *ALONE, "--input", "text=dataset/corpus", "--", "first")
-    told = ran.said
+    told = submit(here, "first", options=(*ALONE, "--input", "text=dataset/corpus")).said
     assert (told["backend"], told["submissions"], told["attempts"], told["adopted"]) == ("local", 1, 1, False)
     logs = here.ok("job", "logs", told["id"]).said
     assert any("hello ['first'] ['text']" in line for log in logs["logs"] for line in log["lines"])
@@ -68,9 +76,9 @@ def test_a_program_of_ones_own_runs_to_its_end_and_its_metrics_are_in_mlflow(her
 
 def test_a_killed_command_is_adopted_by_the_same_one_and_another_one_is_refused_meanwhile(here):
     gate = here.path.parent / "go-adopted"
-    first = here.start(*submit(here, "wait", gate))
+    first = start(here, "wait", gate)
     job = at_work(here)
-    refused = here.run(*submit(here, "wait", gate))
+    refused = submit(here, "wait", gate)
     assert refused.code == 2 and refused.said["error"]["type"] == "Conflict" and job["id"] in refused.stderr
     first.send_signal(signal.SIGKILL)
     first.communicate()
@@ -79,14 +87,14 @@ def test_a_killed_command_is_adopted_by_the_same_one_and_another_one_is_refused_
     (found,) = here.ok("reconcile").said["found"]
     assert (found["id"], found["verdict"]) == (job["id"], "orphan")
     gate.write_text("")
-    again = here.ok(*submit(here, "wait", gate)).said
+    again = submit(here, "wait", gate).said
     assert (again["id"], again["adopted"], again["submissions"]) == (job["id"], True, 1)
-    other = here.ok(*submit(here, "wait", gate, options=(*ALONE, "--again"))).said
+    other = submit(here, "wait", gate, options=(*ALONE, "--again")).said
     assert other["id"] != job["id"] and not other["adopted"]
 
 
 def test_cancel_ends_the_program_and_the_command_says_so(here):
-    command = here.start(*submit(here, "wait", "never"), "--json")
+    command = start(here, "wait", "never")
     job = at_work(here)
     following = here.start("job", "logs", "-f", job["id"])
     cancelled = here.ok("job", "cancel", job["id"][:12], "--reason", "an example").said
@@ -101,8 +109,10 @@ def test_cancel_ends_the_program_and_the_command_says_so(here):
 
 
 def test_one_rank_that_fails_is_a_failed_job_with_its_words(here):
-    ran = here.run(*submit(here, "fail", "1", options=("--ranks", "2", *QUICK)))
-    assert ran.code == 4 and "this rank fails" in ran.stderr
+    ran = submit(here, "fail", "1", options=("--ranks", "2", *QUICK))
+    assert ran.code == 4 and ran.said["error"]["type"] == "JobFailed"
+    logs = here.ok("job", "logs", ran.said["id"], "--lines", "400").said
+    assert any("this rank fails" in line for log in logs["logs"] for line in log["lines"])
     told = here.ok("job", "show", ran.said["id"]).said
     assert told["state"] == "failed" and told["said"] == f"failed: {told['failure']}"
     assert told["submissions"][0]["failure"] in ("user", "infrastructure")
@@ -121,9 +131,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_a_mistake_is_named(here, words):
-    ran = here.run(*WRONG[words])
-    assert ran.code == 2 and words in ran.stderr, ran.stderr
+def test_a_mistake_is_named(here, words, monkeypatch):
+    monkeypatch.setenv("HEADWAY_HOME", str(here.path))
+    monkeypatch.chdir(here.path.parent)
+    with pytest.raises((ValueError, Unknown)) as raised:
+        app(list(WRONG[words]), standalone_mode=False)
+    assert words in str(raised.value)
 
 
 def test_render_needs_no_data_and_names_what_is_not_made_yet(here):
@@ -188,3 +201,17 @@ def alive_with(*words):
     """Processes whose command line has all of these words."""
     lines = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
     return [line for line in lines if all(word in line for word in words)]
+
+
+def test_the_table_of_failures_in_the_documentation_is_that_of_the_data():
+    root = Path(__file__).parents[2]
+    classes = json.loads((root / "tasks" / "compute" / "failures.json").read_text())["classes"]
+    page = (root / "docs" / "compute.md").read_text()
+    told = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `") and line.count("|") == 5}
+    assert told.keys() == classes.keys()
+    for name, row in told.items():
+        what, again, left_out = [cell.strip() for cell in row.strip("|").split("|")][1:]
+        known = classes[name]
+        assert what == known["sentence"], name
+        assert (again == "no") == (known["again"] == "never"), name
+        assert (left_out != "none") == bool(known.get("excludes_nodes")), name

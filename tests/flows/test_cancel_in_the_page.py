@@ -72,7 +72,7 @@ def test_cancel_in_prefects_page_ends_the_slurm_job_within_seconds(platform):
 def test_a_platform_that_goes_down_tells_of_the_slurm_job_that_goes_on(platform):
     platform.ok("run", "qualify/tiny", *SETTINGS)
     job = at_work(platform)
-    assert platform.ok("down", "--yes").said["going_on"] == [f"{job['id']} on slurm: running"]
+    assert platform.ok("down", "--yes").said["going_on"] == [f"{job['id']} on slurm"]
     assert platform.queue() == ["RUNNING"]
     (job,) = platform.ok("jobs", "--ask").said["jobs"]
     assert (job["state"], job["supervised"]) == ("running", False)

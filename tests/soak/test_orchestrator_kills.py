@@ -121,9 +121,10 @@ def one_round(base: Path, seed: str) -> str:
 
 def orchestrator(base: Path, moment: str) -> subprocess.Popen[str]:
     """A process that supervises the job, and dies at a moment."""
-    (base / "testjobs").mkdir(exist_ok=True)
-    (base / "testjobs" / "__init__.py").touch()
-    (base / "testjobs" / "program.py").write_text(PROGRAM)
+    if not (base / "testjobs").exists():  # once: a job may be about to read it
+        (base / "testjobs").mkdir()
+        (base / "testjobs" / "__init__.py").touch()
+        (base / "testjobs" / "program.py").write_text(PROGRAM)
     job = Job(name="soak", token="6" * 32, program="testjobs.program", settings={}, inputs={})
     return subprocess.Popen(
         [sys.executable, "-c", ORCHESTRATOR, str(base), job.model_dump_json(), moment],

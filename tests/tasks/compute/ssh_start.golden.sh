@@ -17,6 +17,7 @@ echo headway-try-ffffffffffff-1 > "$lease"
 cd /share/home/jobs/train-ffff
 export HEADWAY_NODE_NAME=gpu-2
 export HEADWAY_TOKEN=headway-try-ffffffffffff-1
+export HEADWAY_LIMITS=1
 export PYTHONPATH=/opt/headway/code
 export PYTHONSAFEPATH=1
 # Where the others reach this machine: the address at which SSH reached it.

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-import os
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 from azureml_service import TOKEN, WHERE, Trouble, cluster
@@ -142,7 +142,7 @@ def test_cancelling_ends_every_process(stand, service, job):
     state = stand.wait(backend, handle, folder)
     assert time.monotonic() - began < 15
     assert (state.reason, state.failure) == ("cancelled", "cancelled")
-    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     backend.cancel(handle, folder)
 
 
@@ -290,9 +290,7 @@ def test_a_login_that_ended_says_so(stand, service, job):
         ),
     ],
 )
-def test_a_cluster_that_the_job_does_not_fit_is_told_before(
-    stand, service, job, cluster_said, fields, error, said
-):
+def test_a_cluster_that_the_job_does_not_fit_is_told_before(stand, service, job, cluster_said, fields, error, said):
     service.clusters = {"cpu": cluster_said} if cluster_said else {}
     work = job(**fields)
     with pytest.raises(error, match=said):

@@ -1,4 +1,4 @@
-"""What would be submitted to Azure ML: the request and its YAML, against what is written down and against the SDK's own schema."""
+"""What would be submitted to Azure ML: the request and its YAML, against what is written down and the SDK's own schema."""
 
 import io
 import json
@@ -63,7 +63,10 @@ def test_the_job_is_the_one_that_is_written_down(render):
         ({}, {}),
         ({"identity": "user"}, {"launcher": "mpi"}),
         ({}, {"image": "myregistry.azurecr.io/headway:1"}),
-        ({"compute": "serverless", "size": "Standard_D4_v3"}, {"preemptible": True, "artifacts": {}, "time_limit": None}),
+        (
+            {"compute": "serverless", "size": "Standard_D4_v3"},
+            {"preemptible": True, "artifacts": {}, "time_limit": None},
+        ),
     ],
     ids=["plain", "mpi", "image", "serverless"],
 )
@@ -81,7 +84,10 @@ def test_the_yaml_is_the_same_job_by_the_sdks_own_schema(render, azureml, fields
     for name, text in made.files.items():
         if name.startswith("data-"):
             data = load_data(io.StringIO(text))
-            assert data.path == f"https://account.blob.core.windows.net/models/team/artifacts/tokens/code/versions/{VERSION}/"
+            assert (
+                data.path
+                == f"https://account.blob.core.windows.net/models/team/artifacts/tokens/code/versions/{VERSION}/"
+            )
             assert request["inputs"]["tokens"]["uri"].endswith(f"/data/{data.name}/versions/{data.version}")
 
 

@@ -1,4 +1,4 @@
-"""Every class of failure is recognised by what a job of that kind leaves behind: scheduler's word, reports, log lines, exit codes."""
+"""Every class of failure is recognised by what such a job leaves: the scheduler's word, reports, log lines, exit codes."""
 
 import json
 from typing import get_args

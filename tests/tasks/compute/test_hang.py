@@ -180,7 +180,9 @@ def test_a_stopped_rank_is_found_ended_and_the_job_goes_on_in_a_new_submission(t
 
     threading.Thread(target=stop, daemon=True).start()
     quick = {"watch": WatchConfig(hang_seconds=1.0), "retry": RetryConfig(back_off_seconds=0.1)}
-    job = Job(name="train", token="3" * 32, program="testjobs.stopped", settings={}, inputs={}, progress="saved", **quick)
+    job = Job(
+        name="train", token="3" * 32, program="testjobs.stopped", settings={}, inputs={}, progress="saved", **quick
+    )
     journal = StoreJournal(open_store(tmp_path))
     cluster = ClusterConfig()
     watch = Watch(event=events.append)

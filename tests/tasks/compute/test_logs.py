@@ -23,7 +23,11 @@ def test_a_long_traceback_keeps_its_first_line_and_its_end():
 
 
 def test_the_first_rank_to_report_is_the_failing_one_and_torchrun_may_name_it(tmp_path):
-    log(tmp_path, "launcher.log", "Root Cause (first observed failure):\n[0]:\n  time : x\n  rank      : 5 (local_rank: 1)\n")
+    log(
+        tmp_path,
+        "launcher.log",
+        "Root Cause (first observed failure):\n[0]:\n  time : x\n  rank      : 5 (local_rank: 1)\n",
+    )
     assert failing_rank(tmp_path) == 5
     write_json(tmp_path / "errors" / "rank-12.json", {"class": "infrastructure", "attempt": 2})
     assert failing_rank(tmp_path) == 12

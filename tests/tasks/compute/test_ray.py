@@ -201,6 +201,22 @@ def test_cancelling_leaves_no_process_on_any_machine(stand, base, backend):
     assert backend.states([(handle, base / "job")])[0].reason == "cancelled"
 
 
+@pytest.mark.parametrize("who", ["driver", "actor"])
+def test_a_killed_driver_or_actor_takes_all_processes_with_it(stand, base, backend, who):
+    """Neither can say goodbye: what an actor started dies with it, and the actors with their driver."""
+    handle = backend.submit(job(base, "de"[who == "actor"], nodes=2), base / "job")
+    wait_for(lambda: len(list((base / "job" / "nodes").glob("*/beat"))) == 2)
+    seen = {words: pid for pid, words in using(base / "job")}
+    driver = next(pid for words, pid in seen.items() if "tasks.jobs.ray_driver" in words)
+    parent = process.read_json(base / "job" / "nodes" / "1" / "handle.json")["pid"]
+    actor = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill({"driver": driver, "actor": actor}[who], signal.SIGKILL)
+    state = until(backend, handle, base / "job", "ended")
+    assert (state.failure, state.failed_nodes) == ("infrastructure", ())
+    assert who == "driver" or state.reason.startswith("the actor of node rank 1 on n")
+    unused(base / "job")
+
+
 def test_what_waits_for_room_is_queued_with_words_and_excluded_machines_are_not_taken(stand, base, backend):
     """Both jobs want all of n2: one waits until the other has ended."""
     first, second = (job(base, token, excluded_nodes=("n1",)) for token in "56")
@@ -278,7 +294,7 @@ def test_a_machine_that_dies_in_the_middle_is_named_and_nothing_is_left_on_the_o
     assert (report["class"], report["nodes"]) == ("node", ["n2"])
     unused(base / "job")
     with pytest.raises(ValueError, match="needs 2 machine.s. of its own each"):
-        supervise(base / "again", job(base, "d", nodes=2), backend)
+        supervise(base / "again", job(base, "f", nodes=2), backend)
 
 
 def wait_for(done, *, timeout=40):

@@ -49,6 +49,7 @@ def test_what_is_sent_to_ray():
         "strategy": "SPREAD",
         "excluded": ["n9"],
         "autoscales": False,
+        "pin": "",
         "shared_seconds": 60.0,
         "commands": [[sys.executable, "-m", "tasks.process", f"/share/jobs/one/nodes/{rank}"] for rank in (0, 1)],
         "environment": {"PYTHONPATH": ROOT, "PYTHONSAFEPATH": "1"},
@@ -59,9 +60,10 @@ def test_what_is_sent_to_ray():
 def test_what_a_node_of_azure_ml_executes():
     rendered = ray_on_nodes(JOB.model_copy(update={"image": "acpt", "nodes": 3}), Path("/mnt/job"), RayConfig())
     assert rendered.command == ("python3", "-m", "tasks.jobs.ray_cluster", "/mnt/job")
-    assert rendered.environment == {"PYTHONSAFEPATH": "1", "HEADWAY_NODES": "3"}
+    assert rendered.environment == {"PYTHONSAFEPATH": "1"}
     told = json.loads(rendered.files["ray.json"])
-    assert (told["nodes"], told["join_seconds"], told["environment"]) == (3, 600.0, {"PYTHONSAFEPATH": "1"})
+    assert (told["nodes"], told["pin"], told["join_seconds"]) == (3, "headway-node-rank", 600.0)
+    assert told["environment"] == {"PYTHONSAFEPATH": "1"}
     assert told["commands"][2] == ["python3", "-m", "tasks.process", "/mnt/job/nodes/2"]
 
 
@@ -80,7 +82,7 @@ def test_the_cluster_of_this_machine_is_closed_to_others_and_tells_nobody():
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"elastic": ElasticConfig(max_nodes=2)}, "has no elastic jobs"),
+        ({"elastic": ElasticConfig(max_nodes=2)}, "backend ray takes no elastic jobs"),
         ({"image": "docker.io/x"}, "image is docker.io/x: leave cluster.image empty"),
         ({"exclusive": True}, "set cluster.exclusive to false"),
         ({"launcher": "mpi"}, "use torchrun on backend ray"),

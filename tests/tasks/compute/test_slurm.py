@@ -10,7 +10,7 @@ from slurm_jobs import over, reachable, running, slurm_backend, small, until
 from slurm_stand import slurm
 
 from tasks.compute.slurm_commands import NoAnswer
-from tasks.errors import JobFailed
+from tasks.errors import JobFailed, Missing
 from tasks.process import read_json
 
 
@@ -198,22 +198,6 @@ def test_submission_that_is_there_twice_runs_once_and_is_cancelled_whole(tmp_pat
     assert not stand.command("squeue", "--noheader", f"--name={again.submission_id}", "--states=PENDING,RUNNING")
 
 
-def test_requeued_job_is_not_ended_by_its_old_marks_and_runs_again(tmp_path, stand):
-    backend, folder = slurm_backend(), tmp_path / "job"
-    handle = backend.submit(small(tmp_path, steps=60), folder)
-    until(backend, handle, folder, running)
-    deadline = time.monotonic() + 20
-    while not (folder / "metrics.jsonl").exists():
-        assert time.monotonic() < deadline
-    stand.command("scontrol", "requeue", handle["job"])
-    seen = until(backend, handle, folder, over)
-    again = [state for state in seen if state.state == "queued"]
-    assert again and "started again by Slurm 1 time(s)" in again[-1].reason
-    assert not [state for state in seen[:-1] if state.over]
-    assert (seen[-1].code, seen[-1].attempts) == (0, 2)
-    assert read_json(folder / "result.json")["attempt"] == 2
-
-
 @pytest.mark.parametrize("partition", ["main", "gentle"])
 def test_preempted_job_without_requeue_ends_as_preempted(tmp_path, stand, partition):
     backend, folder = slurm_backend(requeue=False, partition=partition), tmp_path / "job"
@@ -228,14 +212,53 @@ def test_preempted_job_without_requeue_ends_as_preempted(tmp_path, stand, partit
     assert (folder / "saved").exists(), "the rank was told before it was ended"
 
 
-def test_preempted_job_goes_on_when_slurm_may_start_it_again(tmp_path, stand):
+def test_preempted_job_that_slurm_starts_again_is_not_ended_by_its_old_marks(tmp_path, stand):
     backend, folder = slurm_backend(), tmp_path / "job"
     handle = backend.submit(small(tmp_path, steps=60, exclusive=True), folder)
     until(backend, handle, folder, running)
+    deadline = time.monotonic() + 20
+    while not (folder / "metrics.jsonl").exists():
+        assert time.monotonic() < deadline
     stand.command("sbatch", "--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     seen = until(backend, handle, folder, over)
-    assert any(state.state == "queued" for state in seen[1:])
-    assert seen[-1].code == 0
+    again = [state for state in seen[1:] if state.state == "queued"]
+    assert again and "started again by Slurm 1 time(s)" in again[-1].reason
+    assert not [state for state in seen[:-1] if state.over]
+    assert (seen[-1].code, seen[-1].attempts) == (0, 2)
+    assert read_json(folder / "result.json")["attempt"] == 2
+    assert "started again by Slurm" in (folder / "launcher.log").read_text()
+
+
+def test_image_that_cannot_be_pulled_is_said(tmp_path, stand, monkeypatch):
+    """pyxis cannot be installed here: an srun that speaks as it does stands before Slurm's own, on the node too."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "srun").write_text(
+        """#!/bin/sh
+test "$1" = --help && { echo "      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH"; exit 0; }
+echo "pyxis: importing docker image: x" >&2
+echo "slurmstepd: error: pyxis: failed to import docker image" >&2
+echo "slurmstepd: error: pyxis:     [ERROR] URL https://x returned error code: 404 Not Found" >&2
+exit 1
+"""
+    )
+    (tmp_path / "bin" / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    backend, folder = slurm_backend(), tmp_path / "job"
+    last = until(backend, backend.submit(small(tmp_path, image="reg#x:1"), folder), folder, over)[-1]
+    assert (last.code, last.failure) == (1, "missing")
+    assert last.reason.startswith("the image could not be started: failed to import docker image; ")
+    assert "404 Not Found" in last.reason
+
+
+def test_image_on_a_cluster_without_pyxis_and_an_image_file_that_is_not_there(tmp_path, stand, monkeypatch):
+    with pytest.raises(Missing, match=r"cluster.image is reg#x:1, and srun .* pyxis is not installed"):
+        slurm_backend().submit(small(tmp_path, image="reg#x:1"), tmp_path / "job")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "srun").write_text("#!/bin/sh\necho --container-image\n")
+    (tmp_path / "bin" / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(ValueError, match=r"cluster.image is /no/x.sqsh, and there is no such file .* enroot import"):
+        slurm_backend().submit(small(tmp_path, image="/no/x.sqsh"), tmp_path / "job")
 
 
 def test_job_is_told_to_save_before_the_time_limit(tmp_path, stand):
@@ -260,7 +283,7 @@ def test_node_that_does_not_see_the_job_folder_is_said(tmp_path, stand):
 
 
 def test_array_runs_each_element_and_its_state_is_that_of_all(tmp_path, stand):
-    backend, folder = slurm_backend(), tmp_path / "job"
+    backend, folder = slurm_backend(), tmp_path / "a job's 100%"
     handle = backend.submit(small(tmp_path, array=3), folder)
     assert until(backend, handle, folder, over)[-1].code == 0
     assert [each["index"] for each in read_json(folder / "result.json")["elements"]] == ["0", "1", "2"]

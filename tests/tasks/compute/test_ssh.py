@@ -277,6 +277,32 @@ def test_no_answer_is_no_end(stand, program, tmp_path):
     assert left_of(stand, folder) == []
 
 
+def test_mpirun_starts_ranks_on_both_machines(stand, tmp_path):
+    """One mpirun, on the first machine; by ssh it starts the second one's ranks, in the second one's network."""
+    if not shutil.which("mpirun"):
+        pytest.skip("needs the Debian package openmpi-bin")
+    path = tmp_path / "program.py"
+    path.write_text(
+        "import os, pathlib\n"
+        "place = [os.environ[f'OMPI_COMM_WORLD_{name}'] for name in ('RANK', 'SIZE', 'LOCAL_RANK')]\n"
+        "said = ' '.join([*place, os.environ['MASTER_ADDR'], os.environ['COLOUR'], os.readlink('/proc/self/ns/net')])\n"
+        "pathlib.Path(os.environ['HEADWAY_JOB'], 'said-' + place[0]).write_text(said)\n"
+    )
+    agent = f"ssh -i {stand.key} -p {PORT} -l root -o UserKnownHostsFile={stand.known_hosts} -o BatchMode=yes"
+    config, folder = cluster(stand), tmp_path / "job"
+    environment = {"OMPI_MCA_plm_rsh_agent": agent, "COLOUR": "red"}
+    job = make_job(config, path, launcher="mpi", ranks_per_node=2, environment=environment)
+    backend = open_backend(config)
+    handle = backend.submit(job, folder)
+    wait_until(lambda: backend.states([(handle, folder)])[0].over)
+    logs = [log.read_text() for log in folder.rglob("*.log")]
+    assert backend.states([(handle, folder)])[0].code == 0, logs
+    said = [(folder / f"said-{rank}").read_text().split() for rank in range(4)]
+    first = stand.machines[0].address
+    assert [s[:5] for s in said] == [[str(r), "4", str(r % 2), first, "red"] for r in range(4)]
+    assert said[0][5] == said[1][5] != said[2][5] == said[3][5]
+
+
 ORCHESTRATOR = """
 import sys, json
 from pathlib import Path

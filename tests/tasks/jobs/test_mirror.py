@@ -77,10 +77,28 @@ def start(store, tmp_path):
 
     def do(rank, disk):
         (tmp_path / disk).mkdir(exist_ok=True)
-        told = ["--store", store.uri, "--prefix", "jobs/one", "--credential", store.credential, "--secret", store.secret]
+        told = [
+            "--store",
+            store.uri,
+            "--prefix",
+            "jobs/one",
+            "--credential",
+            store.credential,
+            "--secret",
+            store.secret,
+        ]
         place = {"NODE_RANK": str(rank), "MASTER_ADDR": "10.0.0.1", "AZ_BATCH_NODE_ID": f"vm{rank}", "WORLD_SIZE": "2"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "tasks.jobs.mirror", *told, "--", sys.executable, str(tmp_path / "node.py"), "{folder}"],
+            [
+                sys.executable,
+                "-m",
+                "tasks.jobs.mirror",
+                *told,
+                "--",
+                sys.executable,
+                str(tmp_path / "node.py"),
+                "{folder}",
+            ],
             env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / disk), **place},
             stderr=subprocess.PIPE,
             text=True,
@@ -128,7 +146,8 @@ def test_a_machine_that_is_taken_away_is_gone_on_from_on_another_disk(launcher, 
     code = """
 done = folder / "metrics.jsonl"
 if not done.exists():
-    put("metrics.jsonl", "1\\n"); put("checkpoints/LATEST", "1"); put("result.json", "{}"); put("nodes/0/exit.json", '{"code": 5}')
+    put("metrics.jsonl", "1\\n"); put("checkpoints/LATEST", "1"); put("result.json", "{}")
+    put("nodes/0/exit.json", '{"code": 5}')
     time.sleep(600)
 assert (folder / "checkpoints/LATEST").read_text() == "1"
 assert not (folder / "result.json").exists() and not (folder / "nodes/0/exit.json").exists()
@@ -244,7 +263,12 @@ def test_what_tells_of_others_waits_for_a_large_file_that_still_grows(store, tmp
 
 
 def test_the_place_is_read_from_either_distribution():
-    mpi = {"OMPI_COMM_WORLD_RANK": "3", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000", "AZ_BATCH_NODE_ID": "vm3", "PMIX_X": "1"}
+    mpi = {
+        "OMPI_COMM_WORLD_RANK": "3",
+        "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000",
+        "AZ_BATCH_NODE_ID": "vm3",
+        "PMIX_X": "1",
+    }
     where = where_we_are(mpi)
     assert (where.rank, where.leader, where.name) == (3, "10.0.0.4", "vm3")
     told = environment(where, mpi)

@@ -161,6 +161,7 @@ def test_marks_that_an_older_submission_left_are_not_believed(machines):
     time.sleep(1)
     machines.start(job, 0)
     assert [machines.ended(rank)["code"] for rank in (0, 1)] == [0, 0]
+    assert machines.file("nodes/1/node.json")["attempt"] == 1, "not the ninth, which was the older submission's"
 
 
 def test_sigterm_ends_every_process_even_those_that_do_not_listen(machines):

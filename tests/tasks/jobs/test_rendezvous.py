@@ -76,7 +76,7 @@ def tokens(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(tokens, tmp_path_factory):
     """A job that grew from one machine to two, lost the first one, and finished on the other."""
-    agents = Agents(elastic_job(tokens, CONFIG, most=2), tmp_path_factory.mktemp("jobs") / "job")
+    agents = Agents(elastic_job(tokens, CONFIG, most=2, every=10 * CONFIG.steps), tmp_path_factory.mktemp("jobs") / "job")
     try:
         agents.start(0)
         agents.wait(lambda: lines(agents.folder))
@@ -114,9 +114,12 @@ def test_every_standstill_is_measured(finished):
 
 def test_a_machine_that_joins_costs_no_step(finished):
     """The ranks that ran are asked to stop, and save before they do."""
-    joined, _ = json.loads((finished.folder / "result.json").read_text())["standstills"]
+    joined, lost = json.loads((finished.folder / "result.json").read_text())["standstills"]
     steps = [line["step"] for line in lines(finished.folder)]
-    assert steps[: joined["step"]] == list(range(1, joined["step"] + 1))
+    done = max(line["step"] for line in lines(finished.folder) if line["world_size"] == 2)
+    assert 1 < joined["step"] <= done
+    assert lost["step"] == joined["step"], "the checkpoint of the join is the newest one that there is"
+    assert steps == [*range(1, done + 1), *range(joined["step"], CONFIG.steps + 1)]
 
 
 def test_what_was_lost_was_rank_0s_machine(finished):
