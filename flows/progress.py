@@ -11,13 +11,13 @@ from typing import Any
 
 from prefect.logging import get_run_logger
 
+from tasks.compute.watching import OUT_OF_THE_ORDINARY
 from tasks.outcomes import Outcome, Unobserved
 from tasks.prefect_notes import Away, Request, ask, hand_in, new_artifact
 from tasks.redaction import redact
 
 FIRST_AFTER_SECONDS = 2.0
 EVERY_SECONDS = 2.0
-WARNINGS = ("hung", "retrying", "excluded", "silent")
 
 
 class PrefectProgress(Unobserved):
@@ -49,7 +49,7 @@ class PrefectProgress(Unobserved):
 
     def happened(self, stage: str, kind: str, text: str) -> None:
         """In the logs of the page, and beside the bar."""
-        get_run_logger().log(logging.WARNING if kind in WARNINGS else logging.INFO, redact(text))
+        get_run_logger().log(logging.WARNING if kind in OUT_OF_THE_ORDINARY else logging.INFO, redact(text))
         if kind != "running":
             self.progress(stage, 0, 0, text, None)
 

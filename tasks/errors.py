@@ -32,7 +32,7 @@ class GateFailed(HeadwayError):
 
 
 class JobFailed(HeadwayError):
-    """A job ended without a result. `failure` is its class: infrastructure, out_of_memory, timeout, cancelled."""
+    """A job ended without a result. `failure` is its class, as tasks/compute/job.py names them."""
 
     exit_code = 4
 

@@ -28,6 +28,7 @@ class Program:
     """Threads a rank; None: as the cluster says."""
     progress: str = ""
     restarts: int = 2
+    """Restarts on the same machines; 0: nothing is tried again, because its failure is what it measures."""
 
 
 def job_of(name: str, key: str, program: Program, *, on: Cluster, folders: dict[str, str]) -> Job:
@@ -42,7 +43,7 @@ def job_of(name: str, key: str, program: Program, *, on: Cluster, folders: dict[
         progress=program.progress,
         restarts=program.restarts,
         **_machines(on, program),
-        **shape(on.config),
+        **{**shape(on.config), **({} if program.restarts else {"retry": None})},
     )
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from tasks.compute import open_backend
 from tasks.compute.job import JobResult
 from tasks.compute.submission import settle
 from tasks.compute.supervisor import run
-from tasks.compute.watching import Watch
+from tasks.compute.watching import OUT_OF_THE_ORDINARY, Event, Watch
 from tasks.errors import IntegrityError
 from tasks.lifecycle import Lifecycle, code_version
 from tasks.process import read_json, write_json
@@ -268,6 +268,15 @@ def _watch(work: Work, on: Cluster) -> Watch:
     def tell(said: dict[str, Any]) -> None:
         observer.progress(work.stage, said["done"], said["total"], said["text"], said["seconds_left"])
 
+    told: list[dict[str, Any]] = []
+
+    def happened(event: Event) -> None:
+        """For people at once; what is out of the ordinary, for those who read the run in MLflow later."""
+        observer.happened(work.stage, event.kind, event.text)
+        if event.kind in OUT_OF_THE_ORDINARY:
+            told.append({"time": time.time(), **asdict(event)})
+            spool.log_json(work.run, "job-events.json", told)
+
     def ends_with_the_run() -> bool:
         """When the platform stops, what runs elsewhere goes on: the next start adopts it."""
         goes_on = on.backend != "local" and work.lifecycle.platform_stops
@@ -276,7 +285,7 @@ def _watch(work: Work, on: Cluster) -> Watch:
     return Watch(
         metrics=forward,
         progress=tell,
-        event=lambda event: observer.happened(work.stage, event.kind, event.text),
+        event=happened,
         cancelled=work.lifecycle.cancelled,
         stop_on_interrupt=ends_with_the_run,
         flow_run=(work.lifecycle.flow_run or {}).get("id", ""),

@@ -33,15 +33,15 @@ class RayStand:
         self.cpus = cpus
         self.nodes = {}
         more = ["--head", "--port", self.gcs, "--dashboard-host", "127.0.0.1", "--dashboard-port", dashboard]
-        self._start("n1", [*more, "--temp-dir", self.folder / "t", "--ray-client-server-port", free_port()])
-        self._wait(lambda: self._get("/api/version"))
+        more += ["--temp-dir", self.folder / "t", "--ray-client-server-port", free_port()]
+        self._start("n1", more, lambda: self._get("/api/version"))
 
     def add(self, name, *, blind=None, resources=None):
         """Start a node and wait until the cluster knows it; one that is `blind` to a folder sees an empty one there."""
         where = ["--address", f"127.0.0.1:{self.gcs}"]
         unseen = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs none {blind} && exec "$@"', "sh"] if blind else []
-        self._start(name, [*where, *(["--resources", json.dumps(resources)] if resources else [])], unseen)
-        self._wait(lambda: name in self.alive())
+        more = [*where, *(["--resources", json.dumps(resources)] if resources else [])]
+        self._start(name, more, lambda: name in self.alive(), before=unseen)
 
     def alive(self):
         """Names of the living nodes."""
@@ -75,7 +75,16 @@ class RayStand:
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start(self, name, more, before=()):
+    def _start(self, name, more, done, *, before=()):
+        """`ray start` gives up after 30 s, which a busy machine may need: three tries."""
+        for _ in range(3):
+            self._launch(name, more, before)
+            if self._wait(self.nodes[name], done):
+                return
+        logs = "\n".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
+        raise AssertionError(f"the Ray stand did not start\n{logs}")
+
+    def _launch(self, name, more, before):
         own = ["--node-name", name, "--num-cpus", self.cpus, "--object-store-memory", 80 * 2**20]
         quiet = ["--block", "--disable-usage-stats", "--dashboard-agent-listen-port", free_port()]
         argv = [*before, sys.executable, "-m", "ray.scripts.scripts", "start", *quiet, *own, *more]
@@ -93,17 +102,16 @@ class RayStand:
         with urllib.request.urlopen(self.address + path, timeout=10) as answer:
             return json.load(answer)
 
-    def _wait(self, done, *, timeout=120):
+    def _wait(self, node, done, *, timeout=120):
         until = time.monotonic() + timeout
-        while time.monotonic() < until:
+        while time.monotonic() < until and node.poll() is None:
             try:
                 if done():
-                    return
+                    return True
             except (OSError, KeyError):
                 pass
             time.sleep(0.2)
-        logs = "\n".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
-        raise AssertionError(f"the Ray stand did not start within {timeout} s\n{logs}")
+        return False
 
 
 def free_port():

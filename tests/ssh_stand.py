@@ -69,6 +69,7 @@ class Machine:
 
     def start(self) -> None:
         ip("link", "set", f"{self.name}-o", "up")
+        (self.folder / f"{self.name}.pid").unlink(missing_ok=True)
         said = self.inside(
             "/usr/sbin/sshd", "-f", self.folder / f"{self.name}.conf", "-E", self.folder / f"{self.name}.log"
         )

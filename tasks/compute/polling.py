@@ -82,10 +82,11 @@ class Poller:
                 if not self._jobs:
                     self._wake.set()
 
-    @property
-    def idle(self) -> bool:
-        """Whether it has no job to look at."""
-        return not self._jobs
+    def renew(self, backend: Backend) -> None:
+        """While there is no job, ask through a newer backend: what it stands on, a login or a connection, is fresh."""
+        with self._lock:
+            if not self._jobs:
+                self._backend = backend
 
     def wait(self, job: Watched, timeout: float) -> None:
         """Return when the job's state changes, or after the timeout in seconds. Raises what broke the poller."""
@@ -131,9 +132,9 @@ def poller_of(backend: Backend, cluster: ClusterConfig | None) -> Poller:
     section = getattr(cluster, cluster.backend, None)
     key = f"{cluster.backend}-{_digest(section)}"
     with _pollers_lock:
-        if key not in _pollers or _pollers[key].idle:
-            _pollers[key] = Poller(backend)  # what it stands on, a login or a connection, is as fresh as the backend
-        return _pollers[key]
+        poller = _pollers.setdefault(key, Poller(backend))
+    poller.renew(backend)
+    return poller
 
 
 def _digest(section: Any) -> str:

@@ -87,6 +87,8 @@ def spec(folder: Path, ports: dict[str, int]) -> process.ProcessSpec:
         },
         secrets=(),
         log="ray.log",
+        restarts=2,  # `ray start` gives up after 30 s, which a busy machine may need
+        steady=600.0,
         grace=30.0,
     )
 

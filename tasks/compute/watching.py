@@ -19,6 +19,7 @@ Kind = Literal[
     "silent",
     "answers",
 ]
+OUT_OF_THE_ORDINARY: tuple[Kind, ...] = ("adopted", "hung", "retrying", "excluded", "silent", "answers")
 
 
 @dataclass(frozen=True)

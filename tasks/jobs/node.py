@@ -93,7 +93,8 @@ class Node:
         return code
 
     def _result_of_the_users_own(self) -> int:
-        """A program that knows nothing of results has one when the ranks of all machines ended well: they need not end together."""
+        """A program that knows nothing of results has one when the ranks of all machines ended well, sooner or later."""
+        why = ""
         while not self.stopping and not (why := self._doom()):
             marks = [self.marks.of(rank) or {} for rank in self._others()]
             if all(mark.get("attempt") == self.attempt and mark.get("code") == 0 for mark in marks):

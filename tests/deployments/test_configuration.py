@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from deployments.catalogue import as_prefect_yaml
-from deployments.cli.configuration import SHIPPED, load
+from deployments.catalogue import as_prefect_yaml, presets
+from deployments.cli.configuration import SHIPPED, load, load_cluster
 from deployments.cli.output import CommandError, exit_code, say, say_error
 from deployments.settings import PlatformConfig
 from tasks.config import RetrainConfig
 from tasks.errors import Cancelled, GateFailed, HeadwayError, IntegrityError, JobFailed, Missing, Unknown
+from tasks.planning.size import parameter_count
 
+ONLY_WHERE = ("ssh", "slurm", "azureml", "ray")
 NAMES = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
@@ -29,7 +31,7 @@ def config(tmp_path):
 
 
 def test_there_are_shipped_configurations():
-    assert {"tiny", "local"} <= set(NAMES)
+    assert {"tiny", "local", "codeparrot", *ONLY_WHERE} == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,7 +39,49 @@ def test_every_shipped_configuration_is_valid_and_says_what_it_changes(name):
     loaded = load(name, [])
     assert loaded == load(str(SHIPPED / f"{name}.yaml"), [])
     assert loaded != RetrainConfig()
-    assert loaded.model_dump(mode="json", exclude_unset=True)["training"]
+    assert loaded.model_fields_set == {"cluster"} if name in ONLY_WHERE else "training" in loaded.model_fields_set
+
+
+@pytest.mark.parametrize("name", ONLY_WHERE)
+@pytest.mark.parametrize("trained", ["tiny", "local"])
+def test_one_training_runs_on_every_backend(name, trained):
+    """What a file of a cluster adds is the cluster: the same stages, keys and numbers."""
+    alone, there = load(trained, []), load([trained, name], [])
+    assert there.cluster.backend == name and alone.cluster.backend == "local"
+    assert there.model_copy(update={"cluster": alone.cluster}) == alone
+    assert there.cluster.world_size == alone.cluster.world_size == 2
+
+
+def test_what_only_says_where_is_no_deployment():
+    assert presets() == ["codeparrot", "local", "tiny"]
+
+
+def test_codeparrot_is_of_the_published_size():
+    """Hugging Face's page: 110 million parameters, 29.5 billion tokens, micro batches of 12 on eight GPUs."""
+    config = load("codeparrot", [])
+    training = config.training
+    assert 0.1e9 < parameter_count(training.network, config.preprocessing.tokenizer.vocab_size) < 0.12e9
+    assert training.steps * training.global_batch_size * training.sequence_length == 29_491_200_000
+    assert training.global_batch_size // (training.micro_batch_size * config.cluster.world_size) == 2
+
+
+def test_of_several_files_the_later_wins_key_by_key(config, tmp_path):
+    (tmp_path / "below.yaml").write_text("training: {steps: 100, network: {layers: 2}}\ndataset: a\n")
+    (tmp_path / "above.yaml").write_text("training: {network: {heads: 2, kv_heads: 2}}\nexport: {golden_prompts: [x]}\n")
+    loaded = load([str(tmp_path / "below.yaml"), str(tmp_path / "above.yaml")], ["training.warmup_steps=1"])
+    assert (loaded.training.steps, loaded.training.network.layers, loaded.training.network.heads) == (100, 2, 2)
+    assert (loaded.training.warmup_steps, loaded.dataset, loaded.export.golden_prompts) == (1, "a", ("x",))
+    (tmp_path / "above.yaml").write_text("training: {stps: 1}\n")
+    with pytest.raises(ValueError, match=r"below\.yaml \+ .*above\.yaml is not valid: training\.stps"):
+        load([str(tmp_path / "below.yaml"), str(tmp_path / "above.yaml")], [])
+
+
+def test_a_cluster_alone_has_no_rules_with_the_training():
+    assert load_cluster("tiny", ["cluster.ranks_per_node=3"]).ranks_per_node == 3
+    with pytest.raises(ValueError, match="only settings of cluster count here"):
+        load_cluster("tiny", ["training.steps=3"])
+    with pytest.raises(ValueError, match=r"did you mean slurm\.partition"):
+        load_cluster("slurm", ["cluster.slurm.partitio=x"])
 
 
 def test_an_empty_file_is_the_defaults(config):

@@ -1,6 +1,7 @@
 """A training job that is killed at random moments gives the numbers of an unbroken one: `make soak N=100 SEED=1`.
 
-Each round kills one rank, both ranks, the launcher or the small parent with SIGKILL, at a random step, one to three times.
+Each round kills one rank, both ranks, torchrun, the machine's agent or the small parent with SIGKILL, at a random step, one to
+three times.
 """
 
 import json
@@ -55,7 +56,7 @@ def test_random_kills_change_no_number(job, unbroken, tmp_path, number):
     dice = random.Random(f"{SEED}-{number}")
     LocalBackend(ClusterConfig()).submit(job, tmp_path)
     killed = [
-        kill(tmp_path, dice.choice(("rank", "ranks", "launcher", "parent")), dice.randrange(1, STEPS - 5), job)
+        kill(tmp_path, dice.choice(("rank", "ranks", "launcher", "agent", "parent")), dice.randrange(1, STEPS - 5), job)
         for _ in range(dice.randrange(1, 4))
     ]
     finish(job, tmp_path)
@@ -72,9 +73,16 @@ def kill(folder: Path, what: str, step: int, job: Job) -> str:
     if not process.alive(handle):
         return "nothing"
     ranks = [rank["pid"] for rank in handle["ranks"]]
-    launcher = [pid for pid in process.descendants(handle["pid"]) if pid not in ranks]
-    victims = {"rank": ranks[:1], "ranks": ranks, "launcher": launcher[:1], "parent": [handle["pid"]]}[what]
-    for pid in victims:
+    parent = int(handle["pid"])
+    below = process.descendants(parent)
+    victims = {
+        "rank": ranks[:1],
+        "ranks": ranks,
+        "launcher": [pid for pid in below if runs(pid, "torch.distributed.run")],
+        "agent": [pid for pid in below if runs(pid, "tasks.jobs.node")],
+        "parent": [parent],
+    }
+    for pid in victims[what]:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -84,6 +92,14 @@ def kill(folder: Path, what: str, step: int, job: Job) -> str:
         assert not any(process.process_started(pid) for pid in ranks), "ranks outlive their parent"
         LocalBackend(ClusterConfig()).submit(job, folder)
     return f"{what} at step {newest(folder)}"
+
+
+def runs(pid: int, module: str) -> bool:
+    """Whether a process runs a module; one that is gone runs none."""
+    try:
+        return module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def finish(job: Job, folder: Path) -> None:

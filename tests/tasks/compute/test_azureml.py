@@ -11,7 +11,8 @@ from azureml_service import TOKEN, WHERE, Trouble, cluster
 from azureml_stand import standing
 from store_stand import fill
 
-from tasks.compute import open_backend
+from tasks.compute import open_backend, use_files
+from tasks.compute.azureml_findings import azureml_findings
 from tasks.compute.job import Job
 from tasks.errors import JobFailed, Missing
 from tasks.process import descendants
@@ -274,6 +275,19 @@ def test_a_login_that_ended_says_so(stand, service, job):
     service.token = TOKEN
     stand.log_in()
     stand.backend().cancel(handle, folder)
+
+
+def test_doctor_finds_the_store_the_workspace_and_the_cluster(stand, service):
+    use_files(partial(open_files, stand.home))
+    (_, ok, said, _), (_, fits, size, _) = azureml_findings(stand.cluster(nodes=2))
+    assert ok and "/some/prefix" in said and fits and "STANDARD_D2_V2" in size
+    *_, (name, fits, said, _) = azureml_findings(stand.cluster(nodes=3))
+    assert name == "azureml compute" and not fits and "at most 2" in said
+    *_, (_, ok, said, _) = azureml_findings(stand.cluster(azureml={"store": "nowhere"}))
+    assert not ok and "'nowhere' is not in stores.yaml" in said
+    stand.log_out()
+    *_, (_, fits, _, remedy) = azureml_findings(stand.cluster())
+    assert not fits and "az login" in remedy
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def job(base, token="1", **fields):
     return Job(name="t", token=token * 32, **{**own, **shape, **fields})
 
 
-def until(backend, handle, folder, *states, timeout=40):
+def until(backend, handle, folder, *states, timeout=150):
     """Poll as the supervisor does; the first state that is one of the given ones."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
@@ -112,7 +112,7 @@ def until(backend, handle, folder, *states, timeout=40):
     raise AssertionError(f"still {state}")
 
 
-def unused(folder, *, timeout=20):
+def unused(folder, *, timeout=60):
     deadline = time.monotonic() + timeout
     while using(folder) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -297,7 +297,7 @@ def test_a_machine_that_dies_in_the_middle_is_named_and_nothing_is_left_on_the_o
         supervise(base / "again", job(base, "f", nodes=2), backend)
 
 
-def wait_for(done, *, timeout=40):
+def wait_for(done, *, timeout=150):
     deadline = time.monotonic() + timeout
     while not done():
         assert time.monotonic() < deadline

@@ -55,7 +55,7 @@ def test_two_who_need_a_cluster_get_one_and_jobs_end_with_it(home):
     assert state.state == "ended" or "jobs end with their cluster" in state.reason
     assert backend.find(work, home / "job") is None
     backend.cancel(handle, home / "job")
-    wait_for(lambda: not using(home), timeout=20)
+    wait_for(lambda: not using(home), timeout=60)
 
 
 def test_a_home_with_a_long_path_has_its_sockets_elsewhere(tmp_path):
@@ -69,7 +69,7 @@ def test_a_home_with_a_long_path_has_its_sockets_elsewhere(tmp_path):
         short.rmdir()
 
 
-def wait_for(done, *, timeout=90):
+def wait_for(done, *, timeout=150):
     deadline = time.monotonic() + timeout
     while not done():
         assert time.monotonic() < deadline

@@ -308,6 +308,14 @@ def test_a_settled_job_is_work_of_its_own_when_it_is_wanted_again(supervise, jou
     assert running(job()).submissions == 2
 
 
+def test_a_bug_in_a_backend_is_raised_where_the_job_is_supervised(supervise):
+    def bug(job, folder, look):
+        raise KeyError("a bug")
+
+    with pytest.raises(KeyError, match="a bug"):
+        supervise(bug)(job())
+
+
 def test_one_scheduler_call_serves_all_supervisors(tmp_path, journal):
     """Jobs of one cluster share a poller, whichever thread supervises them."""
     backend, number = ScriptedBackend(lambda job, folder, look: done(job, folder, look // 10)), 40

@@ -257,7 +257,7 @@ def test_image_on_a_cluster_without_pyxis_and_an_image_file_that_is_not_there(tm
     (tmp_path / "bin" / "srun").write_text("#!/bin/sh\necho --container-image\n")
     (tmp_path / "bin" / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    with pytest.raises(ValueError, match=r"cluster.image is /no/x.sqsh, and there is no such file .* enroot import"):
+    with pytest.raises(ValueError, match=r"cluster.image is /no/x.sqsh, and there is no such file .*enroot import"):
         slurm_backend().submit(small(tmp_path, image="/no/x.sqsh"), tmp_path / "job")
 
 

@@ -165,7 +165,8 @@ def test_array_is_over_when_all_elements_are(tmp_path):
 
 def test_reasons_and_nodes_in_words():
     assert waits_because("BadConstraints").startswith("will never start: no nodes have")
-    assert bad_nodes("n1|idle\nn2|down*\nn3|drained\nn4|mixed\nn2|down*\nn5|idle*") == ("n2", "n3", "n5")
+    assert bad_nodes("n1|idle\nn2|down*\nn3|drained\nn4|mixed\nn2|down*\nn5|idle*") == ("n2", "n5")
+    assert bad_nodes("n1|idle\nn3|draining") == ("n3",), "a drained node only where no other is worse"
 
 
 @pytest.mark.parametrize(

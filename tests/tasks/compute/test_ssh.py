@@ -277,6 +277,22 @@ def test_no_answer_is_no_end(stand, program, tmp_path):
     assert left_of(stand, folder) == []
 
 
+def test_cancel_names_a_machine_that_it_cannot_reach(stand, program, no_torch, tmp_path, caplog):
+    """And what runs there ends by itself, because the shared folder says that it is not wanted."""
+    folder, machine = tmp_path / "job", stand.machines[1]
+    backend = open_backend(cluster(stand))
+    handle = backend.submit(make_job(cluster(stand), program, environment=no_torch), folder)
+    wait_until(lambda: machine.running(str(program)))
+    for pid in machine.processes():
+        if "sshd" in command_line(pid):
+            os.kill(pid, signal.SIGKILL)
+    backend.cancel(handle, folder)
+    assert f"was not stopped on machine {machine.address}" in caplog.text
+    wait_until(lambda: left_of(stand, folder) == [])
+    assert backend.states([(handle, folder)])[0].reason == "cancelled"
+    machine.start()
+
+
 def test_mpirun_starts_ranks_on_both_machines(stand, tmp_path):
     """One mpirun, on the first machine; by ssh it starts the second one's ranks, in the second one's network."""
     if not shutil.which("mpirun"):

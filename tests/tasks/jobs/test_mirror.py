@@ -13,7 +13,8 @@ import azurite
 import pytest
 from azurite import ACCOUNT
 
-from tasks.jobs.mirror_place import environment, where_we_are
+from tasks.jobs.mirror import Mirror
+from tasks.jobs.mirror_place import Where, environment, where_we_are
 from tasks.process import read_json, write_json
 from tasks.storage.blob.client import open_container
 from tasks.storage.blob.folder import SEGMENT, BlobFolder
@@ -175,6 +176,21 @@ def test_a_newer_submission_has_the_folder_and_the_older_one_leaves_it_alone(lau
     assert ended(old) == [76]
     side.pull()
     assert read_json(side.local / "job.json")["submission"] == 2
+
+
+def test_nothing_of_an_older_submission_is_sent(launcher, store, tmp_path):
+    side = launcher(_0="")
+    mirror = Mirror(store, "jobs/one", Where(0, "vm0", "10.0.0.1"), tmp_path)
+    mirror.begin()
+    (mirror.local / "progress.json").write_text("1")
+    mirror.step()
+    assert side.has("progress.json")
+    launcher(2, _0="")
+    for name in ("late.json", "result.json"):
+        (mirror.local / name).write_text("{}")
+    mirror.step()
+    mirror.finish()
+    assert mirror.fenced() and not side.has("late.json") and not side.has("result.json")
 
 
 def test_being_asked_to_stop_reaches_the_program_and_its_last_words_arrive(launcher, start):

@@ -1,4 +1,4 @@
-"""Open MPI as the launcher: real mpirun on this machine; over two machines it is tried in tests/tasks/compute/test_ssh.py."""
+"""Open MPI as the launcher: real mpirun on this machine and in a real Slurm; over ssh: tests/tasks/compute/test_ssh.py."""
 
 import json
 import shutil
@@ -7,6 +7,8 @@ import time
 
 import elastic_material
 import pytest
+from slurm_jobs import over, reachable, slurm_backend, small, until
+from slurm_stand import slurm
 
 from tasks.cluster_config import ClusterConfig
 from tasks.compute import open_backend
@@ -24,6 +26,11 @@ def run(rank):
 
 if __name__ == "__main__":
     sys.exit(main(run))
+"""
+PLACES = """
+import os, pathlib
+place = [os.environ[f"OMPI_COMM_WORLD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK")]
+pathlib.Path(os.environ["HEADWAY_JOB"], f"said-{place[0]}").write_text(" ".join([*place, os.environ["SLURMD_NODENAME"]]))
 """
 
 
@@ -76,6 +83,18 @@ def test_mpirun_trains_with_two_ranks(open_mpi, tmp_path, tmp_path_factory):
     assert len(losses) == training.steps
     ranks = [json.loads(path.read_text())["rank"] for path in sorted((tmp_path / "job" / "ranks").glob("*.json"))]
     assert ranks == [0, 1]
+
+
+def test_mpirun_starts_ranks_on_both_nodes_of_a_slurm_job(open_mpi, tmp_path):
+    with slurm(2) as stand, reachable(stand):
+        job, backend = small(tmp_path, nodes=2, ranks_per_node=2, launcher="mpi", restarts=0), slurm_backend()
+        (tmp_path / "program.py").write_text(PLACES)
+        handle = backend.submit(job, tmp_path / "job")
+        last = until(backend, handle, tmp_path / "job", over)[-1]
+        assert last.code == 0, [log.read_text() for log in (tmp_path / "job").rglob("*.log")]
+        said = [(tmp_path / "job" / f"said-{rank}").read_text() for rank in range(4)]
+        first, second = stand.nodes
+        assert said == [f"0 4 0 {first}", f"1 4 1 {first}", f"2 4 0 {second}", f"3 4 1 {second}"]
 
 
 def test_all_ranks_end_when_one_does(open_mpi, tmp_path):

@@ -90,6 +90,23 @@ def test_a_machine_that_is_gone_is_named(machines):
     assert belonging(machines.folder) == []
 
 
+def test_a_fault_of_a_machine_that_follows_ends_the_job_on_all_and_names_it(machines, tmp_path):
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text('#!/bin/sh\n[ "$HEADWAY_NODE_NAME" = n1 ] && [ -e "$0.broken" ] && exit 15\nexit 0\n')
+    smi.chmod(0o755)
+    job = machines.job(program(WAIT), watch=WatchConfig(probe_seconds=0.3, grace_seconds=1))
+    machines.write(job)
+    machines.start(job, 0, 1, PATH=f"{smi.parent}{os.pathsep}{os.environ['PATH']}")
+    machines.ranks_run(2)
+    Path(f"{smi}.broken").touch()
+    assert machines.ended(0)["attempts"] == 1
+    said = machines.file("errors/node-n1.json")
+    assert (said["type"], said["class"], said["nodes"]) == ("HealthCheckFailed", "node", ["n1"])
+    assert machines.ended(1)["code"] is not None
+    assert belonging(machines.folder) == []
+
+
 def test_without_its_leader_a_machine_ends_and_stays_ended(machines):
     machines.silent = 4
     job = machines.job(program(WAIT))

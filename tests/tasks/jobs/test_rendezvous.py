@@ -20,7 +20,7 @@ from tasks.jobs.launching import Place, environment, launcher, run_id
 from tasks.process import GIVEN_UP
 
 CONFIG = training(steps=600, hidden_size=64)
-PATIENCE = 150.0
+PATIENCE = 300.0
 
 
 class Agents:
@@ -76,7 +76,9 @@ def tokens(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(tokens, tmp_path_factory):
     """A job that grew from one machine to two, lost the first one, and finished on the other."""
-    agents = Agents(elastic_job(tokens, CONFIG, most=2, every=10 * CONFIG.steps), tmp_path_factory.mktemp("jobs") / "job")
+    agents = Agents(
+        elastic_job(tokens, CONFIG, most=2, every=10 * CONFIG.steps), tmp_path_factory.mktemp("jobs") / "job"
+    )
     try:
         agents.start(0)
         agents.wait(lambda: lines(agents.folder))
