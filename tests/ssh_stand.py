@@ -135,7 +135,7 @@ def ssh_stand(folder: Path, count: int = 2):
         pytest.skip("network namespaces need root")
     folder.mkdir(parents=True, exist_ok=True)
     stand = _network(folder, count)
-    names = {"bridge": stand.bridge, "machines": [machine.name for machine in stand.machines]}
+    names = {"bridge": stand.bridge, "machines": {m.name: m.address for m in stand.machines}}
     watcher = subprocess.Popen(
         [sys.executable, "-P", __file__, json.dumps(names)], stdin=subprocess.PIPE, start_new_session=True
     )
@@ -189,12 +189,13 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _take_down(bridge: str, machines: list[str]) -> None:
-    for name in machines:
+def _take_down(bridge: str, machines: dict[str, str]) -> None:
+    for name, address in machines.items():
         for pid in ip("netns", "pids", name).stdout.split():
             _kill(int(pid))
         ip("link", "delete", f"{name}-o")
         ip("netns", "delete", name)
+        Path(f"/var/tmp/headway-{os.getuid()}", address).unlink(missing_ok=True)
     ip("link", "delete", bridge)
 
 

@@ -21,8 +21,8 @@ from tasks.errors import Cancelled, Missing
 
 LEAST_SECONDS, MOST_SECONDS = 0.1, 1.0
 """Between two looks at the files of a job that runs: a tenth of the time between two looks at its scheduler, within these."""
-WAITING_SECONDS = 5.0
-"""Between two questions whether a job that waits was cancelled; a new state wakes up at once."""
+STARTING_SECONDS, QUEUED_SECONDS = 5.0, 8.0
+"""Between two questions whether a job that does not run yet was cancelled; a new state wakes up at once."""
 
 
 @dataclass
@@ -90,9 +90,10 @@ class Attendance:
         self.watch.event(Event(kind, text, self.job.submission))
 
     def _pause(self) -> None:
-        runs = self.watched.state.state in ("running", "lost")
+        state = self.watched.state.state
         look = min(max(self.backend.poll_seconds / 10, LEAST_SECONDS), MOST_SECONDS)
-        self.poller.wait(self.watched, look if runs else max(look, min(self.backend.poll_seconds, WAITING_SECONDS)))
+        waiting = QUEUED_SECONDS if state == "queued" else min(self.backend.poll_seconds, STARTING_SECONDS)
+        self.poller.wait(self.watched, look if state in ("running", "lost") else max(look, waiting))
         if self.watch.cancelled():
             raise Cancelled(f"the flow run was cancelled; the job in {self.folder} was stopped")
 

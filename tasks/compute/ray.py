@@ -40,10 +40,11 @@ class RayBackend:
 
     def render(self, job: Job, folder: Path) -> Rendered:
         spec = driver_spec(job, folder, self._config.ray)
+        driver = [python(job), "-m", "tasks.jobs.ray_driver", str(folder)]
         environment = {**node_environment(job), "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_SECONDS)}
         request = {
             "submission_id": job.submission_id,
-            "entrypoint": shlex.join([python(job), "-m", "tasks.jobs.ray_driver", str(folder)]),
+            "entrypoint": f"exec {shlex.join(driver)}",  # no shell stays between Ray and the driver
             "runtime_env": {"env_vars": environment},
             "metadata": {"headway_job": job.id, "headway_token": job.token, "headway_submission": str(job.submission)},
         }

@@ -31,9 +31,9 @@ ELASTIC = {
     "keep_alive_max_attempt": "3",
     "read_timeout": "60",
 }
-"""torch's rendezvous of an elastic job, in seconds. A machine that was lost is out after 3 beats of 3 s; then the others meet, and
-wait 5 s for one more when they are fewer than the most. Who waits for the least number of machines waits a week, for schedulers
-may take long. `is_host` 0: no machine holds the store, rendezvous.py does."""
+"""torch's rendezvous of an elastic job, in seconds. A machine that was lost is out after 3 beats of 3 s; then the others meet,
+and wait 5 s for one more when they are fewer than the most. Who waits for the least number of machines waits a week, for
+schedulers may take long. `is_host` 0: no machine holds the store, rendezvous.py does."""
 ELASTIC_FAILURES = 1000
 """Failures of ranks on one machine that torchrun bears: each loss elsewhere is one. Who counts is rendezvous.py."""
 SIOCGIFADDR = 0x8915

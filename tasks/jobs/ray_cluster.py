@@ -46,7 +46,16 @@ def start(more: Sequence[str]) -> list[str]:
 
 def head(folder: Path, master: str, port: int, nodes: int, *, join_seconds: float) -> int:
     """Start the head, wait for all, run the driver; its exit code."""
-    own = ["--head", "--port", str(port), "--include-dashboard", "false", *_shared_options(0)]
+    own = [
+        "--head",
+        "--port",
+        str(port),
+        "--include-dashboard",
+        "false",
+        "--ray-client-server-port",
+        "0",
+        *_shared_options(0),
+    ]
     with _Process(start(own)) as raylet:
         address = f"{_reachable(master)}:{port}"
         missing = _wait_for_all(raylet, address, nodes, join_seconds)

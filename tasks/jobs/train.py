@@ -195,7 +195,7 @@ class Training:
         return asked > 0
 
     def _proof(self, samples: float) -> dict[str, float]:
-        """What an elastic run records beside: the position in the data, what was read there, and after a start how long it took."""
+        """What an elastic run records beside: the position in the data, what was read, and after a start how long it took."""
         if not self.elastic:
             return {}
         waited, self.waited = self.waited, {}

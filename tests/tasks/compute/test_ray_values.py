@@ -33,7 +33,7 @@ def test_what_is_sent_to_ray():
     rendered = open_backend(config).render(JOB, Path("/share/jobs/one"))
     assert rendered.request == {
         "submission_id": "headway-train-0123456789ab-1",
-        "entrypoint": f"{sys.executable} -m tasks.jobs.ray_driver /share/jobs/one",
+        "entrypoint": f"exec {sys.executable} -m tasks.jobs.ray_driver /share/jobs/one",
         "runtime_env": {"env_vars": {"PYTHONPATH": ROOT, "PYTHONSAFEPATH": "1", "RAY_JOB_STOP_WAIT_TIME_S": "45"}},
         "metadata": {
             "headway_job": "train-0123456789ab",
@@ -68,9 +68,9 @@ def test_what_a_node_of_azure_ml_executes():
 
 
 def test_the_cluster_of_this_machine_is_closed_to_others_and_tells_nobody():
-    told = spec(Path("/h/ray"), {"gcs": 1, "client": 2, "dashboard": 3, "agent": 4})
+    told = spec(Path("/h/ray"), {"gcs": 1, "dashboard": 3, "agent": 4})
     assert told.argv[1:] == [
-        *("-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", "1", "--ray-client-server-port", "2"),
+        *("-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", "1", "--ray-client-server-port", "0"),
         *("--dashboard-host", "127.0.0.1", "--dashboard-port", "3", "--dashboard-agent-listen-port", "4"),
         *("--object-store-memory", "83886080", "--temp-dir", "/h/ray/t", "--disable-usage-stats"),
     ]
