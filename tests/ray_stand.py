@@ -33,7 +33,7 @@ class RayStand:
         self.cpus = cpus
         self.nodes = {}
         more = ["--head", "--port", self.gcs, "--dashboard-host", "127.0.0.1", "--dashboard-port", dashboard]
-        more += ["--temp-dir", self.folder / "t", "--ray-client-server-port", 0]
+        more += ["--temp-dir", self.folder / "t", "--ray-client-server-port", free_port()]
         self._start("n1", more, lambda: self._get("/api/version"))
 
     def add(self, name, *, blind=None, resources=None):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.checks import Config, Json, Set
-from deployments.cli.jobs import Ask, journal, plain, said
+from deployments.cli.jobs import Ask, journal, opener, plain, said
 from deployments.cli.output import say
 from deployments.cli.person import As, Reason, asked
 from tasks.process import read_json
@@ -47,7 +47,6 @@ def render(
     """
     from deployments.cli.configuration import load
     from flows.planned_jobs import planned_job
-    from tasks.compute import open_backend
     from tasks.redaction import require_no_secrets
     from tasks.settings import home
 
@@ -55,7 +54,7 @@ def render(
     require_no_secrets(settings.model_dump(mode="json"))
     planned = planned_job(stage, dataset or settings.dataset, settings)
     folder = home() / "jobs" / planned.job.id
-    rendered = open_backend(settings.cluster).render(planned.job, folder)
+    rendered = opener()(settings.cluster).render(planned.job, folder)
     fields = {
         "backend": rendered.backend,
         "id": planned.job.id,
@@ -86,7 +85,7 @@ def show(id_: Id, ask: Ask = False, as_json: Json = False) -> None:
     from tasks.settings import home
 
     book = journal()
-    entry = find_job(home(), id_, book, ask=ask)
+    entry = find_job(home(), id_, book, ask=ask, opener=opener())
     folder = Path(entry.folder)
     fields = {
         **plain(entry),
@@ -109,7 +108,7 @@ def cancel(id_: Id, reason: Reason = "", as_: As = "", as_json: Json = False) ->
     what = f"job {entry.id}, submission {entry.submission} on {entry.backend or 'an unknown backend'}"
     noted = {"right": "run", "what": what, "reason": reason, "before": entry.state}
     with asked("run", as_, what=f"cancel {what}", reason=reason), audited(open_store(home()), "cancel job", **noted):
-        before = cancel_job(home(), entry.id, journal())
+        before = cancel_job(home(), entry.id, journal(), opener=opener())
     say({**plain(before), "cancelled": True}, f"{before.id} is cancelled; it was {said(before)}", as_json=as_json)
 
 

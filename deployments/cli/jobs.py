@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from deployments.cli.output import say
 
 if TYPE_CHECKING:
     from tasks.compute.job import Journal
-    from tasks.compute.jobs_book import JobEntry
+    from tasks.compute.jobs_book import JobEntry, Opener
 
 Ask = Annotated[bool, typer.Option("--ask", help="Ask the schedulers now; without it, what was seen last is told.")]
 
@@ -26,7 +27,7 @@ def jobs(
     from tasks.compute.jobs_book import list_jobs
     from tasks.settings import home
 
-    entries = [entry for entry in list_jobs(home(), journal(), ask=ask) if all_ or not entry.over]
+    entries = [entry for entry in list_jobs(home(), journal(), ask=ask, opener=opener()) if all_ or not entry.over]
     say({"jobs": [plain(entry) for entry in entries]}, _table(entries) or _none(all_), as_json=as_json)
 
 
@@ -38,7 +39,7 @@ def reconcile(
     from tasks.compute.reconcile import reconcile as settle
     from tasks.settings import home
 
-    found = settle(home(), journal(), ask=ask)
+    found = settle(home(), journal(), ask=ask, opener=opener())
     fields = {"found": [{"id": one.entry.id, "verdict": one.verdict, "text": one.text} for one in found]}
     words = "\n".join(f"{one.entry.id:<24}{one.verdict:<15}{one.text}" for one in found)
     say(fields, words or "Every job is settled, or somebody supervises it.", as_json=as_json)
@@ -51,6 +52,15 @@ def journal() -> Journal:
     from tasks.storage import open_store
 
     return StoreJournal(open_store(home()))
+
+
+def opener() -> Opener:
+    """What opens the backend of a job that lies in this home."""
+    from tasks.compute import open_backend
+    from tasks.settings import home
+    from tasks.storage import open_files
+
+    return partial(open_backend, files=partial(open_files, home()))
 
 
 def plain(entry: JobEntry) -> dict[str, Any]:

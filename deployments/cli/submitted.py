@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from deployments.cli.jobs import opener
 from deployments.cli.output import CommandError
 from deployments.cli.progress import Progress, console
 from deployments.cli.running import job_may_stop, make_home
 from tasks.cluster_config import ClusterConfig
-from tasks.compute import open_backend
 from tasks.compute.job import Job, JobResult
 from tasks.compute.submission import settle
 from tasks.compute.supervision import is_supervised
@@ -87,7 +87,7 @@ def _run(job: Job, cluster: ClusterConfig, folder: Path, inputs: Mapping[str, Ma
     for manifest in inputs.values():
         note_access(home(), manifest.ref, bytes=manifest.bytes, what=f"submit {job.name}")
     job, journal = job.model_copy(update={"inputs": folders}), StoreJournal(store)
-    done = run(job, backend=open_backend(cluster), folder=folder, journal=journal, watch=watch, cluster=cluster)
+    done = run(job, backend=opener()(cluster), folder=folder, journal=journal, watch=watch, cluster=cluster)
     settle(job.token, journal, "done", folder=folder)
     return done
 

@@ -71,7 +71,7 @@ def spec(folder: Path, ports: dict[str, int]) -> process.ProcessSpec:
     return process.ProcessSpec(
         argv=[
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
-            *("--port", str(ports["gcs"]), "--ray-client-server-port", "0"),
+            *("--port", str(ports["gcs"]), "--ray-client-server-port", str(ports["client"])),
             *("--dashboard-host", "127.0.0.1", "--dashboard-port", str(ports["dashboard"])),
             *("--dashboard-agent-listen-port", str(ports["agent"])),
             *("--object-store-memory", str(OBJECT_STORE_BYTES), "--temp-dir", str(_socket_folder(folder))),
@@ -96,7 +96,7 @@ def spec(folder: Path, ports: dict[str, int]) -> process.ProcessSpec:
 def _launch(folder: Path) -> None:
     process.write_text(folder / "token", secrets.token_hex(32))
     with ExitStack() as held:
-        free = {name: held.enter_context(socket.socket()) for name in ("gcs", "dashboard", "agent")}
+        free = {name: held.enter_context(socket.socket()) for name in ("gcs", "client", "dashboard", "agent")}
         for each in free.values():
             each.bind(("127.0.0.1", 0))
         ports = {name: each.getsockname()[1] for name, each in free.items()}

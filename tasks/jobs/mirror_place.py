@@ -41,4 +41,5 @@ def environment(where: Where, told: Mapping[str, str] = os.environ) -> dict[str,
     """What the node agent gets: the service's launch is over, ours has variables of its own."""
     kept = {key: value for key, value in told.items() if key not in OF_THE_LAUNCH and not key.startswith(OF_MPI)}
     ours = {"HEADWAY_NODE_RANK": str(where.rank), "HEADWAY_NODE_NAME": where.name, "HEADWAY_LEADER": where.leader}
-    return {**kept, **ours}
+    hosts = {"HEADWAY_MPI_HOSTS": told["AZ_BATCH_HOST_LIST"]} if told.get("AZ_BATCH_HOST_LIST") else {}
+    return {**kept, **ours, **hosts}

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from scripted_backend import RUNNING, ScriptedBackend, done, fails
 
 from tasks import process
 from tasks.cluster_config import ClusterConfig, RetryConfig, SlurmConfig
@@ -23,7 +24,6 @@ from tasks.compute.watching import Watch
 from tasks.errors import JobFailed, Missing, Unknown
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
-from tests.scripted_backend import RUNNING, ScriptedBackend, done, fails
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """

@@ -68,9 +68,9 @@ def test_what_a_node_of_azure_ml_executes():
 
 
 def test_the_cluster_of_this_machine_is_closed_to_others_and_tells_nobody():
-    told = spec(Path("/h/ray"), {"gcs": 1, "dashboard": 3, "agent": 4})
+    told = spec(Path("/h/ray"), {"gcs": 1, "client": 2, "dashboard": 3, "agent": 4})
     assert told.argv[1:] == [
-        *("-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", "1", "--ray-client-server-port", "0"),
+        *("-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", "1", "--ray-client-server-port", "2"),
         *("--dashboard-host", "127.0.0.1", "--dashboard-port", "3", "--dashboard-agent-listen-port", "4"),
         *("--object-store-memory", "83886080", "--temp-dir", "/h/ray/t", "--disable-usage-stats"),
     ]

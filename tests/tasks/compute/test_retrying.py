@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from scripted_backend import RUNNING, ScriptedBackend, done, fails
 
 from tasks.cluster_config import ClusterConfig, RetryConfig, WatchConfig
 from tasks.compute.job import Job, JobState
@@ -15,7 +16,6 @@ from tasks.errors import Cancelled, JobFailed, Missing
 from tasks.process import read_json, write_json
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
-from tests.scripted_backend import RUNNING, ScriptedBackend, done, fails
 
 TOKEN = "5" * 32
 RETRY = RetryConfig(attempts=2, back_off_seconds=0.01)
