@@ -67,7 +67,9 @@ def test_codeparrot_is_of_the_published_size():
 
 def test_of_several_files_the_later_wins_key_by_key(config, tmp_path):
     (tmp_path / "below.yaml").write_text("training: {steps: 100, network: {layers: 2}}\ndataset: a\n")
-    (tmp_path / "above.yaml").write_text("training: {network: {heads: 2, kv_heads: 2}}\nexport: {golden_prompts: [x]}\n")
+    (tmp_path / "above.yaml").write_text(
+        "training: {network: {heads: 2, kv_heads: 2}}\nexport: {golden_prompts: [x]}\n"
+    )
     loaded = load([str(tmp_path / "below.yaml"), str(tmp_path / "above.yaml")], ["training.warmup_steps=1"])
     assert (loaded.training.steps, loaded.training.network.layers, loaded.training.network.heads) == (100, 2, 2)
     assert (loaded.training.warmup_steps, loaded.dataset, loaded.export.golden_prompts) == (1, "a", ("x",))
