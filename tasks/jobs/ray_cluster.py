@@ -53,7 +53,7 @@ def head(folder: Path, master: str, port: int, nodes: int, *, join_seconds: floa
         "--include-dashboard",
         "false",
         "--ray-client-server-port",
-        "0",
+        str(_free_port()),
         *_shared_options(0),
     ]
     with _Process(start(own)) as raylet:
@@ -61,7 +61,8 @@ def head(folder: Path, master: str, port: int, nodes: int, *, join_seconds: floa
         missing = _wait_for_all(raylet, address, nodes, join_seconds)
         if missing:
             print(
-                f"after {join_seconds:g} s these nodes have not joined the Ray head at {address}: {missing}", flush=True
+                f"the Ray head at {address} waited up to {join_seconds:g} s for {nodes} nodes, without: {missing}",
+                flush=True,
             )
             return 1
         with _Process([sys.executable, "-m", "tasks.jobs.ray_driver", str(folder)], RAY_ADDRESS=address) as driver:
@@ -121,7 +122,7 @@ def _wait_for_all(raylet: subprocess.Popen[bytes], address: str, nodes: int, sec
     wanted = {f"{RANK}-{rank}" for rank in range(nodes)}
     while not wanted <= there and time.monotonic() < until:
         if raylet.poll() is not None:
-            return f"the head itself ended with exit code {raylet.returncode}"
+            return f"the head itself, which ended with exit code {raylet.returncode}"
         time.sleep(POLL_SECONDS)
         there = _resources(address)
     return ", ".join(f"node rank {name.rpartition('-')[2]}" for name in sorted(wanted - there))
