@@ -256,7 +256,9 @@ class ClusterConfig(Settings):
                 "launcher mpi gives all machines one environment, so inputs cannot be copied to scratch; use torchrun"
             )
         if self.launcher == "mpi" and self.backend == "ray":
-            raise ValueError("Ray starts one agent a machine, and mpirun has no way to the others there: use launcher torchrun")
+            raise ValueError(
+                "Ray starts one agent a machine, and mpirun has no way to the others there: use launcher torchrun"
+            )
         if self.scratch and self.scratch.beeond and self.backend != "slurm":
             raise ValueError(f"scratch.beeond is Slurm's, backend is {self.backend}: set scratch.beeond to false")
         return self

@@ -215,7 +215,12 @@ def write_folder(job: Job, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(
         folder / "config.json",
-        {"program": job.program, "settings": {**job.settings, **_of_the_job(job)}, "inputs": job.inputs, "name": job.name},
+        {
+            "program": job.program,
+            "settings": {**job.settings, **_of_the_job(job)},
+            "inputs": job.inputs,
+            "name": job.name,
+        },
     )
     write_json(folder / "job.json", job.model_dump(mode="json"))
 
