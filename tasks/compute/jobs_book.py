@@ -84,7 +84,7 @@ def list_jobs(home: Path, journal: Journal, *, ask: bool = False, opener: Opener
 
 
 def find_job(home: Path, name: str, journal: Journal, *, ask: bool = False, opener: Opener = open_backend) -> JobEntry:
-    """The one job that a person means: by id or the beginning of it, its token or the beginning of it, or its submission's id.
+    """The one job that a person means: by id, its beginning, or its stage alone; by token; by submission.
 
     Raises Unknown when there is none, ValueError when there are several.
     """
@@ -155,7 +155,7 @@ def job_of(folder: Path) -> Job:
 def _means(folder: Path, name: str) -> bool:
     job = job_of(folder)
     begins = any(word.startswith(name) for word in (folder.name, job.token))
-    return (len(name) >= 4 and begins) or job.submission_id == name
+    return (len(name) >= 4 and begins) or name in (job.name, job.submission_id)
 
 
 def _entry(folder: Path, journal: Journal, asked: JobState | None) -> JobEntry:

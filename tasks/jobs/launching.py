@@ -55,7 +55,8 @@ class Place:
 
 def program(job: dict[str, Any]) -> list[str]:
     """The job's program and its arguments, as Python takes them."""
-    return [*(["-m"] if job["module"] else []), job["program"], *job["arguments"]]
+    before = [] if job["module"] else ["tasks.jobs.own"]
+    return ["-m", *before, job["program"], *job["arguments"]]
 
 
 def launcher(job: dict[str, Any], place: Place) -> list[str]:

@@ -101,8 +101,8 @@ def main(run: Callable[[Rank], dict[str, Any] | None]) -> int:
     """Run one rank: register it, redirect its output, report its error; rank 0 writes `result.json` last."""
     die_with_parent()
     rank = open_rank()
-    _register(rank)
-    _redirect(rank.folder / "logs" / f"rank-{rank.rank}.log")
+    register(rank)
+    redirect(rank.folder / "logs" / f"rank-{rank.rank}.log")
     try:
         result = run(rank)
     except Exception as error:
@@ -113,13 +113,15 @@ def main(run: Callable[[Rank], dict[str, Any] | None]) -> int:
     return 0
 
 
-def _register(rank: Rank) -> None:
+def register(rank: Rank) -> None:
+    """Say which process a rank is."""
     (rank.folder / "ranks").mkdir(exist_ok=True)
     me = {"rank": rank.rank, "pid": os.getpid(), "started": process_started(os.getpid()), "host": socket.gethostname()}
     write_json(rank.folder / "ranks" / f"{rank.rank}.json", {**me, "attempt": rank.attempt})
 
 
-def _redirect(log: Path) -> None:
+def redirect(log: Path) -> None:
+    """Send what this process prints to a log."""
     log.parent.mkdir(exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()
