@@ -26,6 +26,7 @@ from typing import IO, Any
 from tasks.redaction import without_secrets
 
 POLL_SECONDS = 0.05
+START_ROUNDS = 20
 AFTERWARDS_SECONDS = 120.0
 PR_SET_PDEATHSIG = 1
 GIVEN_UP = 76
@@ -64,8 +65,17 @@ class ProcessSpec:
 def start(folder: Path, spec: ProcessSpec) -> dict[str, Any]:
     """Start a supervised process that outlives the caller; returns its handle once the parent has written it.
 
-    A folder has one parent at a time, held by a lock: starting what runs already returns the handle of what runs.
+    A folder has one parent at a time, held by a lock: starting what runs already returns the handle of what runs. Raises
+    RuntimeError when the parent cannot run, or another one holds the folder and never says who it is.
     """
+    for _ in range(START_ROUNDS):
+        if handle := _started(folder, spec):
+            return handle
+    raise RuntimeError(f"another process holds {folder} and has no handle there")
+
+
+def _started(folder: Path, spec: ProcessSpec) -> dict[str, Any] | None:
+    """The handle of a parent that was started, or that runs already; None when another one held the folder and is over."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "process.json", asdict(spec))
     root = str(Path(__file__).resolve().parent.parent)
@@ -79,6 +89,14 @@ def start(folder: Path, spec: ProcessSpec) -> dict[str, Any]:
             stderr=log,
             start_new_session=True,
         )
+    try:
+        return _handle_of(parent, folder)
+    except BaseException:  # interrupted before anybody knows its handle: nobody could stop it later
+        parent.terminate()
+        raise
+
+
+def _handle_of(parent: subprocess.Popen[bytes], folder: Path) -> dict[str, Any] | None:
     while True:
         ended = parent.poll() is not None
         handle: dict[str, Any] = read_json(folder / "handle.json") or {}
@@ -87,7 +105,7 @@ def start(folder: Path, spec: ProcessSpec) -> dict[str, Any]:
         if ended and parent.returncode:
             raise RuntimeError(f"the parent process in {folder} ended at once: see {folder / 'parent.log'}")
         if ended:  # another parent held the folder, and has no handle yet or is over by now
-            return start(folder, spec)
+            return None
         time.sleep(0.01)
 
 
@@ -103,12 +121,13 @@ def stop(folder: Path, *, timeout: float = 30.0) -> None:
     handle = read_json(folder / "handle.json")
     if not handle or not alive(handle):
         return
-    os.kill(int(handle["pid"]), signal.SIGTERM)
-    deadline = time.monotonic() + timeout
-    while alive(handle) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if alive(handle):
-        os.kill(int(handle["pid"]), signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(int(handle["pid"]), signal.SIGTERM)
+        deadline = time.monotonic() + timeout
+        while alive(handle) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if alive(handle):
+            os.kill(int(handle["pid"]), signal.SIGKILL)
 
 
 def process_started(pid: int) -> str | None:
@@ -186,12 +205,21 @@ def _lock(file: IO[str]) -> bool:
     return True
 
 
+def _parents() -> Iterator[tuple[int, int]]:
+    """Each process and its parent; slim images have /proc and no ps."""
+    if not Path("/proc/self/stat").exists():
+        said = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=False)
+        yield from ((int(child), int(parent)) for child, parent in map(str.split, said.stdout.splitlines()))
+        return
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            yield int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])
+
+
 def descendants(pid: int) -> list[int]:
     """All processes below one, children first."""
-    said = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=False)
     children: dict[int, list[int]] = {}
-    for line in said.stdout.splitlines():
-        child, parent = (int(part) for part in line.split())
+    for child, parent in _parents():
         children.setdefault(parent, []).append(child)
     found, queue = [], [pid]
     while queue:
@@ -228,6 +256,8 @@ class _Supervision:
             time.sleep(min(0.2 * 2**failures, 5.0))
         self._clean_up()
         ended = {"code": code, "reason": reason, "attempts": self.attempt, "ended": time.time()}
+        if self.spec.owner:
+            ended["owner"] = self.spec.owner
         if not self._another_owner():
             write_json(self.folder / "exit.json", ended)
 
@@ -270,18 +300,17 @@ class _Supervision:
         return child.returncode, "ended"
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
-        below = descendants(child.pid)
+        below = [(pid, process_started(pid)) for pid in descendants(child.pid)]
         child.terminate()
         try:
             child.wait(self.spec.grace)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-        for pid in below:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        for pid, started in below:
+            if started is not None and process_started(pid) == started:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _another_owner(self) -> bool:
         return bool(self.spec.owner) and (read_json(self.folder / "process.json") or {}).get("owner") != self.spec.owner

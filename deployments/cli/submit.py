@@ -39,6 +39,10 @@ def submit(
         ),
     ] = None,
     time_limit: Annotated[float | None, typer.Option(metavar="MINUTES", help="Longest time of one submission.")] = None,
+    array: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="N jobs of their own, each with its HEADWAY_ARRAY_INDEX; Slurm only."),
+    ] = 0,
     driver: Annotated[
         bool,
         typer.Option("--driver", help="It starts Ray's tasks and actors itself, by ray.init(); backend ray only."),
@@ -63,8 +67,12 @@ def submit(
     cluster = load_cluster(config or "local", overrides)
     if driver and cluster.backend != "ray":
         raise ValueError(f"--driver is for backend ray, the backend is {cluster.backend}: leave it out")
+    if array and cluster.backend != "slurm":
+        raise ValueError(f"--array is for backend slurm, the backend is {cluster.backend}: leave it out")
     inputs = _inputs(input_ or [])
-    job = job_of_program(program, tuple(arguments or ()), cluster, inputs, name=name, driver=driver, again=again)
+    job = job_of_program(
+        program, tuple(arguments or ()), cluster, inputs, name=name, driver=driver, array=array, again=again
+    )
     what = f"submit {job.id}: {program} on {cluster.backend}"
     with asked("run", as_, what=what):
         audit(open_store(home()), "submit job", right="run", what=what)
@@ -82,6 +90,7 @@ def job_of_program(
     *,
     name: str = "",
     driver: bool = False,
+    array: int = 0,
     again: bool = False,
 ) -> Job:
     """The job of a user's program. Its token is made of all that it runs with, so the same again is the same job.
@@ -101,6 +110,7 @@ def job_of_program(
         "program": str(program.resolve()),
         "module": False,
         "driver": driver,
+        "array": array,
         "arguments": arguments,
         "settings": {},
         "inputs": {},

@@ -17,7 +17,7 @@ from tasks.compute.marks import read_mark
 from tasks.compute.polling import Poller, Watched
 from tasks.compute.supervision import note
 from tasks.compute.watching import Event, Kind, Watch
-from tasks.errors import Cancelled, Missing
+from tasks.errors import Cancelled, JobFailed, Missing
 
 LEAST_SECONDS, MOST_SECONDS = 0.1, 1.0
 """Between two looks at the files of a job that runs: a tenth of the time between two looks at its scheduler, within these."""
@@ -79,10 +79,10 @@ class Attendance:
             self._pause()
 
     def cancel(self) -> bool:
-        """Have the backend end the job; False when it gives no answer now."""
+        """Have the backend end the job; False when it gives no answer now, or refuses."""
         try:
             self.backend.cancel(self.watched.handle, self.folder)
-        except Missing:
+        except (Missing, JobFailed):
             return False
         return True
 

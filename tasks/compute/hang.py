@@ -47,6 +47,8 @@ class HangWatch:
         self.newest = -1
         """The newest step that was seen."""
         self._counts_steps = bool(job.progress)
+        self._opened = 0.0
+        """When this attempt began, by the machine's clock: steps from before are another attempt's."""
         self._begin()
 
     def _begin(self) -> None:
@@ -65,11 +67,12 @@ class HangWatch:
             self._looked = now
             self._look_at_marks(now)
         for record in filter(is_step, records):
-            self._take(record, now)
+            if float(record.get("time") or self._opened) >= self._opened:
+                self._take(record, now)
         return self._verdict(now) if state.state == "running" else ""
 
     def _take(self, record: dict[str, Any], now: float) -> None:
-        at = float(record.get("time", 0.0))
+        at = float(record.get("time") or time.time())
         if self._last is not None and at > self._last:
             self._intervals.append(at - self._last)
         self._last, self._moved, self._counts_steps = at, now, True
@@ -85,6 +88,8 @@ class HangWatch:
         leader = self._read("nodes/0/node.json")
         if leader.get("code") is not None:  # this attempt is over, and the next one not begun
             self._moved = now
+        elif not self._job.elastic:
+            self._opened = float(leader.get("time") or 0.0)
         progress, saved = self._read("progress.json"), self._stamp(self._job.progress)
         if saved != self._saved or (progress != self._progress and (self._steps == 0 or _done(progress))):
             self._moved = now
@@ -94,7 +99,7 @@ class HangWatch:
         if not self._counts_steps:
             return ""
         still = now - self._moved
-        if self._steps < LEAST_STEPS or _done(self._progress or {}):
+        if self._steps < LEAST_STEPS or not self._intervals or _done(self._progress or {}):
             begun = "its last step" if self._steps else "the start of its attempt"
             patience = self._job.watch.start_minutes * 60
             return f"nothing moved for {still:.0f} s since {begun}" if still > patience else ""

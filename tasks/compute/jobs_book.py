@@ -113,8 +113,8 @@ def cancel_job(home: Path, name: str, journal: Journal, *, opener: Opener = open
     if handle and entry.state != "retrying":
         try:
             backend.cancel(handle, folder)
-        except Missing:
-            (folder / CANCELLED).unlink()
+        except BaseException:
+            (folder / CANCELLED).unlink(missing_ok=True)
             raise
     if not entry.supervised:
         settle(entry.token, journal, "cancelled", folder=folder, message="cancelled by hand")
@@ -221,6 +221,9 @@ def _asked(folders: Sequence[Path], journal: Journal, opener: Opener) -> dict[Pa
 
 
 def _states(folders: list[Path], journal: Journal, opener: Opener) -> Iterator[tuple[Path, JobState]]:
-    backend = backend_of(folders[0], opener)
-    handles = [(handle_of(folder, journal, backend) or {}, folder) for folder in folders]
-    yield from zip(folders, backend.states(handles), strict=True)
+    try:
+        backend = backend_of(folders[0], opener)
+        handles = [(handle_of(folder, journal, backend) or {}, folder) for folder in folders]
+        yield from zip(folders, backend.states(handles), strict=True)
+    except (Missing, ValueError) as error:  # one cluster that cannot be asked hides no other's jobs
+        yield from ((folder, JobState(state="unknown", reason=str(error))) for folder in folders)

@@ -56,7 +56,8 @@ def relevant(text: str, lines: int = 20) -> str:
 
 def launcher_logs(folder: Path) -> list[Path]:
     """What is not of a rank: the launcher's log, each machine's, and the scheduler's own files (`*.out`, `*.err`)."""
-    top = [folder / "launcher.log", *sorted((folder / "nodes").glob("*/node.log"))]
+    nodes = [path for name in ("node.log", "launcher.log") for path in sorted((folder / "nodes").glob(f"*/{name}"))]
+    top = [folder / "launcher.log", *nodes, *sorted(folder.glob("part-*.log"))]
     return [path for path in (*top, *sorted(folder.glob("*.out")), *sorted(folder.glob("*.err"))) if path.is_file()]
 
 

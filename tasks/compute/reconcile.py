@@ -23,6 +23,9 @@ from tasks.compute.submission import mark_settled, newest
 from tasks.compute.supervision import unsupervised
 from tasks.errors import Missing
 
+STARTS_AGAIN = ("slurm", "azureml")
+"""Backends that start a job again by themselves: the mark of an end there may be of the start before."""
+
 Verdict = Literal["failed", "waits", "orphan", "unknown", "not_submitted"]
 
 
@@ -74,7 +77,12 @@ def _reconciled(home: Path, folder: Path, journal: Journal, opener: Opener | Non
 def _state_of(folder: Path, journal: Journal, opener: Opener | None) -> JobState | None:
     """The state of an open submission: None when its scheduler does not have it, `unknown` when it was not asked."""
     cluster, ended = cluster_of(folder), ended_state(folder)
-    if ended:
+    final = (
+        cluster is None
+        or cluster.backend not in STARTS_AGAIN
+        or (ended and ended.code == 0 and not job_of(folder).elastic)
+    )
+    if ended and final:
         return ended
     if cluster is None or (cluster.backend != "local" and opener is None):
         return JobState(state="unknown", reason="its scheduler was not asked")

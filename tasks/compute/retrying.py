@@ -6,13 +6,14 @@ names, or a higher step in metrics.jsonl.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tasks.compute.failures import Failed, classify, rules
 from tasks.compute.job import Job, JobState, Journal
 from tasks.compute.submission import Generation, marker, settle
+from tasks.redaction import redact
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def close_failed(
 ) -> tuple[Failed, Decision]:
     """Settle a submission that ended without a result: its class and what becomes of the job are written into its end."""
     failed = classify(job, state, folder, hung=hung)
+    failed = replace(failed, what=redact(failed.what))
     before, now = generation.marker, marker(job, folder)
     history = History(
         stuck=generation.stuck,

@@ -22,6 +22,8 @@ from tasks.errors import JobFailed, Missing
 from tasks.process import read_json, write_json, write_text
 
 SUBMISSIONS = 3
+CANCEL_SECONDS = 8.0
+"""Patience with scancel: a cancelled flow run ends within 15 s, and scancel is repeated."""
 """How often a submission is sent when its answer is lost and no job is found; the batch script lets only one of them run."""
 
 
@@ -110,7 +112,7 @@ class SlurmBackend:
             self._elastic.cancel(handle, folder)
             return
         # by its name: a submission whose answer was lost may be there twice
-        said = self._login.run(("scancel", f"--name={handle['name']}"))
+        said = self._login.run(("scancel", f"--name={handle['name']}"), seconds=CANCEL_SECONDS)
         if said.code:
             raise JobFailed(f"scancel: {said.text}", failure="infrastructure", folder=str(folder))
 
@@ -202,5 +204,6 @@ def _job_of(handle: dict[str, Any], folder: Path) -> str:
 def _collect(folder: Path, array: int) -> None:
     """The result of an array is those of its elements; without one of them there is none."""
     results = [read_json(folder / "elements" / str(k) / "result.json") for k in range(array)]
-    if None not in results:
+    made = [result or any((folder / "elements" / str(k) / "out").glob("*")) for k, result in enumerate(results)]
+    if all(made):
         write_json(folder / "result.json", {"elements": results})

@@ -2,6 +2,7 @@ say() { echo "headway: $*" >&2; }
 
 export lost="headway: node ${SLURMD_NODENAME:-} does not see the job folder $folder: it must lie on a file system that all nodes share"
 test -f "$folder/job.json" || { echo "$lost" >&2; exit "$NO_FOLDER"; }
+grep -Eq "\"submission\": $submission([^0-9]|\$)" "$folder/job.json" || { say "another submission has the job folder"; exit "$SECOND"; }
 
 # A submission whose answer was lost may have been sent again: the first job that starts has it.
 mine="{\"job\": \"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}\", \"name\": \"$SLURM_JOB_NAME\"}"
@@ -26,6 +27,10 @@ fi
 
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(scontrol show node "$first" --oneliner | tr ' ' '\n' | sed -n 's/^NodeAddr=//p')
+# Debian gives a machine its own name as 127.0.1.1, which leads nobody to it.
+case $(getent ahostsv4 "${address:-$first}" | awk '{ print $1; exit }') in
+    127.0.1.*) address=$(hostname -I | awk '{ print $1 }') ;;
+esac
 export HEADWAY_LEADER=${address:-$first}
 
 @BEEOND@

@@ -94,14 +94,18 @@ class SlurmElastic:
         if ended := elastic.ended_state(folder):
             return self._leaving(ended, alive, folder)
         if (folder / "result.json").exists():
-            return JobState(state="running", reason="its machines leave")
+            if any(row.state not in QUEUED for row in alive):
+                return JobState(state="running", reason="its machines leave")
+            self._end(alive)
+            process.stop(folder / "rendezvous")
+            return JobState(state="ended", code=0, reason="ended", attempts=elastic.attempts(folder))
         self._keep_open(job, folder)
         again = [part for part, row in known if row not in alive and self._again(part, row)]
         return _over_all(alive, len(again), len(known)) or self._nobody_left([row for _, row in known if row], folder)
 
     def _leaving(self, ended: JobState, alive: list[Row], folder: Path) -> JobState:
         """The job has ended: what waits is not wanted any more, and machines get a moment to leave."""
-        at = float(process.read_json(folder / "rendezvous" / "exit.json")["ended"])
+        at = float((process.read_json(folder / "rendezvous" / "exit.json") or {}).get("ended", 0.0))
         waited = time.time() - at > LEAVE_SECONDS
         self._end([row for row in alive if waited or row.state in QUEUED])
         left = [row for row in alive if row.state == "RUNNING"]

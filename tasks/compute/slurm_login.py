@@ -93,7 +93,10 @@ class There:
             files.pull(self._connection, there, folder, skip=(*OURS, "checkpoints", *(() if over else ("out",))))
         except Unreachable as error:
             raise NoAnswer(error.message, remedy=error.remedy) from None
-        if over and read_json(folder / "result.json") is not None:
+        ended = read_json(folder / "nodes" / "0" / "exit.json") or {}
+        if (
+            over and ended.get("code") == 0 and read_json(folder / "result.json")
+        ):  # else its checkpoints are still needed
             self._answer(f"rm -rf -- {shlex.quote(there)}")
 
     @property

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks import process
 from tasks.cluster_config import ClusterConfig
 from tasks.compute.connection import Unreachable
 from tasks.compute.job import Failure, Job, JobState, Rendered
@@ -90,8 +91,9 @@ class SshBackend:
         ]
 
     def cancel(self, handle: dict[str, Any], folder: Path) -> None:
-        placed = _read(folder, handle["submission"]) or Placed(handle["submission"])
-        _write(folder, Placed(placed.submission, placed.hosts, "cancelled"))
+        with process.locked(folder / "ssh.lock"):
+            placed = _read(folder, handle["submission"]) or Placed(handle["submission"])
+            _write(folder, Placed(placed.submission, placed.hosts, "cancelled"))
         self._stop(placed, folder)
 
     def _place(self, job: Job, folder: Path) -> Placed:
@@ -104,17 +106,24 @@ class SshBackend:
             raise _too_few(job, room)
         for host, error in room.out.items():
             log.warning("%s does without machine %s: %s", job.submission_id, host.name, error.message)
-        placed = Placed(job.submission_id, reason=_waits(job, room))
-        if job.nodes <= len(room.free):
-            hosts = tuple(room.free[: job.nodes])
-            _write(folder, Placed(job.submission_id, hosts, "starting"))
-            placed = self._start(job, folder, hosts)
-        _write(folder, placed)
+        with process.locked(folder / "ssh.lock"):
+            now = _read(folder, job.submission_id)
+            if now and now.stage == "cancelled":
+                return now
+            placed = Placed(job.submission_id, reason=_waits(job, room))
+            if job.nodes <= len(room.free):
+                hosts = tuple(room.free[: job.nodes])
+                _write(folder, Placed(job.submission_id, hosts, "starting"))
+                placed = self._start(job, folder, hosts)
+            _write(folder, placed)
         return placed
 
     def _start(self, job: Job, folder: Path, hosts: tuple[Host, ...]) -> Placed:
         """Start every machine's part, or none: what did start is stopped when another machine did not."""
+        (folder / "attempt.json").unlink(missing_ok=True)
         for rank in range(len(hosts)):
+            for name in ("exit.json", "handle.json", "node.json", "beat"):  # of a start that was taken back
+                (folder / "nodes" / str(rank) / name).unlink(missing_ok=True)
             write_text(script_path(folder, rank), start_script(job, folder, hosts, rank))
         answers = self._machines.round({host: start_command(folder, rank) for rank, host in enumerate(hosts)})
         failed = {host: a for host, a in answers.items() if isinstance(a, Missing) or a.code}
@@ -217,6 +226,8 @@ def _from_files(placed: Placed | None, folder: Path) -> JobState | None:
         return JobState(state="lost", reason=f"{folder / PLACED} is gone")
     if placed.stage == "lost":
         return _lost(placed)
+    if placed.stage == "queued":  # a mark there is of a start that was taken back
+        return None
     ended = ended_state(folder)
     if placed.stage == "cancelled":
         return ended or JobState(state="ended", code=143, reason="cancelled")

@@ -9,8 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import socket
 import time
+import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +21,15 @@ from typing import Any
 from tasks.cluster_config import ClusterConfig
 from tasks.compute.job import Job, Journal
 from tasks.compute.metrics import newest_step
-from tasks.process import read_json, write_json
+from tasks.errors import Conflict
+from tasks.process import read_json, write_json, write_text
 
 MAY_DIFFER = ("submission", "excluded_nodes", "smaller_batches", "retry", "watch")
 """Of two jobs under one token: what a further submission changes, and what concerns the supervisor only."""
 OF_ITS_END = (
     "result.json", "exit.json", "handle.json", "attempt.json", "progress.json", "settled.json", "cancelled.json", "launcher.log",
 )  # fmt: skip
-FOLDERS_OF_ITS_END = ("errors", "logs", "nodes", "ranks")
+FOLDERS_OF_ITS_END = ("elements", "errors", "logs", "nodes", "ranks", "rendezvous")
 LOCK, SUPERVISOR = "supervisor.lock", "supervisor.json"
 CANCELLED = "cancelled.json"
 """Somebody cancelled the submission that it names, from outside."""
@@ -100,10 +104,34 @@ def intend(job: Job, folder: Path, journal: Journal, *, stuck: int, cluster: Clu
         "stuck": stuck,
         "marker": asdict(marker(job, folder)),
         "cluster": cluster.model_dump(mode="json") if cluster else None,
+        "home": home_of(folder),
+        "host": socket.gethostname(),
     }
     if not journal.put(f"{key_of(job.token, job.submission)}/intent", intent):
         return None
     return Generation(job.token, job.submission, intent, None, None)
+
+
+def home_of(folder: Path) -> str:
+    """What tells the home that a job's folder lies in from others on the same store; made when it is first asked for."""
+    path = folder.parent / ".home"
+    if not path.exists():
+        draft = path.with_name(f".home.{uuid.uuid4().hex}")
+        write_text(draft, uuid.uuid4().hex)
+        with suppress(FileExistsError):
+            os.link(draft, path)
+        draft.unlink()
+    return path.read_text(encoding="utf-8")
+
+
+def require_ours(generation: Generation, folder: Path) -> None:
+    """Raise Conflict when an open submission is of another home: only there is its folder, and who looks after it."""
+    theirs = generation.intent.get("home")
+    if theirs not in (None, home_of(folder)):
+        raise Conflict(
+            f"the same work is open in another home of this store, on {generation.intent.get('host')}",
+            remedy="Wait for its end, or end it there: headway job cancel. The same command then takes its result.",
+        )
 
 
 def note_handle(token: str, number: int, handle: dict[str, Any], journal: Journal) -> None:
@@ -142,6 +170,7 @@ def differences(job: Job, intent: dict[str, Any]) -> list[str]:
     there, here = intent.get("job"), job.model_dump(mode="json")
     if there is None:
         return [] if intent.get("spec") in (None, job.spec_digest) else ["its specification"]
+    there = Job.model_validate(there).model_dump(mode="json")  # what came with a later release has its default
     names = [name for name in here if name not in MAY_DIFFER and there.get(name) != here[name]]
     return [told for name in names for told in _differences(name, there.get(name), here[name])]
 

@@ -7,6 +7,7 @@ When there is a next submission is supervisor.py and retrying.py.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,10 +73,14 @@ class Submitter:
             settle(job.token, self.journal, "failed", folder=self.folder, failure=error.failure, message=error.message)
             raise
         except BaseException as error:
-            if not isinstance(error, Exception) and self.watch.stop_on_interrupt():
+            interrupted = not isinstance(error, Exception) and self.watch.stop_on_interrupt()
+            if isinstance(error, Cancelled) or interrupted:
                 self._stop_unnoted(job)
             raise
         note_handle(job.token, job.submission, handle, self.journal)
+        if read_mark(self.folder / CANCELLED).get("submission") == job.submission:  # while it was handed over
+            with suppress(Missing):
+                self.backend.cancel(handle, self.folder)
         text = f"The job of {job.name} is submitted ({job.submission_id})."
         self.watch.event(Event("submitted", text, job.submission))
         return Submitted(job, generation, handle, adopted=False)
@@ -140,9 +145,14 @@ class Submitter:
 
     def _stop_unnoted(self, job: Job) -> None:
         """Interrupted while the scheduler was told: it may have taken the job."""
-        handle = self.backend.find(job, self.folder)
-        if handle:
-            self.backend.cancel(handle, self.folder)
+        try:
+            handle = self.backend.find(job, self.folder)
+            if handle:
+                self.backend.cancel(handle, self.folder)
+        except Missing as away:
+            end = f"End it when the scheduler answers: headway job cancel {job.id}"
+            self.watch.event(Event("silent", f"{away.message}: {job.submission_id} may run. {end}", job.submission))
+            return
         settle(job.token, self.journal, "cancelled", folder=self.folder, message="the run was interrupted")
 
 

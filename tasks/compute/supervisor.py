@@ -21,7 +21,7 @@ from tasks.compute.failures import Failed, error_of
 from tasks.compute.job import Backend, Job, JobResult, JobState, Journal
 from tasks.compute.polling import Poller, poller_of
 from tasks.compute.retrying import Decision, close_failed
-from tasks.compute.submission import Generation, clear, differences, newest, settle
+from tasks.compute.submission import Generation, clear, differences, newest, require_ours, settle
 from tasks.compute.submitting import PAUSE_SECONDS, Submitted, Submitter, as_intended, with_lessons
 from tasks.compute.supervision import supervising
 from tasks.compute.watching import Event, Watch
@@ -100,6 +100,7 @@ class _Supervision:
         if generation.end:
             again = generation.end.get("again") or {}
             return self._begin(with_lessons(self.job, again), generation, stuck=again.get("stuck", 0))
+        require_ours(generation, self.folder)
         job = as_intended(self.job, generation)
         found = self.submitter.found(job, generation)
         if found is None:

@@ -30,7 +30,9 @@ OLD_NAMES = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
 """What drivers before 535 call a field."""
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+),?\s*(.*)")
 STAMP = re.compile(r"^(?:<\d+>)?\[\s*(\d+\.\d+)\]\s*(.*)")
-LINK_DOWN = re.compile(r"\b((?:mlx\d+_\w+|ib\w*\d)(?::\d+)?):? .*?(?:lost carrier|link (?:is )?down)", re.IGNORECASE)
+LINK_DOWN = re.compile(
+    r"\b((?:mlx\d+_(?!core)\w+|ib\w*\d)(?::\d+)?):? .*?(?:lost carrier|link (?:is )?down)", re.IGNORECASE
+)
 KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory): Killed process (\d+) \((.*?)\)")
 UNKNOWN_FIELD = re.compile(r'Field "([\w.]+)" is not a valid field')
 
@@ -96,6 +98,10 @@ def read_rules(text: str) -> Rules:
     )
 
 
+ENDED_BY_SOMEBODY = (-9, -15, 137, 143)
+"""SIGKILL and SIGTERM say nothing of a machine: the agent itself ends what is left of an attempt."""
+
+
 def smi_finding(code: int, said: str, rules: Rules) -> Finding | None:
     """What the end of nvidia-smi says; `code` is negative when a signal ended it. None when it is well."""
     line = next((line.strip() for line in said.splitlines() if line.strip()), "no output")
@@ -103,7 +109,8 @@ def smi_finding(code: int, said: str, rules: Rules) -> Finding | None:
     if code == 0 and not signature:
         return None
     known = rules.smi_fail.get(str(code))
-    fails = known is not None or signature is not None or code > 127 or code < 0
+    crashed = (code > 127 or code < 0) and code not in ENDED_BY_SOMEBODY
+    fails = known is not None or signature is not None or crashed
     what = known or "it could not look"
     return Finding("smi", "fail" if fails else "warn", f"nvidia-smi ended with {code}: {what} ({line[:200]})")
 

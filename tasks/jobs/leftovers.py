@@ -27,7 +27,7 @@ def adopt_orphans() -> None:
 def end_all_below(pid: int) -> None:
     """Kill every process below one."""
     for below in descendants(pid):
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(below, signal.SIGKILL)
 
 
@@ -44,7 +44,7 @@ def end_leftovers(folder: Path, node_rank: int) -> list[int]:
         except OSError:
             continue
         if marks <= environment and int(process.name) != os.getpid():
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(int(process.name), signal.SIGKILL)
                 found.append(int(process.name))
     return found

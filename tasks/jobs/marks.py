@@ -35,6 +35,7 @@ class Marks:
         self.silent_seconds = float(job["watch"]["silent_node_seconds"])
         self.join_seconds = float(job["watch"]["join_node_seconds"])
         self._beaten = float("-inf")
+        self._judged = float("-inf")
         self._seen: dict[int, tuple[dict[str, Any] | None, float]] = {}
 
     def beat(self) -> None:
@@ -79,6 +80,9 @@ class Marks:
     def silent(self, ranks: list[int]) -> list[int]:
         """Machines that gave no new sign of life for too long; one that never gave any has longer."""
         now, found = time.monotonic(), []
+        if now - self._judged > max(self.silent_seconds / 3, 3.0):  # this machine, or the folder, stood still itself
+            self._seen.clear()
+        self._judged = now
         for rank in ranks:
             beat = self._beat_of(rank)
             before, since = self._seen.get(rank, (None, now))
@@ -96,7 +100,8 @@ class Marks:
         """Whether the leader's parent, or of an elastic job that of the rendezvous store, said how the submission ended."""
         if self.elastic:
             return (self.folder / "rendezvous" / "exit.json").exists()
-        return self.rank != 0 and (self.folder / "nodes" / "0" / "exit.json").exists()
+        said = read_json(self.folder / "nodes" / "0" / "exit.json") or {}
+        return self.rank != 0 and str(said.get("owner", "")).endswith(f"-{self.submission}")
 
     def fenced(self) -> bool:
         """Whether the folder belongs to another submission by now, or is gone."""
@@ -111,12 +116,13 @@ class Marks:
 
     def report_lost(self, rank: int, attempt: int) -> str:
         """Say that a machine went silent, or never came; what was said."""
-        mark = self.of(rank) or self._beat_of(rank)
+        mark = self.of(rank)
+        came = mark is not None or self._beat_of(rank) is not None
         name = str(mark["name"]) if mark else f"rank-{rank}"
         silent = f"machine {name} gave no sign of life for {self.silent_seconds:g} s"
         never = f"the machine of node rank {rank} did not come within {self.join_seconds:g} s"
-        message = silent if mark else never
-        lost = {"type": "NodeLost" if mark else "NodeMissing", "message": message, "attempt": attempt}
+        message = silent if came else never
+        lost = {"type": "NodeLost" if came else "NodeMissing", "message": message, "attempt": attempt}
         self.report(name, lost, known=mark is not None)
         return message
 

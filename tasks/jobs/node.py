@@ -155,15 +155,17 @@ class Node:
         """Wait, alive and watched, until the leader ended too; it may need this machine again."""
         if self._await_attempt_after(self.attempt):
             return AGAIN
-        if self.probes.found:
+        if self.probes.found and not self.stopping:
             self._report(self.probes.found)
             self.marks.mark(self.attempt, code=1)
             return 1
         return self._without_leader()
 
     def _without_leader(self) -> int:
-        if self.stopping or self.marks.leader_ended():
+        if self.marks.leader_ended():
             return 0
+        if self.stopping:
+            return 1
         if self.marks.fenced():
             return self._give_up("another submission has the job folder")
         if self.elastic:

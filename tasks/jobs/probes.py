@@ -197,7 +197,20 @@ def ports(root: Path = INFINIBAND) -> dict[str, Port]:
     """InfiniBand ports of this machine, as DEVICE:PORT."""
     found = {}
     for place in sorted(root.glob("*/ports/*")):
+        if _text(place / "link_layer") not in (
+            "",
+            "InfiniBand",
+        ):  # accelerated networking is Ethernet, and comes and goes
+            continue
         names = {"state": "state", "phys_state": "phys_state", "rate": "rate", "link_downed": "counters/link_downed"}
-        files = {key: (place / name).read_text() for key, name in names.items() if (place / name).is_file()}
+        files = {key: text for key, name in names.items() if (text := _text(place / name))}
         found[f"{place.parts[-3]}:{place.name}"] = gpu_health.port_of(files)
     return found
+
+
+def _text(path: Path) -> str:
+    """What a file says; empty where it is not there, or the driver refuses (a port that is down has no rate)."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

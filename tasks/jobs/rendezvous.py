@@ -76,6 +76,8 @@ class Watching:
         """0 with a result; GIVEN_UP when going on is of no use; None while the job lives."""
         if (self.folder / "result.json").exists():
             return 0
+        if (self.folder / "rendezvous" / "over.json").exists():
+            return GIVEN_UP
         said = read_json(self.folder / "job.json")
         if said is None or said["submission"] != self.job["submission"]:
             return GIVEN_UP

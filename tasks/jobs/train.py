@@ -118,8 +118,9 @@ class Training:
         fixed = None if self.elastic else rank.world_size
         identical = identity(config, tokens_identity(self.tokens), world_size=fixed)
         attempt, found = self._agree(identical)
-        if self.elastic:  # machines count attempts each for itself; the one that was claimed is the same for all
-            self.rank = replace(rank, attempt=attempt)
+        self.rank = replace(
+            rank, attempt=attempt
+        )  # as claimed: it rises over machines and submissions, theirs does not
         self.resumed = found.step if found else None
         self.step, self.consumed = (found.step, found.consumed_samples) if found else (0, 0)
         if found:

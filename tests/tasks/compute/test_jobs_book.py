@@ -64,8 +64,8 @@ def home(tmp_path, monkeypatch):
     (tmp_path / "testjobs" / "waits.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     yield tmp_path
-    for folder in (tmp_path / "jobs").glob("*"):
-        process.stop(folder)
+    for job in (tmp_path / "jobs").glob("*/job.json"):
+        process.stop(job.parent)
 
 
 @pytest.fixture
