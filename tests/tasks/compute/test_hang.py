@@ -195,3 +195,20 @@ def test_a_stopped_rank_is_found_ended_and_the_job_goes_on_in_a_new_submission(t
     assert "It is submitted again" in said["retrying"]
     end = journal.get(f"jobs/{job.token}/0001/end")
     assert (end["failure"], end["message"].startswith("no step after step")) == ("infrastructure", True)
+
+
+def test_steps_without_a_time_are_no_hang_while_they_come(job):
+    clocked = job()
+    for step in range(1, 12):
+        clocked.now += 40.0
+        clocked.beat()
+        assert clocked.watch.look(RUNNING, [{"step": step}]) == ""
+
+
+def test_steps_of_an_attempt_before_do_not_count(job):
+    """A job that is adopted while it loads its checkpoint: the old steps are in the file, the new ones not yet."""
+    clocked = job()
+    write_json(clocked.folder / "nodes" / "0" / "node.json", {"code": None, "time": clocked.now})
+    old = [{"step": step, "time": clocked.now - 100 + step} for step in range(20)]
+    assert clocked.watch.look(RUNNING, old) == ""
+    assert clocked.passes(60) == ""

@@ -21,7 +21,7 @@ from tasks.compute.submission import newest, settle
 from tasks.compute.supervision import is_supervised
 from tasks.compute.supervisor import run
 from tasks.compute.watching import Watch
-from tasks.errors import JobFailed, Missing, Unknown
+from tasks.errors import Cancelled, JobFailed, Missing, Unknown
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 
@@ -267,3 +267,18 @@ def test_an_intent_that_nothing_came_of_is_said_to_be_one(home, journal):
     process.write_json(folder / "cluster.json", ClusterConfig().model_dump(mode="json"))
     journal.put(f"jobs/{work.token}/0001/intent", {"job": work.model_dump(mode="json"), "time": time.time()})
     assert [one.verdict for one in reconcile(home, journal)] == ["not_submitted"]
+
+
+def test_the_mark_of_an_end_is_not_believed_where_the_scheduler_starts_again(home, journal):
+    """Slurm put a preempted job back into its queue: the mark of the first start's end still lies there."""
+    work = job(token="b2" * 16)
+    slurm = ClusterConfig(backend="slurm", slurm=SlurmConfig(partition="main"))
+    folder = home / "jobs" / work.id
+    backend = ScriptedBackend(lambda job, folder, look: RUNNING)
+    with pytest.raises(Cancelled):
+        told = Watch(cancelled=lambda: bool(backend.jobs), stop_on_interrupt=lambda: False)
+        backend.cancel = lambda handle, folder: (_ for _ in ()).throw(Missing("away"))
+        run(work, backend=backend, folder=folder, journal=journal, watch=told, cluster=slurm)
+    process.write_json(folder / "nodes" / "0" / "exit.json", {"code": 143, "reason": "cancelled", "attempts": 1})
+    assert [one.verdict for one in reconcile(home, journal)] == ["unknown"]
+    assert newest(work.token, journal).outcome == "open"

@@ -12,7 +12,7 @@ from tasks.compute.polling import poller_of
 from tasks.compute.submission import newest, settle
 from tasks.compute.supervisor import run
 from tasks.compute.watching import Watch
-from tasks.errors import Cancelled, JobFailed, Missing
+from tasks.errors import Cancelled, Conflict, JobFailed, Missing
 from tasks.process import read_json, write_json
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
@@ -342,3 +342,42 @@ def test_one_scheduler_call_serves_all_supervisors(tmp_path, journal):
     assert len(backend.calls) <= periods + 2
     same = [ClusterConfig(backend="local", ranks_per_node=ranks) for ranks in (1, 4)]
     assert poller_of(backend, same[0]) is poller_of(backend, same[1])
+
+
+def test_work_that_is_open_in_another_home_of_the_store_is_left_to_it(tmp_path, journal):
+    there = Run(tmp_path / "there", journal, ScriptedBackend(lambda job, folder, look: RUNNING))
+    with pytest.raises(KeyboardInterrupt):
+        there(job(), cancelled=interrupts(after=3), stop_on_interrupt=lambda: False)
+    here = Run(tmp_path / "here", journal, ScriptedBackend(done))
+    with pytest.raises(Conflict, match="open in another home"):
+        here(job())
+    assert (here.submitted, newest(TOKEN, journal).outcome) == ([], "open")
+    settle(TOKEN, journal, "failed")
+    assert here(job()).submissions == 2
+
+
+def test_a_cancel_from_outside_while_the_job_is_handed_over_is_not_lost(supervise, journal):
+    running = supervise(lambda job, folder, look: RUNNING)
+    submit = running.backend.submit
+
+    def slow(work, folder):
+        handle = submit(work, folder)
+        write_json(folder / "cancelled.json", {"submission": work.submission, "time": time.time()})
+        return handle
+
+    running.backend.submit = slow
+    with pytest.raises(JobFailed) as failed:
+        running(job())
+    assert (failed.value.failure, running.backend.cancelled) == ("cancelled", [f"headway-train-{TOKEN[:12]}-1"])
+
+
+def interrupts(after):
+    """Ctrl-C at the so-manieth question whether the run is cancelled."""
+    asked = iter(range(after))
+
+    def cancelled():
+        if next(asked, None) is None:
+            raise KeyboardInterrupt
+        return False
+
+    return cancelled
