@@ -38,7 +38,7 @@ def test_a_wrong_setting_is_named_before_anything_starts(fresh, setting, words):
 
 def test_unknown_names_are_told_what_there_is(home, done):
     refused(home.retrain("--dataset", "no-such"), 2, "dataset/no-such", "tiny")
-    refused(home.run("retrain", "-c", "no-such"), 2, "no-such", "local, tiny")
+    refused(home.run("retrain", "-c", "no-such"), 2, "no-such", "local", "tiny")
     refused(home.retrain("--from", "fly"), 2, "'fly'", "validate")
     refused(home.run("verify", "model/none"), 2, "model/none", "tiny")
     refused(home.run("verify", "nonsense"), 2, "nonsense", "KIND/NAME")
