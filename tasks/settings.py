@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -19,6 +19,15 @@ class Settings(BaseModel):
     """Base of every configuration class: frozen, and a misspelt key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_is_empty_text(cls, values: Any) -> Any:
+        """YAML reads nothing at all as null; where empty text is the default, that is what was meant."""
+        if not isinstance(values, dict):
+            return values
+        empty = {name for name, field in cls.model_fields.items() if field.default == ""}
+        return {key: value for key, value in values.items() if value is not None or key not in empty}
 
 
 def canonical_json(value: Any) -> str:

@@ -298,3 +298,9 @@ def test_success_is_one_object_or_words(capsys):
 def test_the_file_for_prefect_deploy_is_that_of_the_catalogue():
     kept = (Path(__file__).parents[2] / "prefect.yaml").read_text()
     assert kept == as_prefect_yaml(PlatformConfig()), "run: headway deployments --prefect-yaml > prefect.yaml"
+
+
+def test_nothing_at_all_is_empty_text_where_that_is_the_default(config):
+    assert config("cluster:\n  image:\n", "cluster.ray.address=").cluster.ray.address == ""
+    with pytest.raises(ValueError, match=r"cluster\.backend"):
+        config("cluster:\n  backend:\n")
