@@ -36,9 +36,9 @@ class ElasticConfig(Settings):
 class ScratchConfig(Settings):
     """A fast disk of each machine, for a job's inputs."""
 
-    path: str
+    path: str = "/mnt/resource_nvme"
     """Folder on the machine's own disk, such as local NVMe. The job makes a folder of its own in it, and deletes that again."""
-    size_gib: float = Field(gt=0)
+    size_gib: float = Field(100.0, gt=0)
     """Room that the job needs there, in GiB; less is an error before anything is copied."""
     beeond: bool = False
     """Whether the machines' disks are joined into one BeeGFS on demand (BeeOND) for the job; of Slurm only."""

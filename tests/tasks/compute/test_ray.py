@@ -248,7 +248,7 @@ def test_a_users_own_ray_script_is_the_entrypoint(stand, base, backend):
     ]
     assert until(backend, handles[0], base / "0", "ended").code == 0
     assert process.read_json(base / "0" / "result.json") == {"exit_code": 0}
-    log = (base / "0" / "launcher.log").read_text()
+    log = (base / "0" / "logs" / "rank-0.log").read_text()
     assert "known nodes 2" in log and f"folder {base / '0'}" in log
     failed = until(backend, handles[1], base / "1", "ended")
     assert (failed.code, failed.reason) == (1, "ended")
