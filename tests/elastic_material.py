@@ -24,6 +24,7 @@ def training(steps: int, hidden_size: int = 32) -> TrainingConfig:
 
 def write_tokens(folder: Path) -> Path:
     """A train split of a hundred documents, as the stage preprocess leaves it."""
+    folder.mkdir(exist_ok=True)
     generator = np.random.default_rng(0)
     writer = TokenWriter(folder / "train_text_document", 64)
     for _ in range(100):

@@ -1,6 +1,5 @@
 """Jobs on a real Ray cluster of two nodes on this machine: from the placement to the end, whatever dies in between."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,8 +8,8 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
+from elastic_material import write_tokens
 from ray_stand import RayStand, using
 
 from tasks import process
@@ -20,7 +19,6 @@ from tasks.compute.job import Job
 from tasks.compute.supervisor import Watch, run
 from tasks.config import NetworkConfig, TrainingConfig
 from tasks.errors import Cancelled
-from tasks.formats.mmididx import TokenWriter
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 
@@ -302,18 +300,3 @@ def wait_for(done, *, timeout=150):
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-def write_tokens(folder):
-    folder.mkdir()
-    generator = np.random.default_rng(0)
-    writer = TokenWriter(folder / "train_text_document", 64)
-    for _ in range(20):
-        writer.add_document([*map(int, generator.integers(63, size=200)), 63])
-    documents, count = writer.close()
-    splits = {"train": {"documents": documents, "tokens": count, "bytes": count}}
-    (folder / "tokens.json").write_text(json.dumps({"vocab_size": 64, "eod_id": 63, "splits": splits}))
-    (folder / "tokenizer").mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / "tokenizer" / name).write_text(json.dumps({"file": name}))
-    return folder

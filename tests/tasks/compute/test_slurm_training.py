@@ -4,8 +4,8 @@ import json
 import threading
 import time
 
-import numpy as np
 import pytest
+from elastic_material import write_tokens
 from slurm_jobs import reachable
 from slurm_stand import slurm
 
@@ -15,7 +15,6 @@ from tasks.compute.job import Job
 from tasks.compute.supervisor import run
 from tasks.compute.watching import Watch
 from tasks.config import NetworkConfig, TrainingConfig
-from tasks.formats.mmididx import TokenWriter
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 
@@ -39,19 +38,7 @@ def stand():
 
 @pytest.fixture
 def tokens(tmp_path):
-    folder = tmp_path / "tokens"
-    folder.mkdir()
-    generator = np.random.default_rng(0)
-    writer = TokenWriter(folder / "train_text_document", 64)
-    for _ in range(100):
-        writer.add_document([*map(int, generator.integers(63, size=200)), 63])
-    documents, count = writer.close()
-    splits = {"train": {"documents": documents, "tokens": count, "bytes": count}}
-    (folder / "tokens.json").write_text(json.dumps({"vocab_size": 64, "eod_id": 63, "splits": splits}))
-    (folder / "tokenizer").mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / "tokenizer" / name).write_text(json.dumps({"file": name}))
-    return folder
+    return write_tokens(tmp_path / "tokens")
 
 
 def records(folder):
