@@ -9,9 +9,11 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,22 +70,28 @@ class Machine:
             _kill(pid)
 
     def start(self) -> None:
+        """Its link and sshd, until that answers. An sshd that was there before may still hold the port for a moment."""
         ip("link", "set", f"{self.name}-o", "up")
-        (self.folder / f"{self.name}.pid").unlink(missing_ok=True)
-        said = self.inside(
-            "/usr/sbin/sshd", "-f", self.folder / f"{self.name}.conf", "-E", self.folder / f"{self.name}.log"
-        )
-        assert said.returncode == 0, said.stderr
-        deadline = time.monotonic() + 20
-        while not (self.folder / f"{self.name}.pid").exists():
-            if "Cannot bind any address." in (self.folder / f"{self.name}.log").read_text().splitlines()[-1:]:
-                (self.folder / f"{self.name}.log").write_text("")  # the one before is not gone yet
-                time.sleep(0.5)
-                self.inside(
-                    "/usr/sbin/sshd", "-f", self.folder / f"{self.name}.conf", "-E", self.folder / f"{self.name}.log"
-                )
+        deadline = time.monotonic() + 60
+        while not self.answers():
             assert time.monotonic() < deadline, (self.folder / f"{self.name}.log").read_text()
-            time.sleep(0.02)
+            settings = ("-f", self.folder / f"{self.name}.conf", "-E", self.folder / f"{self.name}.log")
+            said = self.inside("/usr/sbin/sshd", *settings)  # one that finds the port held ends by itself
+            assert said.returncode == 0, said.stderr
+            wait_for(self.answers, seconds=2)
+
+    def answers(self) -> bool:
+        """Whether an sshd says its name there."""
+        with suppress(OSError), socket.create_connection((self.address, PORT), timeout=1) as connection:
+            return connection.recv(7) == b"SSH-2.0"
+        return False
+
+
+def wait_for(condition: Callable[[], bool], *, seconds: float) -> None:
+    """Until it is so, or the time is over."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 A window is over when it holds enough answers, and is judged once, so that the false-alarm rate is that of a window. Two in a row
 must stand out before `endpoint.anomaly` is said; too many failing requests are said at once. What stands is over when no window
-stood out for a while: an alarm that flaps is one. How answers are judged is tasks/service_outputs.py; it is done in the
+stood out for a while: an alarm that flaps is one. A column that comes to stand out beside what stands, two windows in a row, is
+said once too: slow answers do not hide short ones. How answers are judged is tasks/service_outputs.py; it is done in the
 background (background.py).
 """
 
@@ -38,6 +39,8 @@ class Followed(NamedTuple):
     """Where the first window began that stood out: what was answered from then on is no reference."""
     said: dict[str, Any] | None = None
     """What was said of what stands, with the time of the last window that stood out as `last`; None: nothing stands."""
+    newly: tuple[str, ...] = ()
+    """The columns of the last window that stood out and were not said."""
 
 
 class Anomalies:
@@ -77,10 +80,35 @@ class Anomalies:
         begun = known.since if known.before is None else known.before
         if known.said is None and known.before is None and not _at_once(told, config):
             return known._replace(since=now, before=begun)
+        moved = _moved(told)
         if known.said is None:
-            Ledger(self.home).receive(_event(name, told, begun=begun, now=now))
-        said = known.said or {"begun": begun, "columns": _moved(told), "since": now}
-        return Followed(known.model, now, begun, {**said, "last": now})
+            self._say(name, told, moved, identity=f"{begun:.3f}", now=now)
+            return Followed(known.model, now, begun, {"begun": begun, "columns": moved, "since": now, "last": now})
+        newly = {column: of for column, of in moved.items() if column not in known.said["columns"]}
+        again = {column: of for column, of in newly.items() if column in known.newly or _at_once(told, config)}
+        if again:
+            self._say(name, told, again, identity=f"{begun:.3f}/{'+'.join(sorted(again))}", now=now)
+        said = {**known.said, "columns": {**known.said["columns"], **again}, "last": now}
+        return Followed(known.model, now, begun, said, tuple(newly.keys() - again.keys()))
+
+    def _say(
+        self, name: str, told: Mapping[str, Any], columns: dict[str, list[str]], *, identity: str, now: float
+    ) -> None:
+        """Once for all that stands: found again after a kill, it is a duplicate."""
+        data = {"model": told["model"], "columns": columns, "p_value": told["p_value"], "requests": told["requests"]}
+        said = f"endpoint/{name}@{identity}"
+        Ledger(self.home).receive(
+            Event(
+                name="endpoint.anomaly",
+                subject=f"endpoint/{name}",
+                source=SOURCE,
+                identity=said,
+                object=said,
+                occurred=now,
+                channel="headway",
+                data=data,
+            )
+        )
 
 
 def standing_anomalies(home: Path) -> dict[str, dict[str, Any]]:
@@ -113,22 +141,6 @@ def _at_once(told: Mapping[str, Any], config: ServiceConfig) -> bool:
 
 def _moved(told: Mapping[str, Any]) -> dict[str, list[str]]:
     return {each["name"]: each["moved"] for each in told["columns"] if each["verdict"] == "anomaly"}
-
-
-def _event(name: str, told: Mapping[str, Any], *, begun: float, now: float) -> Event:
-    """One for all that stands: found again after a kill, it is a duplicate."""
-    identity = f"endpoint/{name}@{begun:.3f}"
-    columns = _moved(told)
-    return Event(
-        name="endpoint.anomaly",
-        subject=f"endpoint/{name}",
-        source=SOURCE,
-        identity=identity,
-        object=identity,
-        occurred=now,
-        channel="headway",
-        data={"model": told["model"], "columns": columns, "p_value": told["p_value"], "requests": told["requests"]},
-    )
 
 
 def _read(path: Path) -> dict[str, Followed]:

@@ -338,6 +338,20 @@ def test_many_errors_are_told_at_once_and_a_window_waits_until_it_is_full(made):
     assert "errors" in standing_anomalies(made.home)["api"]["columns"]
 
 
+def test_what_stands_does_not_hide_what_comes_to_stand_beside_it(made):
+    def slow(answer):
+        return replace(answer, seconds=answer.seconds * 50)
+
+    def both(answer):
+        return loop(slow(answer))
+
+    assert [made.window() for _ in range(5)] == [0] * 5
+    assert [made.window(slow), made.window(slow), made.window(slow)] == [0, 1, 1]
+    assert [made.window(both), made.window(both), made.window(both)] == [1, 2, 2]
+    assert [sorted(told["columns"]) for told in _anomalies(made.home)] == [["latency"], ["repetition"]]
+    assert sorted(standing_anomalies(made.home)["api"]["columns"]) == ["latency", "repetition"]
+
+
 def test_a_look_is_every_few_minutes(made):
     made.window(count=200)
     made.duty.tick(made.now)
