@@ -5,6 +5,7 @@ Programs of most tests are the test's own; the shipped training runs in one test
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -78,7 +79,14 @@ def cluster(stand, *, nodes=2, hosts=None, **changes):
 
 def make_job(config, program, **changes):
     shape = {"nodes": config.nodes, "ranks_per_node": 1, "watch": config.watch, "settings": {"steps": 600}}
-    given = {"name": "try", "token": "f" * 32, "program": str(program), "module": False, "inputs": {}, "restarts": 0}
+    given = {
+        "name": "try",
+        "token": secrets.token_hex(16),
+        "program": str(program),
+        "module": False,
+        "inputs": {},
+        "restarts": 0,
+    }
     return Job(**{**given, **shape, **changes})
 
 
@@ -95,7 +103,14 @@ def left_of(stand, folder):
 
 def test_render_is_what_a_person_can_read(tmp_path):
     config = ClusterConfig(backend="ssh", nodes=2, ssh={"hosts": ["ops@gpu-1", "ops@gpu-2:2222", "gpu-3"]})
-    job = make_job(config, "tasks.jobs.train", module=True, python="/opt/headway/bin/python", excluded_nodes=("gpu-1",))
+    job = make_job(
+        config,
+        "tasks.jobs.train",
+        token="f" * 32,
+        module=True,
+        python="/opt/headway/bin/python",
+        excluded_nodes=("gpu-1",),
+    )
     rendered = open_backend(config).render(job, Path("/share/home/jobs/train-ffff"))
     text = rendered.files["nodes/0/start.sh"].replace(str(ROOT), "/opt/headway/code")
     golden = Path(__file__).with_name("ssh_start.golden.sh")
@@ -188,10 +203,7 @@ def _other_sshd(stand):
 def test_machines_take_one_job_at_a_time_and_cancel_leaves_nothing(stand, program, no_torch, tmp_path):
     """Two machines are taken, the next job of one machine takes the third, one of two waits."""
     backend = open_backend(cluster(stand))
-    jobs = [
-        make_job(cluster(stand, nodes=count), program, token=letter * 32, environment=no_torch)
-        for letter, count in (("a", 2), ("b", 1), ("c", 2))
-    ]
+    jobs = [make_job(cluster(stand, nodes=count), program, environment=no_torch) for count in (2, 1, 2)]
     folders = [tmp_path / job.id / "job" for job in jobs]
     handles = [backend.submit(job, folder) for job, folder in zip(jobs, folders, strict=True)]
     first, second, third = backend.states(list(zip(handles, folders, strict=True)))
