@@ -44,7 +44,7 @@ def qualify(config: QualifyConfig) -> Qualification:
             at_end=close,
         ) as run,
     ):
-        qualification = benchmark(config.cluster, config.benchmark)
+        qualification = benchmark(config.cluster, config.benchmark, training=config.training)
         run.results["qualification"] = {"ref": qualification.ref, **qualification.metrics}
         qualification.require()
         return qualification

@@ -94,7 +94,7 @@ def chain(name: str, config: RetrainConfig) -> Endpoint:
     """The stages in their order."""
     validation = validated(name, config.validation, config.preprocessing, config.cluster)
     tokens = tokenized(validation, config.preprocessing, config.cluster)
-    cluster = benchmark(config.cluster, config.benchmark).require()
+    cluster = benchmark(config.cluster, config.benchmark, training=config.training).require()
     limits = plan(tokens, config.training, config.planning, on=cluster).require()
     checkpoint = train(tokens, config.training, under=limits, on=cluster)
     scores = evaluate(checkpoint, tokens, config.evaluation, on=cluster)

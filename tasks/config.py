@@ -14,27 +14,9 @@ from pydantic import Field, model_validator
 
 from tasks.cluster_config import ClusterConfig
 from tasks.data_config import PreprocessingConfig, ValidationConfig
+from tasks.qualification_config import BenchmarkConfig
 from tasks.revalidation_config import RevalidationConfig
 from tasks.settings import Fraction, Name, Positive, Settings
-
-
-class BenchmarkConfig(Settings):
-    """What a cluster must show before a training run starts on it."""
-
-    baseline: str = "cpu-floor"
-    """A baseline of tasks/hardware/baselines, or the path of a JSON file of the same form."""
-    matmul_size: Positive = 512
-    """Side of the square float32 matrices that are multiplied."""
-    allreduce_megabytes: Positive = 16
-    """Message size of the all-reduce, in MB (10^6 bytes)."""
-    seconds: float = Field(2.0, gt=0)
-    """Time that each of the two measurements takes."""
-    min_of_peers: Fraction = 0.70
-    """A rank slower than this share of the median of the other ranks closes the gate."""
-    rounds: Positive = 3
-    """Most times that the rates are measured, when a rank is slow against its peers; each rank's best counts."""
-    max_age_hours: float = Field(24.0, gt=0)
-    """A passed qualification older than this is measured anew."""
 
 
 class NetworkConfig(Settings):
@@ -253,6 +235,7 @@ class QualifyConfig(Settings):
 
     cluster: ClusterConfig = ClusterConfig()
     benchmark: BenchmarkConfig = BenchmarkConfig()
+    training: TrainingConfig = TrainingConfig()
 
 
 class BackupConfig(Settings):

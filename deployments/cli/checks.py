@@ -123,7 +123,7 @@ def _parts(fields: dict[str, Any]) -> RenderableType:
 def _preflight(settings: Any, arguments: dict[str, Any]) -> None:
     """What can be known to be wrong before anything is spent: the dataset, the baseline."""
     from tasks.artifacts import parse_ref
-    from tasks.benchmark import load_baseline
+    from tasks.benchmark import hardware_of
     from tasks.settings import home
     from tasks.storage import open_store
     from tasks.storage.store import find
@@ -131,4 +131,4 @@ def _preflight(settings: Any, arguments: dict[str, Any]) -> None:
     if "dataset" in arguments:
         find(open_store(home()), *parse_ref(arguments["dataset"], kind="dataset"))
     else:
-        load_baseline(settings.benchmark.baseline)
+        hardware_of(settings.cluster, settings.benchmark)

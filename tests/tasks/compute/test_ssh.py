@@ -49,9 +49,16 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module")
-def stand(tmp_path_factory):
+def machines(tmp_path_factory):
     with ssh_stand(tmp_path_factory.mktemp("ssh"), count=3) as made:
         yield made
+
+
+@pytest.fixture
+def stand(machines):
+    """All of them free: a machine of the job before may take a moment more than its job."""
+    wait_until(lambda: not any(machine.running("tasks.process") for machine in machines.machines))
+    return machines
 
 
 @pytest.fixture

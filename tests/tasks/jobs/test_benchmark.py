@@ -13,7 +13,7 @@ import torch
 
 from tasks.jobs.benchmark import matmul_windows
 
-SETTINGS = {"benchmark": {"matmul_size": 128, "allreduce_megabytes": 1, "seconds": 1.0}, "threads": 1}
+SETTINGS = {"benchmark": {"matmul_size": 128, "largest_megabytes": 1, "seconds": 1.0}, "threads": 1}
 
 
 def launch(folder, *, ranks):

@@ -1,0 +1,114 @@
+"""A rank at the bench: what it is told, where it writes what it found, and how it meets the others.
+
+Ranks meet at the launcher's key-value store, not in a collective: a rank that does not come is missing after a time limit, and
+the others go on. Each rank writes `out/ranks/R.json` anew with everything that it finds, each sweep is a file of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from torch import cuda, distributed
+
+from tasks.config import TrainingConfig
+from tasks.hardware.sku import Sku
+from tasks.jobs.runtime import Rank
+from tasks.process import write_json
+from tasks.qualification.measured import Probe, RankReport, Sweep, TrainingPoint
+from tasks.qualification_config import BenchmarkConfig
+
+POLL_SECONDS = 0.05
+
+
+class Bench:
+    """State: what this rank found so far, and its connection to the store."""
+
+    def __init__(self, rank: Rank) -> None:
+        told = rank.settings
+        self.rank = rank
+        self.config = BenchmarkConfig.model_validate(told["benchmark"])
+        self.sku = Sku.model_validate(told["sku"])
+        self.training = TrainingConfig.model_validate(told["training"])
+        self.threads = int(told["threads"])
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.node_rank = rank.rank // self.ranks_per_node
+        self.node = os.environ.get("HEADWAY_NODE_NAME") or socket.gethostname()
+        self.cuda = cuda.is_available()
+        self._store: distributed.Store | None = None
+        self._report = RankReport(rank=rank.rank, local_rank=self.local_rank, node=self.node, host=socket.gethostname())
+        self._write()
+
+    @property
+    def world_size(self) -> int:
+        return self.rank.world_size
+
+    @property
+    def nodes(self) -> int:
+        """Machines of the job."""
+        return self.world_size // self.ranks_per_node
+
+    def note(self, *probes: Probe, versions: dict[str, str] | None = None) -> None:
+        """Write down what was found, at once."""
+        self._report = self._report.model_copy(
+            update={
+                "probes": (*self._report.probes, *probes),
+                "versions": {**self._report.versions, **(versions or {})},
+            }
+        )
+        self._write()
+
+    def sweep(self, sweep: Sweep) -> None:
+        """Write down a sweep; one of its ranks does. A second one over the same machines is told apart by its round."""
+        name = f"{sweep.collective}-{sweep.scope}-{sweep.round}-{self.rank.rank}-{'+'.join(sweep.nodes)[:80]}"
+        self._piece("sweeps", name, sweep.model_dump(mode="json"))
+
+    def trained(self, point: TrainingPoint) -> None:
+        """Write down a training probe; its first rank does."""
+        self._piece("training", f"{point.ranks}-{self.rank.rank}", point.model_dump(mode="json"))
+
+    @contextmanager
+    def group(self, name: str) -> Iterator[None]:
+        """A group of checks: in the progress, and in `done` when it came to its end."""
+        groups = self.config.groups
+        self.rank.progress(list(groups).index(name) if name in groups else 0, len(groups), name)
+        yield
+        self._report = self._report.model_copy(update={"done": (*self._report.done, name)})
+        self._write()
+
+    def share(self, name: str, value: Any, *, seconds: float) -> dict[int, Any]:
+        """What every rank says under a name, by rank; without those that said nothing in time. `name` is used once."""
+        if self.world_size == 1:
+            return {0: value}
+        store, deadline = self.store, time.monotonic() + seconds
+        store.set(f"{name}/{self.rank.rank}", json.dumps(value))
+        missing = set(range(self.world_size))
+        while missing and time.monotonic() < deadline:
+            missing -= {rank for rank in missing if store.check([f"{name}/{rank}"])}
+            if missing:
+                time.sleep(POLL_SECONDS)
+        there = sorted(set(range(self.world_size)) - missing)
+        return {rank: json.loads(store.get(f"{name}/{rank}")) for rank in there}
+
+    @property
+    def store(self) -> distributed.Store:
+        """The launcher's store, under a prefix of its own; process groups are made on it too."""
+        if self._store is None:
+            found, _, _ = next(distributed.rendezvous("env://", timeout=timedelta(seconds=self.config.check_seconds)))
+            self._store = distributed.PrefixStore("headway-qualify", found)
+        return self._store
+
+    def _piece(self, folder: str, name: str, value: dict[str, Any]) -> None:
+        path = self.rank.output / folder / f"{''.join(c if c.isalnum() or c in '+-._' else '_' for c in name)}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, value)
+
+    def _write(self) -> None:
+        self._piece("ranks", str(self.rank.rank), self._report.model_dump(mode="json"))
