@@ -17,8 +17,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:  # a stand's keeper runs this file alone
+    from networks import Namespace, Network
 
 PROGRAMS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm", "munged": "munge"}
 SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -33,6 +37,8 @@ class SlurmStand:
     nodes: tuple[str, ...]
     environment: dict[str, str]
     boots: bool
+    machines: "dict[str, Namespace]" = field(default_factory=dict)
+    """The network of each node, where they have one of their own."""
     controller: "subprocess.Popen[bytes] | None" = None
     daemons: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
 
@@ -121,9 +127,10 @@ class SlurmStand:
         assert program
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SLURMD_"))}
         extra = {"HEADWAY_STAND_NODE": node} if node else {}
+        inside = self.machines[node].entering if node in self.machines else ()
         with open(self.folder / "log" / f"{node or words[0]}.out", "ab") as log:
             return subprocess.Popen(
-                [program, *words[1:]],
+                [*inside, program, *words[1:]],
                 env={**environment, **self.environment, **extra, "PATH": SBIN},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -142,12 +149,13 @@ def slurm(
     boot_seconds: float = 0.0,
     resume_timeout: int = 60,
     settings: str = "",
+    network: "Network | None" = None,
 ) -> Iterator[SlurmStand]:
     """A Slurm of nodes n1, n2, ... that is ready for jobs.
 
     Partitions: `main` (the default), `short` (one minute, one node), `urgent` (preempts jobs of main). With `boot_seconds` the
     nodes are cloud nodes that are powered down, and boot for so long when a job wants them. `settings` is further lines of
-    slurm.conf. Skips where Slurm is not installed.
+    slurm.conf. With `network` (networks.py) each node has a machine of it. Skips where Slurm is not installed.
     """
     for program, package in PROGRAMS.items():
         if not shutil.which(program, path=SBIN):
@@ -156,13 +164,17 @@ def slurm(
     folder.chmod(0o755)
     environment = {"SLURM_CONF": str(folder / "slurm.conf")}
     stand = SlurmStand(folder, tuple(f"n{k + 1}" for k in range(nodes)), environment, boots=boot_seconds > 0)
+    if network:
+        stand.machines.update(zip(stand.nodes, network.machines, strict=True))
     keeper = subprocess.Popen(
         [sys.executable, "-P", __file__, str(folder)], stdin=subprocess.PIPE, start_new_session=True
     )
     try:
         _start_munge(folder)
         timeouts = {"SlurmdTimeout": slurmd_timeout, "MinJobAge": min_job_age, "ResumeTimeout": resume_timeout}
-        (folder / "slurm.conf").write_text(_configuration(stand, cpus, timeouts, settings))
+        (folder / "slurm.conf").write_text(
+            _configuration(stand, cpus, timeouts, settings, network.here if network else "127.0.0.1")
+        )
         if stand.boots:
             _write_power_programs(stand, boot_seconds)
         stand.start_controller()
@@ -193,12 +205,12 @@ def _start_munge(folder: Path) -> None:
     subprocess.run(words, check=True, capture_output=True)
 
 
-def _configuration(stand: SlurmStand, cpus: int, timeouts: dict[str, int], settings: str) -> str:
+def _configuration(stand: SlurmStand, cpus: int, timeouts: dict[str, int], settings: str, here: str) -> str:
     folder, host = stand.folder, socket.gethostname().split(".")[0]
     ports = _free_ports(len(stand.nodes) + 1)
     state, facts = "CLOUD" if stand.boots else "UNKNOWN", f"CPUs={cpus} RealMemory=8000 Feature=cpu,stand"
     nodes = [
-        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} {facts} State={state}"
+        f"NodeName={name} NodeHostname={host} NodeAddr={_address(stand, name)} Port={port} {facts} State={state}"
         for name, port in zip(stand.nodes, ports[1:], strict=True)
     ]
     power = [
@@ -211,7 +223,7 @@ def _configuration(stand: SlurmStand, cpus: int, timeouts: dict[str, int], setti
     return "\n".join(
         [
             f"ClusterName={folder.name}",
-            f"SlurmctldHost={host}(127.0.0.1)",
+            f"SlurmctldHost={host}({here})",
             f"SlurmctldPort={ports[0]}",
             "SlurmUser=root",
             "SlurmdUser=root",
@@ -249,6 +261,10 @@ def _configuration(stand: SlurmStand, cpus: int, timeouts: dict[str, int], setti
             "",
         ]
     )
+
+
+def _address(stand: SlurmStand, node: str) -> str:
+    return stand.machines[node].address if node in stand.machines else "127.0.0.1"
 
 
 def _write_power_programs(stand: SlurmStand, boot_seconds: float) -> None:

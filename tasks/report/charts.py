@@ -103,10 +103,8 @@ def ranks_chart(cluster: QualificationReport) -> str:
         Bar(f"rank {rank.rank} {rank.host}".strip(), rank.matmul_gflops, number(rank.matmul_gflops))
         for rank in sorted(slowest, key=lambda rank: rank.rank)
     ]
-    floor = cluster.baseline.matmul_gflops_per_rank
-    return bars(
-        "ranks", rows, label="GFLOP/s of each rank", references=[(f"{cluster.baseline.name} {number(floor)}", floor)]
-    )
+    references = _reference(cluster.baseline.name, cluster.baseline.matmul_gflops_per_rank)
+    return bars("ranks", rows, label="GFLOP/s of each rank", references=references)
 
 
 def allreduce_chart(cluster: QualificationReport) -> str:
@@ -115,8 +113,12 @@ def allreduce_chart(cluster: QualificationReport) -> str:
         return ""
     rate, floor = cluster.allreduce.gigabytes_per_second, cluster.baseline.allreduce_gigabytes_per_second
     bar = Bar(f"{number(cluster.allreduce.megabytes)} MB", rate, number(rate))
-    reference = (f"{cluster.baseline.name} {number(floor)}", floor)
-    return bars("allreduce", [bar], label="Bus bandwidth of the all-reduce in GB/s", references=[reference])
+    references = _reference(cluster.baseline.name, floor)
+    return bars("allreduce", [bar], label="Bus bandwidth of the all-reduce in GB/s", references=references)
+
+
+def _reference(name: str, floor: float | None) -> list[tuple[str, float]]:
+    return [] if floor is None else [(f"{name} {number(floor)}", floor)]
 
 
 def scores_chart(scores: EvaluationReport, champion: Champion | None) -> str:

@@ -6,10 +6,12 @@ Where the files come from does not live here (gather.py), nor what the run itsel
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from tasks.artifacts import Check
+from tasks.report.qualification_short import qualification_in_short
 
 Interval = tuple[float, float]
 
@@ -132,11 +134,11 @@ class TokensReport(Published):
 
 
 class Baseline(Published):
-    """What a cluster of this sort must show: 10^9 operations a second and rank, 10^9 bytes a second."""
+    """What a cluster of this sort must show: 10^9 operations a second and rank, 10^9 bytes a second; None: nothing is asked."""
 
     name: str
-    matmul_gflops_per_rank: float
-    allreduce_gigabytes_per_second: float
+    matmul_gflops_per_rank: float | None = None
+    allreduce_gigabytes_per_second: float | None = None
 
 
 class RankRate(Published):
@@ -155,12 +157,19 @@ class AllReduce(Published):
 
 
 class QualificationReport(Published):
-    """`qualification.json`."""
+    """`qualification.json` in short. Its own page has all of it (tasks/report/qualification_page.py)."""
 
+    verdict: str = ""
+    """Empty: a file of the first form, which had only checks."""
     baseline: Baseline
     ranks: tuple[RankRate, ...] = ()
     allreduce: AllReduce | None = None
-    checks: tuple[Check, ...] = ()
+    checks: tuple[PublishedCheck, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_short(cls, told: Any) -> Any:
+        return qualification_in_short(told) if isinstance(told, dict) and "measured" in told else told
 
 
 class Score(Published):

@@ -25,6 +25,8 @@ from tasks.qualification.measured import Probe, RankReport, Sweep, TrainingPoint
 from tasks.qualification_config import BenchmarkConfig
 
 POLL_SECONDS = 0.05
+RANKS_AT_FULL_POLL = 512
+"""More ranks than this ask less often: the launcher's store is one thread."""
 
 
 class Bench:
@@ -43,6 +45,8 @@ class Bench:
         self.node = os.environ.get("HEADWAY_NODE_NAME") or socket.gethostname()
         self.cuda = cuda.is_available()
         self._store: distributed.Store | None = None
+        self._absent: set[int] = set()
+        """Ranks that did not come the last time."""
         self._report = RankReport(rank=rank.rank, local_rank=self.local_rank, node=self.node, host=socket.gethostname())
         self._write()
 
@@ -84,18 +88,24 @@ class Bench:
         self._write()
 
     def share(self, name: str, value: Any, *, seconds: float) -> dict[int, Any]:
-        """What every rank says under a name, by rank; without those that said nothing in time. `name` is used once."""
+        """What every rank says under a name, by rank; without those that said nothing in time. `name` is used once.
+
+        Who did not come once is not waited for again, only taken when it is there: a dead rank costs its time limit once.
+        A counter is what ranks look at while they wait, for at thousands of ranks the store is busy enough.
+        """
         if self.world_size == 1:
             return {0: value}
         store, deadline = self.store, time.monotonic() + seconds
-        store.set(f"{name}/{self.rank.rank}", json.dumps(value))
-        missing = set(range(self.world_size))
-        while missing and time.monotonic() < deadline:
-            missing -= {rank for rank in missing if store.check([f"{name}/{rank}"])}
-            if missing:
-                time.sleep(POLL_SECONDS)
-        there = sorted(set(range(self.world_size)) - missing)
-        return {rank: json.loads(store.get(f"{name}/{rank}")) for rank in there}
+        keys = {rank: f"{name}/{rank}" for rank in range(self.world_size)}
+        awaited = [key for rank, key in keys.items() if rank not in self._absent or rank == self.rank.rank]
+        store.set(keys[self.rank.rank], json.dumps(value))
+        said = store.add(f"{name}/count", 1)
+        while (said < len(awaited) or not store.check(awaited)) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS * max(1.0, self.world_size / RANKS_AT_FULL_POLL))
+            said = store.add(f"{name}/count", 0)
+        there = keys if said == len(keys) else {rank: key for rank, key in keys.items() if store.check([key])}
+        self._absent = set(keys) - set(there)
+        return {rank: json.loads(text) for rank, text in zip(there, store.multi_get(list(there.values())), strict=True)}
 
     @property
     def store(self) -> distributed.Store:
