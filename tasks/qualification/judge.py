@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tasks.hardware.sku import BusBandwidth, Limit, Sku
+from tasks.qualification.history import Past
 from tasks.qualification.measured import Measurement, Probe, RankReport, Sweep
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, Reason, worst
 from tasks.qualification_config import BenchmarkConfig
@@ -13,7 +14,9 @@ from tasks.qualification_names import Verdict
 from tasks.settings import digest
 
 
-def judge(measurement: Measurement, sku: Sku, config: BenchmarkConfig) -> ClusterVerdict:
+def judge(
+    measurement: Measurement, sku: Sku, config: BenchmarkConfig, history: Sequence[Past] = ()
+) -> ClusterVerdict:
     """The verdict on every machine, and on what they did together. What is missing is unknown."""
     nodes = tuple(_node(name, measurement, sku, config) for name in measurement.nodes)
     reasons = tuple(_of_all(measurement, sku))

@@ -32,6 +32,8 @@ class Reason(Value):
     verdict: Verdict
     said: str = ""
     remedy: str = ""
+    nodes: tuple[str, ...] = ()
+    """Of a reason of the cluster: the machines that took part; without one of them it says nothing about the others."""
 
     @property
     def sentence(self) -> str:
@@ -51,6 +53,10 @@ class NodeVerdict(Value):
     verdict: Verdict
     reasons: tuple[Reason, ...] = ()
     """Why it is not healthy."""
+    rates: dict[str, float] = {}
+    """What its worst part reached, by check: matmul_bf16, all_reduce of node, all_reduce of pair. Its history is made of these."""
+    standing: float = 1.0
+    """Lowest share of the fastest group of machines that it reached in anything that was compared."""
 
 
 class PairVerdict(Value):
@@ -61,6 +67,7 @@ class PairVerdict(Value):
     busbw_gb_s: float | None
     verdict: Verdict
     blamed: Literal["a", "b", "link", ""] = ""
+    said: str = ""
 
 
 class ClusterVerdict(Value):
