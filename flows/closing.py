@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from flows import words
+from flows.qualified import tell_qualification
 from tasks.artifacts import Endpoint
 from tasks.errors import HeadwayError
 from tasks.lifecycle import Lifecycle, code_version
@@ -33,6 +34,7 @@ def close(run: Lifecycle) -> None:
     run.results["report"] = str(path)
     if run.run:
         run.need_spool().log_file(run.run, path)
+    tell_qualification(run)
     page = run_page(run.home, run.need_spool().folder, run.run) if run.run else None
     told = words.report(run, html=str(path), mlflow=page)
     hand_in(new_artifact("markdown", "report", told, f"{run.flow} {run.subject}: {run.status.replace('_', ' ')}"))

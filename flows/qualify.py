@@ -1,4 +1,4 @@
-"""A cluster, measured by itself: always anew, judged by its baseline, reported like every run."""
+"""A cluster, measured by itself: always anew, judged by what its hardware must show, reported like every run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tasks.artifacts import Qualification
 from tasks.benchmark import benchmark
 from tasks.config import QualifyConfig
 from tasks.lifecycle import lifecycle
+from tasks.registry.qualifications import told
 
 STAGES = ("benchmark",)
 
@@ -24,10 +25,10 @@ def _name() -> str:
 def qualify(config: QualifyConfig) -> Qualification:
     """Benchmark a cluster, and judge it. A run that starts within the day reuses what was measured here.
 
-    Raises GateFailed when it is slower than its baseline, or one of its ranks than the others.
+    Raises GateFailed when it failed, or when too little is known of it, and too few machines are left.
 
     Args:
-        config: Which cluster, how it is measured, and by which baseline it is judged.
+        config: Which cluster, how it is measured, as which hardware it is judged, and what happens to bad machines.
     """
     config = checked(QualifyConfig, config)
     with (
@@ -45,6 +46,6 @@ def qualify(config: QualifyConfig) -> Qualification:
         ) as run,
     ):
         qualification = benchmark(config.cluster, config.benchmark, training=config.training)
-        run.results["qualification"] = {"ref": qualification.ref, **qualification.metrics}
+        run.results |= told(run.store, qualification)
         qualification.require()
         return qualification

@@ -26,6 +26,7 @@ from tasks.deploy import deploy, sample
 from tasks.evaluate import champion_checkpoint, compare, evaluate
 from tasks.export import export
 from tasks.lifecycle import current, lifecycle
+from tasks.outcast import require_proof
 from tasks.plan import plan
 from tasks.registry.audit import acting
 from tasks.registry.policy import load_policy, require
@@ -92,6 +93,7 @@ def served(dataset: str, config: RetrainConfig) -> Endpoint | None:
 
 def chain(name: str, config: RetrainConfig) -> Endpoint:
     """The stages in their order."""
+    require_proof(config.cluster, config.benchmark)
     validation = validated(name, config.validation, config.preprocessing, config.cluster)
     tokens = tokenized(validation, config.preprocessing, config.cluster)
     cluster = benchmark(config.cluster, config.benchmark, training=config.training).require()

@@ -14,7 +14,7 @@ from tasks.report.data import duration, short
 SHOWN = {
     "validate": ("documents", "bytes", "quarantined", "warnings"),
     "preprocess": ("train_tokens", "vocab_size"),
-    "benchmark": ("matmul_gflops_per_rank", "allreduce_gigabytes_per_second"),
+    "benchmark": ("machines_usable", "matmul_gflops_per_rank", "allreduce_gigabytes_per_second"),
     "plan": ("parameters", "seconds"),
     "train": ("loss", "tokens_per_second"),
     "evaluate": ("bits_per_byte", "perplexity", "gain_over_bigram"),

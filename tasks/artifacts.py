@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks.cluster_config import ClusterConfig
 from tasks.errors import GateFailed
+from tasks.qualification_names import Verdict
 
 KINDS = (
     "dataset",
@@ -159,6 +160,8 @@ class Cluster(Value):
     """Of the machine with the least."""
     qualification: str = ""
     """Reference of the qualification that vouches for it."""
+    proven: tuple[str, ...] = ()
+    """Machines that proved themselves, healthiest first: jobs run on these only. None: whatever the backend gives."""
     config: ClusterConfig = ClusterConfig()
     """How it is reached, and how jobs run on it."""
 
@@ -194,6 +197,14 @@ class Qualification(Gate):
     hosts: tuple[str, ...] = ()
     baseline: str = ""
     """Digest of the baseline that it was judged by."""
+    verdict: Verdict = "unknown"
+    """On the machines that are left when those that may be excluded are."""
+    sku: str = ""
+    """The hardware that it was judged as."""
+    expires: str = ""
+    """Until when it holds, in UTC (ISO 8601)."""
+    machines: dict[str, Verdict] = {}
+    """The verdict on each machine, also on those that were left out."""
 
     def require(self) -> Cluster:
         self.require_passed()

@@ -1,31 +1,54 @@
 """Cluster -> Qualification: no training starts on machines that have not proven themselves.
 
 The measuring is done by the program tasks/jobs/benchmark.py; what hardware must show is data in tasks/hardware, and the
-verdict is tasks/qualification. A baseline is never written by the run that it judges.
+verdict is tasks/qualification. A baseline is never written by the run that it judges. What is done with machines that failed is
+tasks/outcast.py. See docs/qualification.md.
 """
 
 from __future__ import annotations
 
 import json
 import socket
-from functools import partial
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from tasks.artifacts import Check, Cluster, Qualification, unqualified
+from tasks.artifacts import Cluster, Qualification
 from tasks.cluster_config import ClusterConfig
+from tasks.compute.marks import read_mark
 from tasks.config import TrainingConfig
 from tasks.errors import JobFailed
 from tasks.hardware.sku import Sku, load_sku
+from tasks.outcast import Outcast, act_on, left_of, machines, needed_nodes, require_possible, subject_of
 from tasks.programs import Program
+from tasks.qualification.gate import gate_checks
+from tasks.qualification.history import Past
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement, read_measurement
-from tasks.qualification.verdicts import ClusterVerdict, Reason
+from tasks.qualification.remaining import Remaining
+from tasks.qualification.verdicts import ClusterVerdict
 from tasks.qualification_config import BenchmarkConfig
+from tasks.registry.qualifications import PAGE, past, stored
 from tasks.registry.records import Record, age_hours
+from tasks.report.qualification import write_qualification
 from tasks.settings import digest, home
 from tasks.stage import stage
-from tasks.workbench import publish, run_job, scratch
+from tasks.workbench import at_work, publish, run_job, scratch
+
+ROUNDS = 3
+"""Most often that what is left is measured again by itself; each time some machine was left out."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was measured, the verdict on it, and what is left."""
+
+    measured: Measurement
+    verdict: ClusterVerdict
+    left: Remaining
 
 
 def hardware_of(cluster: ClusterConfig, config: BenchmarkConfig) -> Sku:
@@ -42,22 +65,29 @@ def too_old(record: Record, args: tuple[Any, ...]) -> bool:
     """A qualification holds for its time, its machines and its baseline."""
     cluster, config = args
     there = cluster.backend != "local" or socket.gethostname() in record.value["hosts"]
-    same = record.value["baseline"] == digest(hardware_of(cluster, config).model_dump(mode="json"))
+    same = record.value["baseline"] == sku_digest(hardware_of(cluster, config))
     return age_hours(record) > config.max_age_hours or not there or not same
 
 
-@stage(version=2, expires=too_old)
+def sku_digest(sku: Sku) -> str:
+    """By which a verdict says what it was judged by."""
+    return digest(sku.model_dump(mode="json"))
+
+
+@stage(version=3, expires=too_old)
 def benchmark(cluster: ClusterConfig, config: BenchmarkConfig, *, training: TrainingConfig) -> Qualification:
     """Measure every machine, and what they do together, and judge both. `training` is what the training probe runs."""
-    sku = hardware_of(cluster, config)
-    bare = unqualified(cluster)
-    read = partial(read_measurement, nodes=bare.nodes, ranks_per_node=bare.ranks_per_node)
-    try:
-        job = run_job(program(cluster, config, training), on=bare)
-        measured = read(job.output, seconds=job.result["seconds"])
-    except JobFailed as error:
-        measured = read(Path(error.folder) / "out", error=error.message.splitlines()[0])
-    return _conclude(bare, sku, measured, judge(measured, sku, config))
+    require_possible(cluster, config)
+    sku, before = hardware_of(cluster, config), _history(cluster)
+    asked = program(cluster, config, training)
+    proof = _prove(asked, machines(cluster, config), cluster, config, sku, before)
+    for _ in range(ROUNDS):
+        if not (proof.left.needs_fresh_run and proof.left.enough):
+            break
+        rest = machines(cluster, config, only=proof.left.nodes)
+        proof = _joined(proof, _prove(asked, rest, cluster, config, sku, before))
+    outcast = act_on(proof.measured, proof.verdict, proof.left, cluster, config)
+    return _conclude(cluster, config, sku, proof, outcast)
 
 
 def program(cluster: ClusterConfig, config: BenchmarkConfig, training: TrainingConfig) -> Program:
@@ -71,73 +101,132 @@ def program(cluster: ClusterConfig, config: BenchmarkConfig, training: TrainingC
     return Program("tasks.jobs.benchmark", settings, restarts=0)
 
 
-def _conclude(bare: Cluster, sku: Sku, measured: Measurement, verdict: ClusterVerdict) -> Qualification:
-    checks = _checks(measured, verdict)
-    subject = bare.model_copy(
+def _prove(
+    asked: Program, on: Cluster, cluster: ClusterConfig, config: BenchmarkConfig, sku: Sku, before: Sequence[Past]
+) -> Proof:
+    measured = measure(asked, on, again="" if on.proven == config.nodes else f"rest-{digest(on.proven)[:8]}")
+    verdict = judge(measured, sku, config, before)
+    return Proof(measured, verdict, left_of(verdict, cluster, config))
+
+
+def measure(asked: Program, on: Cluster, *, again: str = "") -> Measurement:
+    """What the machines of a cluster show; of a job that failed, what there is of it."""
+    began, error = time.monotonic(), ""
+    try:
+        folder = Path(run_job(asked, on=on, again=again).folder)
+    except JobFailed as failed:
+        if not failed.folder:
+            raise
+        folder, error = Path(failed.folder), failed.message.splitlines()[0]
+    measured = read_measurement(
+        folder / "out",
+        nodes=on.nodes,
+        ranks_per_node=on.ranks_per_node,
+        error=error,
+        seconds=time.monotonic() - began,
+    )
+    came = [str(read_mark(mark).get("name", "")) for mark in sorted((folder / "nodes").glob("*/node.json"))]
+    known = dict.fromkeys([*on.proven, *measured.nodes, *filter(None, came)])
+    return measured.model_copy(update={"nodes": tuple(known)})
+
+
+def _history(cluster: ClusterConfig) -> list[Past]:
+    """What earlier qualifications say of the machines; they stand in the lineage beside the inputs."""
+    work = at_work()
+    found = list(stored(work.lifecycle.store, cluster.name))
+    work.context += [one.manifest.ref for one in found]
+    return past(found)
+
+
+def _joined(first: Proof, second: Proof) -> Proof:
+    """The second proof is of the rest; what is known of the others is from the first."""
+    rest = {node.name for node in second.verdict.nodes}
+    others = [node for node in first.verdict.nodes if node.name not in rest]
+    pairs = [pair for pair in first.verdict.pairs if not {pair.a, pair.b} <= rest]
+    verdict = second.verdict.model_copy(
+        update={"nodes": (*second.verdict.nodes, *others), "pairs": (*second.verdict.pairs, *pairs)}
+    )
+    left = second.left.model_copy(update={"excluded": {**first.left.excluded, **second.left.excluded}})
+    out = {node.name for node in others}
+    measured = second.measured.model_copy(
         update={
-            "matmul_gflops_per_rank": 1000 * min(_values(measured, "matmul_fp32"), default=0.0),
-            "allreduce_gigabytes_per_second": _busbw(measured),
-            "memory_bytes_per_node": round(min(_values(measured, "memory_gib"), default=0.0) * 2**30),
+            "nodes": tuple(dict.fromkeys([*second.measured.nodes, *first.measured.nodes])),
+            "ranks": (*second.measured.ranks, *(rank for rank in first.measured.ranks if rank.node in out)),
+            "sweeps": (*second.measured.sweeps, *(sweep for sweep in first.measured.sweeps if out & set(sweep.nodes))),
+            "seconds": first.measured.seconds + second.measured.seconds,
         }
     )
+    return Proof(measured, verdict, left)
+
+
+def _conclude(
+    cluster: ClusterConfig, config: BenchmarkConfig, sku: Sku, proof: Proof, outcast: Outcast
+) -> Qualification:
+    measured, left = proof.measured, proof.left
+    verdict = proof.verdict.model_copy(update={"verdict": left.verdict})
+    checks = (*gate_checks(verdict, left, needed=needed_nodes(cluster, config)), *outcast.checks)
+    subject = subject_of(cluster, config, left).model_copy(update=_rates(measured, left))
+    expires = (datetime.now(UTC) + timedelta(hours=config.max_age_hours)).isoformat(timespec="seconds")
     page = {
+        "name": cluster.name,
         "verdict": verdict.model_dump(mode="json"),
+        "remaining": left.model_dump(mode="json"),
+        "expires": expires,
         "measured": measured.model_dump(mode="json"),
         "sku": sku.model_dump(mode="json"),
         "checks": [check.model_dump() for check in checks],
+        "drained": [one.model_dump() for one in outcast.drained],
+        "requests": [one.model_dump() for one in outcast.requests],
     }
     with scratch() as folder:
-        (folder / "qualification.json").write_text(json.dumps(page, indent=1))
+        (folder / PAGE).write_text(json.dumps(page, indent=1))
+        write_qualification(folder, page)
         return publish(
             folder,
             Qualification,
-            name=bare.name,
-            metrics={
-                "matmul_gflops_per_rank": subject.matmul_gflops_per_rank,
-                "allreduce_gigabytes_per_second": subject.allreduce_gigabytes_per_second,
-            },
+            name=cluster.name,
+            metrics=_metrics(subject, verdict, left),
             checks=checks,
             subject=subject,
             hosts=tuple(sorted({report.host for report in measured.ranks})),
-            baseline=verdict.sku_digest,
+            baseline=sku_digest(sku),
+            verdict=verdict.verdict,
+            sku=sku.name,
+            expires=expires,
+            machines={node.name: node.verdict for node in verdict.nodes},
         )
 
 
-def _checks(measured: Measurement, verdict: ClusterVerdict) -> tuple[Check, ...]:
-    """One a machine and one a reason; silence is not health."""
-    reasons = [*verdict.reasons, *(reason for node in verdict.nodes for reason in node.reasons)]
-    absent = measured.expected_nodes - len(measured.nodes)
-    missing = Check(
-        name="machines with a result",
-        measured=measured.error or f"{len(measured.nodes)} of {measured.expected_nodes}",
-        limit="all",
-        passed=absent <= 0,
-        remedy="" if absent <= 0 else "Read the job's logs; take the machine out.",
-    )
-    sound = (
-        Check(name=n.name, measured=n.verdict, limit="healthy", passed=True) for n in verdict.nodes if not n.reasons
-    )
-    return (missing, *sound, *map(_check, reasons))
+def _metrics(subject: Cluster, verdict: ClusterVerdict, left: Remaining) -> dict[str, float]:
+    counts = {
+        f"machines_{name}": float(len(verdict.named(name))) for name in ("healthy", "degraded", "failed", "unknown")
+    }
+    return {
+        "matmul_gflops_per_rank": subject.matmul_gflops_per_rank,
+        "allreduce_gigabytes_per_second": subject.allreduce_gigabytes_per_second,
+        "machines_usable": float(len(left.nodes)),
+        **counts,
+    }
 
 
-def _check(reason: Reason) -> Check:
-    closed = reason.verdict in ("failed", "unknown")
-    return Check(
-        name=" ".join(part for part in (reason.node, reason.where, reason.check) if part),
-        measured=reason.measured,
-        limit=f"{reason.limit} {reason.unit}".strip(),
-        passed=not closed,
-        warned=not closed,
-        remedy=reason.remedy,
-    )
+def _rates(measured: Measurement, left: Remaining) -> dict[str, Any]:
+    """What the plan reckons with, of the machines that are left."""
+    return {
+        "matmul_gflops_per_rank": 1000 * min(_values(measured, "matmul_fp32", left), default=0.0),
+        "allreduce_gigabytes_per_second": _busbw(measured, left),
+        "memory_bytes_per_node": round(min(_values(measured, "memory_gib", left), default=0.0) * 2**30),
+    }
 
 
-def _values(measured: Measurement, check: str) -> list[float]:
-    probes = (probe for report in measured.ranks for probe in report.probes if probe.check == check)
+def _values(measured: Measurement, check: str, left: Remaining) -> list[float]:
+    reports = [report for report in measured.ranks if report.node in left.nodes or not left.nodes]
+    probes = (probe for report in reports for probe in report.probes if probe.check == check)
     return [probe.measured for probe in probes if isinstance(probe.measured, float)]
 
 
-def _busbw(measured: Measurement) -> float:
-    """Of the largest message of the all-reduce over all ranks, in GB/s; 0 where there was none."""
-    rows = [r for s in measured.sweeps if (s.collective, s.scope) == ("all_reduce", "all") for r in s.rows]
+def _busbw(measured: Measurement, left: Remaining) -> float:
+    """Of the largest message of the all-reduce over all of them, in GB/s; 0 where there was none."""
+    over_all = [s for s in measured.sweeps if (s.collective, s.scope) == ("all_reduce", "all")]
+    rest = [s for s in over_all if set(s.nodes) <= set(left.nodes)] or over_all
+    rows = [row for sweep in rest for row in sweep.rows]
     return max(((row.bytes, row.busbw or 0.0) for row in rows), default=(0, 0.0))[1]

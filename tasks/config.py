@@ -168,6 +168,19 @@ class ApprovalConfig(Settings):
     """Time after which a run that nobody approved ends, its gate closed."""
 
 
+def _fewest_machines(config: Any) -> Any:
+    least, nodes, named = config.benchmark.act.min_nodes, config.cluster.nodes, config.benchmark.nodes
+    if config.cluster.elastic and least:
+        raise ValueError(
+            f"benchmark.act.min_nodes is {least}: an elastic job's fewest machines are cluster.elastic.min_nodes; leave it empty"
+        )
+    if least and least > nodes:
+        raise ValueError(f"benchmark.act.min_nodes {least} must not be above cluster.nodes {nodes}")
+    if len(set(named)) < len(named):
+        raise ValueError(f"benchmark.nodes names a machine twice: {', '.join(named)}")
+    return config
+
+
 def _one_text_field(config: Any) -> Any:
     checked, used = config.validation.text_field, config.preprocessing.text_field
     if checked != used:
@@ -195,7 +208,7 @@ class RetrainConfig(Settings):
 
     @model_validator(mode="after")
     def _batch_divides(self) -> RetrainConfig:
-        for ranks in self.cluster.world_sizes:
+        for ranks in self.world_sizes:
             at_once = self.training.micro_batch_size * ranks
             if self.training.global_batch_size % at_once:
                 raise ValueError(
@@ -205,6 +218,13 @@ class RetrainConfig(Settings):
         return self
 
     _one_text = model_validator(mode="after")(_one_text_field)
+    _fewest = model_validator(mode="after")(_fewest_machines)
+
+    @property
+    def world_sizes(self) -> tuple[int, ...]:
+        """Every number of ranks that training may have, also when machines are left out by the qualification."""
+        fewer = range(self.benchmark.act.min_nodes or self.cluster.nodes, self.cluster.nodes)
+        return (*(nodes * self.cluster.ranks_per_node for nodes in fewer), *self.cluster.world_sizes)
 
 
 class RevalidateConfig(Settings):
@@ -236,6 +256,8 @@ class QualifyConfig(Settings):
     cluster: ClusterConfig = ClusterConfig()
     benchmark: BenchmarkConfig = BenchmarkConfig()
     training: TrainingConfig = TrainingConfig()
+
+    _fewest = model_validator(mode="after")(_fewest_machines)
 
 
 class BackupConfig(Settings):

@@ -42,6 +42,7 @@ def job_of(name: str, key: str, program: Program, *, on: Cluster, folders: dict[
         artifacts={name: artifact.ref for name, artifact in program.inputs.items()},
         progress=program.progress,
         restarts=program.restarts,
+        only_nodes=on.proven,
         **_machines(on, program),
         **{**shape(on.config), **({} if program.restarts else {"retry": None})},
     )

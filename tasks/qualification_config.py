@@ -65,6 +65,8 @@ class BenchmarkConfig(Settings):
     """Whether application clocks of GPUs are set to their maximum first; needs rights on the machine."""
     aznhc: Literal["auto", "never"] = "auto"
     """Whether Azure's node health checks run where they are installed."""
+    aznhc_seconds: float = Field(900.0, gt=0)
+    """Longest time of Azure's node health checks on a machine, which take 5 to 8 minutes; what takes longer is unknown."""
     max_age_hours: float = Field(24.0, gt=0)
     """A passed qualification older than this is measured anew."""
     act: ActConfig = ActConfig()

@@ -33,7 +33,7 @@ from tasks.registry import records
 from tasks.registry.access import note_access
 from tasks.registry.audit import actor
 from tasks.registry.publishing import publish as publish_artifact
-from tasks.settings import Settings
+from tasks.settings import Settings, digest
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import find
 from tasks.surroundings import surroundings
@@ -71,6 +71,9 @@ class Work:
     context: list[str]
     outputs: list[str] = field(default_factory=list)
     job: JobResult | None = None
+    """The last one that has a result."""
+    done: dict[str, Path] = field(default_factory=dict)
+    """Folders of all its jobs that have one, by token."""
 
 
 _work: ContextVar[Work] = ContextVar("headway_work")
@@ -168,14 +171,15 @@ def manifest_of(artifact: Artifact) -> Manifest:
     return stored(artifact)
 
 
-def run_job(program: Program, *, on: Cluster) -> JobResult:
-    """Run a program of tasks/jobs to its end, on the cluster.
+def run_job(program: Program, *, on: Cluster, again: str = "") -> JobResult:
+    """Run a program of tasks/jobs to its end, on the cluster. `again` tells a stage's further jobs from its first.
 
     Raises what tasks.compute.supervisor.run raises.
     """
     work = _work.get()
     folders = {name: str(fetch(artifact)) for name, artifact in program.inputs.items()}
-    job = job_of(work.stage, work.key, program, on=on, folders=folders)
+    name, key = (f"{work.stage}-{again}", digest([work.key, again])) if again else (work.stage, work.key)
+    job = job_of(name, key, program, on=on, folders=folders)
     _close_published_generation(work, job.token)
     folder = work.lifecycle.home / "jobs" / job.id
     work.job = run(
@@ -186,18 +190,17 @@ def run_job(program: Program, *, on: Cluster) -> JobResult:
         watch=_watch(work, on),
         cluster=on.config,
     )
+    work.done[job.token] = folder
     return work.job
 
 
 def clean_up(work: Work) -> None:
-    """After the stage is recorded: its job is done, and only what a person may want to read stays."""
-    if work.job is None:
-        return
-    folder = Path(work.job.folder)
-    settle(work.key[:32], work.lifecycle.journal, "done", folder=folder)
-    for path in folder.iterdir():
-        if path.name not in KEPT_AFTER_A_JOB and not path.name.startswith("published-"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    """After the stage is recorded: its jobs are done, and only what a person may want to read stays."""
+    for token, folder in work.done.items():
+        settle(token, work.lifecycle.journal, "done", folder=folder)
+        for path in folder.iterdir():
+            if path.name not in KEPT_AFTER_A_JOB and not path.name.startswith("published-"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _publish(work: Work, folder: Path, kind: str, inputs: tuple[str, ...], provenance: Provenance) -> Manifest:

@@ -1,4 +1,4 @@
-"""Four machines with networks of their own under a real Slurm, and the configuration of a cluster of three and a spare on them."""
+"""Four machines with networks of their own under a real Slurm, configured as a cluster of three and a spare."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

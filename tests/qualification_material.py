@@ -48,7 +48,7 @@ def sample(nodes: int, *, seed: int = 8, sound: bool = False, text: str = "") ->
     names = tuple(f"{text}{NAME.format(index)}" for index in range(1, nodes + 1))
     slow = "" if sound or nodes < 2 else names[nodes // 3]
     dead = "" if sound or nodes < 4 else names[-1]
-    old = "" if sound or nodes < 3 else names[1]
+    old = "" if sound or nodes < 3 else names[2]
     there = [name for name in names if name != dead]
     ranks = [
         rank

@@ -112,7 +112,10 @@ def brief(outcome: Outcome) -> str:
     wanted = {
         "validate": "{documents:.0f} documents, {bytes:.0f} bytes",
         "preprocess": "{train_tokens:.0f} tokens, vocabulary {vocab_size:.0f}",
-        "benchmark": "{matmul_gflops_per_rank:.1f} GFLOP/s a rank, all-reduce {allreduce_gigabytes_per_second:.2f} GB/s",
+        "benchmark": (
+            "{machines_usable:.0f} machine(s), {matmul_gflops_per_rank:.1f} GFLOP/s a rank, all-reduce "
+            "{allreduce_gigabytes_per_second:.2f} GB/s"
+        ),
         "plan": "{parameters:.0f} parameters, about {seconds:.0f} s of training",
         "train": "loss {loss:.3f}, {tokens_per_second:.0f} tokens/s",
         "evaluate": "{bits_per_byte:.3f} bits per byte, Kneser-Ney bigram {bigram_bits_per_byte:.3f}",

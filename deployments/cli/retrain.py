@@ -63,14 +63,16 @@ def _preview(name: str, settings: Any, from_stage: Any, to_stage: Any) -> dict[s
 
 
 def _preflight(name: str, settings: Any) -> None:
-    """What can be known to be wrong before anything is spent: the dataset, the port, the baseline."""
+    """What can be known to be wrong before anything is spent: the dataset, the port, the hardware and its proof."""
     from tasks.artifacts import parse_ref
     from tasks.benchmark import hardware_of
     from tasks.endpoints.known import require_port
+    from tasks.outcast import require_proof
     from tasks.settings import home
     from tasks.storage import open_store
     from tasks.storage.store import find
 
     find(open_store(home()), *parse_ref(name, kind="dataset"))
     hardware_of(settings.cluster, settings.benchmark)
+    require_proof(settings.cluster, settings.benchmark)
     require_port(home(), settings.deployment.endpoint, settings.deployment.port)

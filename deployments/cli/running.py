@@ -27,7 +27,9 @@ TOLD = {
     "retrain": ("dataset", "endpoint", "sample"),
     "revalidate": ("dataset", "revalidation"),
     "validate": ("dataset", "validation", "accepted", "quarantined", "checks"),
-    "qualify": ("qualification",),
+    "qualify": (
+        "qualification", "verdict", "sku", "expires", "nodes", "pairs", "reasons", "usable", "excluded", "drained", "requests",
+    ),  # fmt: skip
 }
 """What each flow leaves beside what all leave."""
 

@@ -67,6 +67,8 @@ class Job(BaseModel):
     exclusive: bool = False
     preemptible: bool = False
     excluded_nodes: tuple[str, ...] = ()
+    only_nodes: tuple[str, ...] = ()
+    """The machines that it may run on, such as those that proved themselves; none: any. Azure ML and local choose none."""
     launcher: Literal["torchrun", "mpi"] = "torchrun"
     elastic: ElasticConfig | None = None
     scratch: ScratchConfig | None = None
@@ -88,8 +90,13 @@ class Job(BaseModel):
     @property
     def spec_digest(self) -> str:
         """Of what the job is, without what a further submission of it may change."""
-        may_change = {"submission", "excluded_nodes", "smaller_batches"}
+        may_change = {"submission", "excluded_nodes", "only_nodes", "smaller_batches"}
         return digest(self.model_dump(mode="json", exclude=may_change))
+
+    @property
+    def fewest_nodes(self) -> int:
+        """Machines without which it does not run."""
+        return self.elastic.min_nodes if self.elastic else self.nodes
 
     @property
     def id(self) -> str:
@@ -208,6 +215,19 @@ class Backend(Protocol):
     def cancel(self, handle: dict[str, Any], folder: Path) -> None:
         """End the job and all of its processes; returns when they are gone or the scheduler took it over."""
         ...
+
+
+def require_enough(job: Job) -> None:
+    """Raise ValueError when the machines that a job may run on do not suffice any more, because some of them failed since."""
+    left = [name for name in job.only_nodes if name not in job.excluded_nodes]
+    if not job.only_nodes or len(left) >= job.fewest_nodes:
+        return
+    gone = [name for name in job.only_nodes if name in job.excluded_nodes]
+    without = f" without {', '.join(gone)}" if gone else ""
+    raise ValueError(
+        f"{job.name} needs {job.fewest_nodes} machines, and of those that qualified {len(left)} are left{without}: "
+        f"{', '.join(left) or 'none'}. Qualify others with `headway qualify`, and with benchmark.spare_nodes more than the job needs"
+    )
 
 
 def write_folder(job: Job, folder: Path) -> None:

@@ -26,6 +26,7 @@ def driver_spec(job: Job, folder: Path, config: RayConfig) -> dict[str, Any]:
         "bundle": bundle(job, config),
         "strategy": config.strategy,
         "excluded": list(job.excluded_nodes),
+        "only": list(job.only_nodes),
         "autoscales": config.autoscales,
         "pin": "",
         "shared_seconds": job.watch.silent_node_seconds,

@@ -17,6 +17,7 @@ from tasks.compute.job import Job, JobState, Rendered
 from tasks.compute.nodes import write_nodes
 from tasks.compute.slurm_commands import NoAnswer, Said, open_login, silent
 from tasks.compute.slurm_elastic import SlurmElastic
+from tasks.compute.slurm_only import restricted
 from tasks.compute.slurm_states import Row
 from tasks.errors import JobFailed, Missing
 from tasks.process import read_json, write_json, write_text
@@ -58,7 +59,7 @@ class SlurmBackend:
         partitions = self._login.run(slurm_errors.PARTITIONS)
         slurm_errors.require_limits(job, self._config, slurm_errors.parse_partitions(partitions.out))
         slurm_errors.require_image(job, self._login)
-        rendered = self.render(job, folder)
+        rendered = self.render(restricted(job, self._config, self._login), folder)
         self._write(job, folder, rendered)
         for _ in range(SUBMISSIONS):
             try:

@@ -19,6 +19,7 @@ from tasks.compute import elastic, slurm_errors
 from tasks.compute.job import Job, JobState, Rendered
 from tasks.compute.nodes import write_nodes
 from tasks.compute.slurm_commands import Here, Login, NoAnswer, Said, silent
+from tasks.compute.slurm_only import restricted
 from tasks.compute.slurm_parts import ALIVE, STARTING, Part, bad_machines, newest, parts_of
 from tasks.compute.slurm_render import WARNED
 from tasks.compute.slurm_states import ENDS, QUEUED, Row, parse_squeue
@@ -125,9 +126,12 @@ class SlurmElastic:
             return self._submit(Part(job, part.folder, part.number)) is None
         except HeadwayError:  # no answer, or refused now: asked again at the next look
             return True
+        except ValueError:  # Slurm has none of the machines that it may run on any more
+            return False
 
     def _submit(self, part: Part) -> Said | None:
         """Submit one machine; what Slurm said when it refused."""
+        part = Part(restricted(part.job, self._config, self._login), part.folder, part.number)
         if not part.begin():
             return None
         process.write_text(part.folder / part.file, part.script(self._config, self._login.seen(part.folder)))

@@ -24,7 +24,7 @@ from tasks.compute.metrics import newest_step
 from tasks.errors import Conflict
 from tasks.process import read_json, write_json, write_text
 
-MAY_DIFFER = ("submission", "excluded_nodes", "smaller_batches", "retry", "watch")
+MAY_DIFFER = ("submission", "excluded_nodes", "only_nodes", "smaller_batches", "retry", "watch")
 """Of two jobs under one token: what a further submission changes, and what concerns the supervisor only."""
 OF_ITS_END = (
     "result.json", "exit.json", "handle.json", "attempt.json", "progress.json", "settled.json", "cancelled.json", "launcher.log",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cluster_config import ClusterConfig
-from tasks.compute.job import Backend, Job, JobState, Journal, write_folder
+from tasks.compute.job import Backend, Job, JobState, Journal, require_enough, write_folder
 from tasks.compute.marks import read_mark
 from tasks.compute.nodes import ended_state
 from tasks.compute.submission import CANCELLED, Generation, intend, note_handle, set_aside, settle
@@ -124,6 +124,7 @@ class Submitter:
 
     def _handed_over(self, job: Job, patient: bool) -> dict[str, Any]:
         """The handle. A scheduler that was away is asked for the job before it is told again."""
+        require_enough(job)
         deadline, away = time.monotonic() + job.watch.silent_minutes * 60, False
         while True:
             try:

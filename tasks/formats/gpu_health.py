@@ -49,6 +49,12 @@ class Rules:
     throttle: Mapping[str, str]
     flaps_fail: int
     command_seconds: float
+    xid_hours: float = 2.0
+    """Before a qualification, an older Xid only warns."""
+    rows_fail: int = 512
+    """Uncorrectable errors in remapped rows."""
+    pages_fail: int = 62
+    """Retired pages with which a table is full (V100)."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,9 @@ def read_rules(text: str) -> Rules:
         throttle=said["throttle"]["reasons"],
         flaps_fail=said["links"]["flaps_fail"],
         command_seconds=said["command_seconds"],
+        xid_hours=said["xid_seen"]["hours"],
+        rows_fail=said["rows"]["uncorrectable"],
+        pages_fail=said["rows"]["retired_pages"],
     )
 
 
@@ -195,8 +204,12 @@ def killed_for_memory(log: str, *, since: float) -> dict[int, str]:
 
 def flap_findings(log: str, rules: Rules, *, since: float) -> list[Finding]:
     """Links that went down, by the kernel log; often enough is a fault."""
-    names = Counter(match[1] for _, text in _lines(log, since) if (match := LINK_DOWN.search(text)))
-    return [_flapped(name, times, rules) for name, times in sorted(names.items())]
+    return [_flapped(name, times, rules) for name, times in sorted(flaps(log, since=since).items())]
+
+
+def flaps(log: str, *, since: float) -> Counter[str]:
+    """How often each link went down, by a kernel log in the form of `dmesg`."""
+    return Counter(match[1] for _, text in _lines(log, since) if (match := LINK_DOWN.search(text)))
 
 
 def port_findings(before: Mapping[str, Port], now: Mapping[str, Port], rules: Rules) -> list[Finding]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MESSAGE = re.compile(
-    r"(?P<host>[A-Za-z0-9_][\w.-]*):(?P<pid>\d+):(?P<thread>\d+) \[(?P<device>-?\d+)\] "
+    r"(?<![\w.])(?P<host>[A-Za-z0-9_][\w.-]{0,254}):(?P<pid>\d+):(?P<thread>\d+) \[(?P<device>-?\d+)\] "
     r"(?:\S+:\d+ (?:\([^)\n]*\) )?|[\d.]+ \S+:\d+ )?(?:NCCL )?(?P<level>INFO|WARN|TRACE|ABORT) (?P<text>[^\n]*)"
 )
 """One message, wherever it stands in a line; host and level are always there."""

@@ -1,7 +1,7 @@
 """What a machine of a certain kind must show, as data: one YAML file a size in this folder, each number with its source and date.
 
-Pure. A home's own files, and those of `headway qualify --record`, stand in `hardware/` of the home and come first. What is
-made of the numbers is tasks/qualification. A file is never written by the run that it judges.
+Pure. A home's own files, and those of `headway qualify --record`, stand in `hardware/` of the home and come first; files.py reads
+them. What is made of the numbers is tasks/qualification. A file is never written by the run that it judges. See docs/hardware.md.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ import datetime
 from pathlib import Path
 from typing import Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.qualification_names import Collective
-
-FOLDER = Path(__file__).parent
 
 
 class Data(BaseModel):
@@ -27,8 +24,8 @@ class Data(BaseModel):
 class Source(Data):
     """Where numbers come from."""
 
-    what: str
-    """A page, or a repository and its commit."""
+    what: str = Field(min_length=1)
+    """A page, or a repository and its commit; or the rule by which one number was made of others."""
     date: datetime.date
     """When it was read or measured."""
 
@@ -40,10 +37,26 @@ class Number(Data):
     unit: str = ""
     source: str
     """Key of `sources`."""
+    note: str = ""
 
 
-class Limit(Data):
-    """What a check must show. `norm` is what sound hardware reaches; below (or above) `warn` is degraded, `fail` failed."""
+class Level(Data):
+    """What must be shown. `norm` is what sound hardware reaches; short of `warn` is degraded, short of `fail` failed."""
+
+    source: str
+    """Key of `sources`, of `fail` and of what has no source of its own."""
+    norm_source: str = ""
+    warn_source: str = ""
+    note: str = ""
+
+    @property
+    def sources(self) -> set[str]:
+        """The keys that it names."""
+        return {self.source, self.norm_source or self.source, self.warn_source or self.source}
+
+
+class Limit(Level):
+    """What a check must show."""
 
     unit: str = ""
     better: Literal["higher", "lower", "equal"] = "higher"
@@ -51,11 +64,17 @@ class Limit(Data):
     warn: float | None = None
     fail: float | str | None = None
     """With `equal`: the value that it must have."""
-    source: str
-    """Key of `sources`."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Limit:
+        if self.better == "equal" and self.fail is None:
+            raise ValueError("better: equal needs fail, the value that it must have")
+        if self.better != "equal":
+            _require_order(self.better, self.norm, self.warn, self.fail)
+        return self
 
 
-class BusBandwidth(Data):
+class BusBandwidth(Level):
     """What a collective must reach, in GB/s of bus bandwidth as nccl-tests define it."""
 
     collective: Collective = "all_reduce"
@@ -67,15 +86,21 @@ class BusBandwidth(Data):
     norm: float | None = None
     warn: float | None = None
     fail: float | None = None
-    source: str
+
+    @model_validator(mode="after")
+    def _in_order(self) -> BusBandwidth:
+        _require_order("higher", self.norm, self.warn, self.fail)
+        return self
 
 
 class Image(Data):
     """An image whose versions are known, such as one of Azure's HPC images by its URN."""
 
     urn: str
+    release: str = ""
+    """The release that the versions are of, where the URN says `latest`."""
     versions: dict[str, str]
-    """Of driver, cuda, nccl, mpi, ofed."""
+    """Of driver, cuda, nccl, mpi, ofed; on AMD of rocm, nccl, mpi, ofed."""
     source: str
 
 
@@ -85,11 +110,15 @@ class Sku(Data):
     name: str
     aliases: tuple[str, ...] = ()
     vendor: Literal["nvidia", "amd", "cpu"]
+    based_on: str = ""
+    """The file on top of which this one was read."""
     family: str = ""
-    """Azure's quota family."""
+    """Azure's quota family, counted in vCPUs. Spelling differs between Azure's interfaces: compare without case and spaces."""
     sources: dict[str, Source]
+    section_sources: dict[Literal["family", "topology", "environment", "transports"], str] = {}
+    """Keys of `sources`, of the sections that are no numbers."""
     specs: dict[str, Number] = {}
-    """gpus, gpu, gpu_memory_gb, peak_bf16_tflops, achievable_bf16_tflops, vcpus, memory_gib, nvme_disks, infiniband_ports, ..."""
+    """By a name of units.py: gpus, gpu_memory_gb, peak_bf16_tflops, achievable_bf16_tflops, vcpus, nvme_disks, ..."""
     limits: dict[str, Limit] = {}
     """By the name of the check."""
     collectives: tuple[BusBandwidth, ...] = ()
@@ -105,53 +134,45 @@ class Sku(Data):
 
     @model_validator(mode="after")
     def _sources_are_there(self) -> Sku:
-        named = [
-            *(number.source for number in (*self.specs.values(), *self.azureml.values())),
-            *(limit.source for limit in self.limits.values()),
-            *(limit.source for limit in self.collectives),
-            *(image.source for image in self.images),
-        ]
-        missing = sorted(set(named) - set(self.sources))
+        missing = sorted(self.named_sources - set(self.sources))
         if missing:
             raise ValueError(f"sources {', '.join(missing)} are named and not there")
         return self
 
+    @property
+    def named_sources(self) -> set[str]:
+        """Keys of the sources that something is from."""
+        plain = (*self.specs.values(), *self.azureml.values(), *self.images)
+        levels = (*self.limits.values(), *self.collectives)
+        return {
+            *(one.source for one in plain),
+            *(key for level in levels for key in level.sources),
+            *self.section_sources.values(),
+        }
+
+    def cite(self, source: str) -> str:
+        """A source in words, for a verdict's sentence; what is no key of `sources` stays as it is."""
+        found = self.sources.get(source)
+        return f"{found.what}, {found.date}" if found else source
+
+
+def _require_order(better: str, *levels: float | str | None) -> None:
+    numbers = [level for level in levels if isinstance(level, float)]
+    if numbers != sorted(numbers, reverse=better == "higher"):
+        norm, warn, fail = levels
+        least = "least" if better == "higher" else "most"
+        raise ValueError(
+            f"norm {norm}, warn {warn}, fail {fail}: {better} is better, so norm is at {least} warn, and warn fail"
+        )
+
 
 def plain_name(name: str) -> str:
-    """A size's name as files have it: Standard_ND96isr_H100_v5 is nd96isr_h100_v5."""
-    return name.strip().lower().removeprefix("standard_")
-
-
-def known_skus(*folders: Path) -> dict[str, Path]:
-    """Files by name; those of earlier folders come first, ours last."""
-    found: dict[str, Path] = {}
-    for folder in (*folders, FOLDER):
-        for path in sorted(folder.glob("*.yaml")):
-            found.setdefault(path.stem, path)
-    return found
+    """A size's name as files have it: Standard_ND96isr_H100_v5 and `nd96isr H100 v5` are nd96isr_h100_v5."""
+    return "_".join(name.lower().split()).removeprefix("standard_")
 
 
 def load_sku(name: str, *folders: Path) -> Sku:
     """A kind of machine by its name, one of its other names, or the path of a YAML file. Raises ValueError when there is none."""
-    if name.endswith((".yaml", ".yml")):
-        return _read(Path(name))
-    known = known_skus(*folders)
-    if plain_name(name) in known:
-        return _read(known[plain_name(name)])
-    for path in known.values():
-        sku = _read(path)
-        if plain_name(name) in map(plain_name, (sku.name, *sku.aliases)):
-            return sku
-    raise ValueError(
-        f"benchmark.sku {name!r}: no such hardware is known; known are {', '.join(sorted(known))}, or the path of a .yaml file "
-        "of the same form (`headway hardware local-cpu` shows one; `headway qualify --record` measures one)"
-    )
+    from tasks.hardware.files import find_sku, read_sku
 
-
-def _read(path: Path) -> Sku:
-    try:
-        return Sku.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ValueError(f"benchmark.sku {str(path)!r}: {error.strerror or error}") from error
-    except (ValidationError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} is no description of hardware: {error}") from error
+    return read_sku(find_sku(name, *folders), *folders)

@@ -12,14 +12,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tasks.jobs.qualify import collectives, compute
+from tasks.jobs.qualify import collectives, compute, health, memory, pairs, soak, storage, throttling, training
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.runtime import Rank, main
 from tasks.qualification_config import CheckName
 
 GROUPS: dict[CheckName, Callable[[Bench], None]] = {
+    "health": health.measure,
     "compute": compute.measure,
+    "memory": memory.measure,
+    "storage": storage.measure,
     "collectives": collectives.measure,
+    "pairs": pairs.measure,
+    "training": training.measure,
+    "soak": soak.measure,
 }
 """In the order in which they run."""
 
@@ -29,7 +35,7 @@ def run(rank: Rank) -> dict[str, Any]:
     began, bench = time.monotonic(), Bench(rank)
     for name, measure in GROUPS.items():
         if name in bench.config.groups:
-            with bench.group(name):
+            with bench.group(name), throttling.watched(bench, name):
                 measure(bench)
     bench.share("end", True, seconds=bench.config.check_seconds)
     return {"seconds": time.monotonic() - began}

@@ -150,9 +150,13 @@ def _is_end(name: str) -> bool:
 
 
 def run(mirror: Mirror, command: list[str]) -> int:
-    """Run a command with the folder in step; its exit code, or that of the process that it supervised."""
+    """Run a command with the folder in step; its exit code, or that of the process that it supervised.
+
+    It is told which store the folder comes from, to measure the way there (tasks/jobs/qualify/storage_blob.py); no secret is told.
+    """
     words = [word.replace("{node}", str(mirror.node)).replace(FOLDER, str(mirror.local)) for word in command]
-    child = subprocess.Popen(words, cwd=mirror.local, env=environment(mirror.where), preexec_fn=die_with_parent)
+    told = {**environment(mirror.where), "HEADWAY_STORE": mirror.container.config.model_dump_json()}
+    child = subprocess.Popen(words, cwd=mirror.local, env=told, preexec_fn=die_with_parent)
     while _attended(child, mirror):
         mirror.step()
         if mirror.fenced():

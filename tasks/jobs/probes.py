@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.formats import gpu_health
-from tasks.formats.gpu_health import GPU_FIELDS, OLD_NAMES, ROW_FIELDS, Finding, Port, Rules
+from tasks.formats.gpu_health import GPU_FIELDS, ROW_FIELDS, Finding, Port, Rules
+from tasks.jobs.asking import Hangs, ask, query_smi
 from tasks.process import boot_id, read_json, write_json
 
 RULES = Path(__file__).resolve().parents[1] / "hardware" / "health.json"
@@ -29,10 +28,6 @@ LAST_LOOK_SECONDS = 15.0
 """Longest wait for the look after a failed attempt."""
 NOT_RUNNING = (9, 12)
 """Exit codes of nvidia-smi on a machine without a driver, such as a CPU machine with a GPU's image."""
-
-
-class Hangs(Exception):
-    """A command did not end in time."""
 
 
 class Probes:
@@ -133,21 +128,12 @@ class Probes:
         return found
 
     def _query(self, table: str) -> tuple[int, str]:
-        """Ask nvidia-smi; a field that this driver does not know is asked for by its old name, or no more."""
-        asked = self._asked[table]
-        while True:
-            code, said = self._ask(
-                "nvidia-smi", f"--query-{table}={','.join(asked.values())}", "--format=csv,noheader,nounits"
-            )
-            unknown = gpu_health.unknown_field(said) if code else None
-            field = next((field for field, name in asked.items() if name == unknown), None)
-            if field is None:
-                return code, said
-            if unknown == field and field in OLD_NAMES:
-                asked[field] = OLD_NAMES[field]
-            else:
-                del asked[field]
-                self._could_not(f"{field}: this nvidia-smi does not know it")
+        return query_smi(
+            table,
+            self._asked[table],
+            self._ask,
+            lambda field: self._could_not(f"{field}: this nvidia-smi does not know it"),
+        )
 
     def _kernel_log(self) -> list[Finding]:
         said, since = self._dmesg(), float(self._first["since"])
@@ -166,16 +152,7 @@ class Probes:
         return said if code == 0 else ""
 
     def _ask(self, *command: str) -> tuple[int, str]:
-        """Run a command within the time limit. What does not end, even when killed (state D), is left alone: Hangs."""
-        with tempfile.TemporaryFile() as said:
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
-            try:
-                child.wait(self.rules.command_seconds)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                raise Hangs(f"{command[0]} gave no answer within {self.rules.command_seconds:g} s") from None
-            said.seek(0)
-            return child.returncode, said.read().decode(errors="replace")
+        return ask(*command, seconds=self.rules.command_seconds)
 
     def _baseline(self) -> dict[str, Any]:
         """What was so when this submission began here: earlier errors of the machine are not this job's."""

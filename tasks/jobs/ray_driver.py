@@ -85,8 +85,8 @@ class Driver:
         from ray.util.placement_group import placement_group
 
         self._must_fit()
-        ids = [m.id for m in ray_machines.machines(ray.nodes()) if m.known_as(self.spec["excluded"])]
-        apart = [{ray_machines.NODE_ID: f"!in({','.join(ids)})"}] * self.spec["nodes"] if ids else None
+        where = ray_machines.selector(self.spec, ray_machines.machines(ray.nodes()))
+        apart = [{ray_machines.NODE_ID: where}] * self.spec["nodes"] if where else None
         bundles = [{**self.spec["bundle"], **self._pin(rank)} for rank in range(self.spec["nodes"])]
         group = placement_group(bundles, strategy=self.spec["strategy"], bundle_label_selector=apart)
         need = f"{self.spec['nodes']} machine(s) with {ray_machines.words(self.spec['bundle'])}"
@@ -103,7 +103,7 @@ class Driver:
         import ray
 
         lacks = ray_machines.lacking(self.spec, ray_machines.machines(ray.nodes()))
-        if lacks and not self.spec["autoscales"]:
+        if lacks and (self.spec["only"] or not self.spec["autoscales"]):
             raise Refused("ValueError", lacks, "user")
 
     def _make_agents(self, group: Any) -> None:

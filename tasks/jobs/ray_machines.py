@@ -51,10 +51,25 @@ def machines(nodes: Sequence[Mapping[str, Any]]) -> list[Machine]:
     ]
 
 
+def allowed(spec: Mapping[str, Any], there: Sequence[Machine]) -> list[Machine]:
+    """The machines that the job may run on."""
+    left = [machine for machine in there if not machine.known_as(spec["excluded"])]
+    return [machine for machine in left if machine.known_as(spec["only"])] if spec["only"] else left
+
+
+def selector(spec: Mapping[str, Any], there: Sequence[Machine]) -> str:
+    """Ray's label selector for the ids of the machines that the job may run on; empty: any."""
+    may = {machine.id for machine in allowed(spec, there)}
+    if spec["only"]:
+        return f"in({','.join(sorted(may))})"
+    out = sorted(machine.id for machine in there if machine.id not in may)
+    return f"!in({','.join(out)})" if out else ""
+
+
 def lacking(spec: Mapping[str, Any], there: Sequence[Machine]) -> str:
     """Why the cluster could never hold the job, in words; empty when it could."""
     bundle, wanted = spec["bundle"], int(spec["nodes"])
-    left = [machine for machine in there if not machine.known_as(spec["excluded"])]
+    left = allowed(spec, there)
     spread = spec["strategy"] == "STRICT_SPREAD"
     room = sum(min(machine.holds(bundle), 1 if spread else wanted) for machine in left)
     if room >= wanted:

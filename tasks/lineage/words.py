@@ -32,13 +32,13 @@ BACK = (
     "its configuration and commit: recorded stages are reused, so only the deployment is done anew. "
     "`headway lineage` names all three."
 )
-CLUSTER_NOTE = """Measurements of the cluster **{subject}** by themselves: health, collectives, compute."""
+CLUSTER_NOTE = X
 DATASET_NOTE = (
     """Verdicts on versions of the dataset **{subject}** by themselves: its checks, its quarantine, its drift."""
 )
 HEADLINES: dict[str, tuple[str, ...]] = {
     "validate": ("documents",),
-    "benchmark": ("matmul_gflops_per_rank", "allreduce_gigabytes_per_second"),
+    "benchmark": ("machines_usable", "matmul_gflops_per_rank", "allreduce_gigabytes_per_second"),
     "train": ("loss", "tokens_per_second"),
     "evaluate": ("bits_per_byte", "gain_over_bigram"),
     "export": ("tokens_per_second_onnx",),

@@ -14,9 +14,7 @@ from tasks.qualification_names import Verdict
 from tasks.settings import digest
 
 
-def judge(
-    measurement: Measurement, sku: Sku, config: BenchmarkConfig, history: Sequence[Past] = ()
-) -> ClusterVerdict:
+def judge(measurement: Measurement, sku: Sku, config: BenchmarkConfig, history: Sequence[Past] = ()) -> ClusterVerdict:
     """The verdict on every machine, and on what they did together. What is missing is unknown."""
     nodes = tuple(_node(name, measurement, sku, config) for name in measurement.nodes)
     reasons = tuple(_of_all(measurement, sku))

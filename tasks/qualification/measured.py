@@ -60,6 +60,8 @@ class RankReport(Measured):
     probes: tuple[Probe, ...] = ()
     versions: dict[str, str] = {}
     """Of driver, CUDA, NCCL, MPI, OFED, kernel, torch, image, by name."""
+    machine: dict[str, str] = {}
+    """Its names at Azure, where it is one of theirs: vm_size, vm_id, vm_name, resource_id, physical_host."""
     done: tuple[str, ...] = ()
     """Groups of checks that it got through."""
 

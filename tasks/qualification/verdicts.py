@@ -54,7 +54,7 @@ class NodeVerdict(Value):
     reasons: tuple[Reason, ...] = ()
     """Why it is not healthy."""
     rates: dict[str, float] = {}
-    """What its worst part reached, by check: matmul_bf16, all_reduce of node, all_reduce of pair. Its history is made of these."""
+    """What its worst part reached, by check, such as matmul_bf16 or all_reduce of node. Its history is made of these."""
     standing: float = 1.0
     """Lowest share of the fastest group of machines that it reached in anything that was compared."""
 

@@ -185,8 +185,12 @@ def _cluster(data: RunReport) -> Html:
         figure(ranks_chart(cluster), "Matrix product per rank", "GFLOP/s" if few else "GFLOP/s, the slowest ranks"),
         figure(allreduce_chart(cluster), "All-reduce", "bus bandwidth, GB/s"),
     )
+    name = cluster.baseline.name
+    said = f"{cluster.verdict}, judged as {name}. All that was measured is on its own page, qualification.html of the artifact."
     return join(
-        tag("div", *figures, class_="figures"), folded(f"Checks: {tally(cluster.checks)}", checks_grid(cluster.checks))
+        tag("p", tag("strong", "Verdict: "), said) if cluster.verdict else Html(),
+        tag("div", *figures, class_="figures"),
+        folded(f"Checks: {tally(cluster.checks)}", checks_grid(cluster.checks)),
     )
 
 

@@ -50,7 +50,7 @@ def _largest(sweeps: list[dict[str, Any]]) -> dict[str, Any] | None:
     return row and {"megabytes": row["bytes"] / 1e6, "gigabytes_per_second": row["busbw"]}
 
 
-def _floor(sku: dict[str, Any]) -> float | None:
+def _floor(sku: dict[str, Any]) -> Any:
     """What the all-reduce of all machines must reach, at the largest message that has a limit."""
     limits = [one for one in sku.get("collectives") or () if _of_all(one) and one.get("fail")]
-    return max(limits, key=lambda one: one["bytes"], default={}).get("fail")
+    return max(limits, key=lambda one: one["bytes"])["fail"] if limits else None

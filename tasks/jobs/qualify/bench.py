@@ -6,6 +6,7 @@ the others go on. Each rank writes `out/ranks/R.json` anew with everything that 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -59,20 +60,24 @@ class Bench:
         """Machines of the job."""
         return self.world_size // self.ranks_per_node
 
-    def note(self, *probes: Probe, versions: dict[str, str] | None = None) -> None:
+    def note(
+        self, *probes: Probe, versions: dict[str, str] | None = None, machine: dict[str, str] | None = None
+    ) -> None:
         """Write down what was found, at once."""
         self._report = self._report.model_copy(
             update={
                 "probes": (*self._report.probes, *probes),
                 "versions": {**self._report.versions, **(versions or {})},
+                "machine": {**self._report.machine, **(machine or {})},
             }
         )
         self._write()
 
     def sweep(self, sweep: Sweep) -> None:
         """Write down a sweep; one of its ranks does. A second one over the same machines is told apart by its round."""
-        name = f"{sweep.collective}-{sweep.scope}-{sweep.round}-{self.rank.rank}-{'+'.join(sweep.nodes)[:80]}"
-        self._piece("sweeps", name, sweep.model_dump(mode="json"))
+        nodes = "+".join(sweep.nodes)
+        who = f"{self.rank.rank}-{nodes[:80]}-{hashlib.sha256(nodes.encode()).hexdigest()[:8]}"
+        self._piece("sweeps", f"{sweep.collective}-{sweep.scope}-{sweep.round}-{who}", sweep.model_dump(mode="json"))
 
     def trained(self, point: TrainingPoint) -> None:
         """Write down a training probe; its first rank does."""

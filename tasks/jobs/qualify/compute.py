@@ -1,99 +1,97 @@
-"""How fast each rank multiplies matrices, all ranks at the same time.
+"""How fast each rank multiplies matrices, all at the same time: each core in fp32, each GPU in the number formats that it has.
 
-Judged elsewhere. When a rank is slow against its peers all measure again, and each rank's best round counts: other work that
-comes and goes spares some round; throttling and a bad part spare none.
+2 n^3 operations a product of matrices of normal random numbers. GPUs multiply two sizes, for which one is faster depends on
+the GPU, and the better one counts. How a rate is measured: rates.py, gpus.py.
 """
 
 from __future__ import annotations
 
-import os
-import statistics
-import time
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
+from tasks.jobs.qualify import gpus
 from tasks.jobs.qualify.bench import Bench
-from tasks.qualification.measured import Probe
+from tasks.jobs.qualify.rates import Rate, Together, measure_windows, steady
 
-WINDOW_SECONDS = 0.5
-"""Longer than a scheduler's quota period (0.1 s), so that a throttled rank shows its average rate in every window."""
-WARMUP_SECONDS = 0.2
-SHORTEST_SHARE = 0.05
-"""Of a window that must have been computed, or the two clocks disagree too much to say anything."""
-
-
-class Window(NamedTuple):
-    """GFLOP/s in about half a second of products."""
-
-    rate: float
-    """By the clock: what a training step gets."""
-    on_core: float
-    """Without the time that the rank was ready and other work had its core: what the part itself does."""
+TERA = 1e12
+GPU_SIZES = (8192, 16384)
+FORMATS: dict[str, tuple[torch.dtype, str]] = {
+    "matmul_fp32": (torch.float32, "highest"),
+    "matmul_tf32": (torch.float32, "high"),
+    "matmul_bf16": (torch.bfloat16, "highest"),
+    "matmul_fp16": (torch.float16, "highest"),
+}
+"""A GPU's number formats, and torch's precision of float32 products: `high` is TF32."""
+FP8 = "matmul_fp8"
+TF32_FROM, FP8_FROM = (8, 0), (8, 9)
+"""NVIDIA's compute capabilities: Ampere's and Ada's, Hopper's."""
 
 
 def measure(bench: Bench) -> None:
-    """Note `matmul_fp32` of this rank, in TFLOP/s."""
+    """Note `matmul_FORMAT` of this rank's core or of its GPUs, in TFLOP/s."""
     torch.set_num_threads(bench.threads)
-    best: Window | None = None
-    for number in range(bench.config.rounds):
-        bench.share(f"compute/{number}/ready", True, seconds=bench.config.check_seconds)
-        windows = matmul_windows(bench.config.matmul_size, bench.config.seconds)
-        # A moment's disturbance spares some window; throttling spares none.
-        now = Window(max(w.rate for w in windows), max(w.on_core for w in windows))
-        best = now if best is None or now.on_core > best.on_core else best
-        everyone = bench.share(f"compute/{number}/rate", best.on_core, seconds=bench.config.check_seconds)
-        if not _any_behind(list(everyone.values()), bench.config.min_of_peers):
-            break
-    assert best
-    where = f"rank {bench.rank.rank}"
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    bench.note(Probe(check="memory_gib", measured=memory, unit="GiB"))
-    bench.note(
-        Probe(check="matmul_fp32", measured=best.rate / 1000, unit="TFLOP/s", where=where, peers=best.on_core / 1000)
-    )
+    together = Together(bench, "compute")
+    if bench.cuda:
+        _on_gpus(together)
+        return
+    outcome = together.best("matmul_fp32", lambda: [steady(_windows(bench.config.matmul_size, bench.config.seconds))])
+    together.note("matmul_fp32", "TFLOP/s", outcome, where=(f"rank {bench.rank.rank}",), per=TERA)
 
 
-def matmul_windows(size: int, seconds: float) -> list[Window]:
-    """GFLOP/s of float32 products of [size, size] matrices, one average a window of about half a second.
+def matmul_windows(size: int, seconds: float) -> list[Rate]:
+    """GFLOP/s of float32 products of [size, size] matrices on the CPU, one average a window of about half a second."""
+    return [Rate(rate / 1e9, on_core / 1e9) for rate, on_core in _windows(size, seconds)]
 
-    2 size^3 operations a product. A window that was stopped midway counts the time that it stood still, in both rates.
-    """
+
+def _windows(size: int, seconds: float) -> list[Rate]:
     left, right, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
-    _multiply_for(WARMUP_SECONDS, left, right, out)
-    count = max(1, round(seconds / WINDOW_SECONDS))
-    windows = []
-    for _ in range(count):
-        waited = _waited_for_a_core()
-        products, elapsed = _multiply_for(seconds / count, left, right, out)
-        computed = max(elapsed - (_waited_for_a_core() - waited), elapsed * SHORTEST_SHARE)
-        operations = 2 * size**3 * products / 1e9
-        windows.append(Window(rate=operations / elapsed, on_core=operations / computed))
-    return windows
+    return measure_windows(lambda: torch.mm(left, right, out=out), 2.0 * size**3, seconds)
 
 
-def _any_behind(rates: list[float], share: float) -> bool:
-    """Whether a rank is slower than its share of the median of the others."""
-    peers = [rates[:rank] + rates[rank + 1 :] for rank in range(len(rates))]
-    return any(rate < share * statistics.median(others) for rate, others in zip(rates, peers, strict=True) if others)
+def _on_gpus(together: Together) -> None:
+    devices, seconds = gpus.own(together.bench), together.bench.config.seconds
+    said = f"the better of {' and '.join(map(str, GPU_SIZES))}, all GPUs at the same time"
+    for check in formats_of(devices[0]):
+        outcome = together.best(check, partial(_both_sizes, devices, check, seconds))
+        together.note(check, "TFLOP/s", outcome, where=gpus.names(devices), per=TERA, said=said)
 
 
-def _waited_for_a_core() -> float:
-    """Seconds that the main thread was ready to run and other work had its core, since it began.
-
-    Second field of Linux's /proc/self/schedstat, in ns (Documentation/scheduler/sched-stats.rst); 0 where there is none.
-    A stopped process is not ready, so what a throttled rank loses is not in it.
-    """
-    try:
-        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):
-        return 0.0
+def formats_of(device: int) -> list[str]:
+    """The formats that a GPU multiplies in hardware."""
+    amd, capability = torch.version.hip is not None, torch.cuda.get_device_capability(device)
+    without = {"matmul_tf32"} if amd or capability < TF32_FROM else set()
+    without |= {"matmul_bf16"} if not amd and capability < TF32_FROM else set()
+    fp8 = hasattr(torch, "_scaled_mm") and capability >= ((9, 4) if amd else FP8_FROM)
+    return [check for check in FORMATS if check not in without] + ([FP8] if fp8 else [])
 
 
-def _multiply_for(seconds: float, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> tuple[int, float]:
-    began, products = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - began) < seconds or not products:
-        torch.mm(left, right, out=out)
-        products += 1
-    return products, elapsed
+def _both_sizes(devices: Sequence[int], check: str, seconds: float) -> tuple[Rate, ...]:
+    each = [
+        gpus.measure_all(devices, partial(product_on, check, size), 2.0 * size**3, seconds / len(GPU_SIZES))
+        for size in GPU_SIZES
+    ]
+    return tuple(map(max, *each))
+
+
+def product_on(check: str, size: int, device: int) -> Callable[[], object]:
+    """One product of [size, size] matrices on a GPU, to be repeated."""
+    if check == FP8:
+        return _fp8_product(size, device)
+    dtype, precision = FORMATS[check]
+    torch.set_float32_matmul_precision(precision)
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    out = torch.empty_like(left)
+    return lambda: torch.mm(left, right, out=out)
+
+
+def _fp8_product(size: int, device: int) -> Callable[[], object]:
+    """One scale a matrix, the product in bf16; torch wants the right matrix column by column."""
+    fp8 = torch.float8_e4m3fnuz if torch.version.hip else torch.float8_e4m3fn
+    left, right = (torch.randn(size, size, device=device).to(fp8) for _ in range(2))
+    one = torch.ones((), device=device)
+    columns = right.t()
+    return lambda: torch._scaled_mm(
+        left, columns, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+    )

@@ -1,0 +1,57 @@
+"""What an Azure machine says of itself: its instance metadata (IMDS), Hyper-V's key-value pairs, the image's component versions.
+
+Pure: who reads is tasks/jobs/qualify/versions.py.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+AZURE_ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"
+"""/sys/class/dmi/id/chassis_asset_tag of every Azure VM."""
+KEY_BYTES, VALUE_BYTES = 512, 2048
+"""Of a record in /var/lib/hyperv/.kvp_pool_N (linux/include/uapi/linux/hyperv.h)."""
+COMPONENTS = {"NVIDIA": "driver", "CUDA": "cuda", "NCCL": "nccl", "RCCL": "rccl", "ROCM": "rocm", "HPCX": "mpi"}
+COMPONENTS |= {"OFED": "ofed", "DOCA": "doca", "ImageVersion": "azhpc_image", "AZ_HEALTH_CHECKS": "aznhc"}
+"""Names in the image's component_versions.txt, and ours."""
+
+
+def key_values(pool: bytes) -> dict[str, str]:
+    """A pool of key-value pairs; PhysicalHostName is in pool 3."""
+    size = KEY_BYTES + VALUE_BYTES
+    records = (pool[at : at + size] for at in range(0, len(pool) - size + 1, size))
+    return {_text(record[:KEY_BYTES]): _text(record[KEY_BYTES:]) for record in records}
+
+
+def instance(compute: Mapping[str, Any]) -> dict[str, str]:
+    """The parts of IMDS's `instance/compute` that name a machine, by our names; without what is empty."""
+    names = {"vmSize": "vm_size", "vmId": "vm_id", "resourceId": "resource_id", "name": "vm_name"}
+    return {ours: str(compute[theirs]) for theirs, ours in names.items() if compute.get(theirs)}
+
+
+def urn(compute: Mapping[str, Any]) -> str:
+    """The image: PUBLISHER:OFFER:SKU:VERSION, or the id of one of the subscription's own. Empty where it is not said."""
+    image = (compute.get("storageProfile") or {}).get("imageReference") or {}
+    parts = [str(image.get(part) or "") for part in ("publisher", "offer", "sku", "version")]
+    return ":".join(parts) if all(parts) else str(image.get("id") or "")
+
+
+def components(text: str) -> dict[str, str]:
+    """/opt/azurehpc/component_versions.txt, by our names. Raises ValueError when it is no JSON object of names and versions."""
+    said = json.loads(text)
+    if not isinstance(said, dict):
+        raise ValueError("component_versions.txt is no JSON object")
+    return {ours: str(said[theirs]) for theirs, ours in COMPONENTS.items() if said.get(theirs)}
+
+
+def os_release(text: str) -> str:
+    """/etc/os-release: ID and VERSION_ID, as `ubuntu 22.04`."""
+    pairs = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    return " ".join(" ".join(shlex.split(pairs[key])) for key in ("ID", "VERSION_ID") if pairs.get(key))
+
+
+def _text(raw: bytes) -> str:
+    return raw.partition(b"\0")[0].decode(errors="replace")

@@ -1,0 +1,206 @@
+"""Training logs of Megatron-LM, Megatron-DeepSpeed and Primus: iterations, times, throughput, and how the run ended. Pure.
+
+The line is that of NVIDIA/Megatron-LM @d98e8a6 (megatron/training/training.py, training_log), with what forks add, drop and
+put in front; fields are found by their names, wherever they stand, so two ranks on one line are read too. Nothing is raised.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+WARM_UP = 3
+"""Iterations that build caches and connections first; they are in no median when there are more."""
+ITERATION = re.compile(r"iteration\s+(\d+)\s*/\s*(\d+)\s*\|")
+_FLOAT = r"([-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|nan|inf|NaN|Inf))"
+_SECONDS = re.compile(rf"elapsed time per iteration \((ms|s)\):\s*{_FLOAT}(?:/{_FLOAT})?")
+_TFLOPS = (
+    re.compile(rf"throughput per GPU \(TFLOP/s/GPU\):\s*{_FLOAT}(?:/{_FLOAT})?"),
+    re.compile(rf"compute per GPU \(TFLOP/s/GPU\):\s*{_FLOAT}(?:\s*\(avg {_FLOAT}\))?"),
+    re.compile(rf"\bTFLOPs:\s*{_FLOAT}(?:/{_FLOAT})?"),
+)
+_FIELDS = {
+    "loss": re.compile(rf"\blm loss:\s*{_FLOAT}"),
+    "grad_norm": re.compile(rf"\bgrad norm:\s*{_FLOAT}"),
+    "loss_scale": re.compile(rf"\bloss scale:\s*{_FLOAT}"),
+    "samples": re.compile(rf"\bconsumed samples:\s*{_FLOAT}"),
+    "batch": re.compile(rf"\bglobal batch size:\s*{_FLOAT}"),
+    "skipped": re.compile(rf"\bnumber of skipped iterations:\s*{_FLOAT}"),
+    "nan": re.compile(rf"\bnumber of nan iterations:\s*{_FLOAT}"),
+    "samples_per_second": re.compile(rf"\bsamples(?: per second|/sec):\s*{_FLOAT}"),
+    "tokens_per_second": re.compile(rf"tokens/s/GPU(?: inst/harmonic mean)?:\s*{_FLOAT}"),
+}
+_HOST = re.compile(r"^\s*(?:\[[^\]]*\]:?\s*)?([A-Za-z][\w.-]*):\s.*?iteration\s+\d+\s*/")
+_WORLD = re.compile(r"\bworld[ _-]size:?[ .]+\s*(\d+)|\busing world size:?\s*(\d+)")
+_SAVING = re.compile(r"saving checkpoint at iteration\s+(\d+)")
+_SAVED = re.compile(r"successfully saved checkpoint (?:at|from) iteration\s+(\d+)|save-checkpoint\s*\.*:\s*\(")
+_DONE = re.compile(r"\[after training is done\]|\[exiting program|exiting program at iteration")
+_KILLED = re.compile(
+    r"sigkill_handler|SIGKILL|SIGTERM|Killing subprocess|Signal \d+ \(SIG\w+\)|exitcode\s*:\s*-\d+|DUE TO TIME LIMIT"
+    r"|DUE TO PREEMPTION|Out Of Memory|CUDA out of memory|oom-kill|Segmentation fault|exits with return code = -?[1-9]"
+    r"|ChildFailedError|Watchdog caught collective operation timeout|NCCL error|srun: error:"
+)
+_MOST_SAID = 20
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One line of a run's progress. None where the line has no such field."""
+
+    number: int
+    total: int
+    seconds: float | None = None
+    tflops: float | None = None
+    """Of one GPU, now."""
+    tflops_average: float | None = None
+    """The run's own average, where it prints one."""
+    loss: float | None = None
+    """Absent when every iteration of the window was skipped, as while the loss scale is searched."""
+    grad_norm: float | None = None
+    loss_scale: float | None = None
+    samples: float | None = None
+    batch: float | None = None
+    skipped: float | None = None
+    nan: float | None = None
+    samples_per_second: float | None = None
+    tokens_per_second: float | None = None
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class MegatronRun:
+    """A training, as far as its log goes."""
+
+    tool: str
+    """megatron or megatron-deepspeed."""
+    iterations: tuple[Iteration, ...] = ()
+    hosts: tuple[str, ...] = ()
+    """Machines that lines begin with."""
+    world: int | None = None
+    done: bool = False
+    """Whether it says that the training is over."""
+    saving: bool = False
+    """Whether a checkpoint was begun that nothing says is written."""
+    saved: bool = False
+    """Whether some checkpoint was written."""
+    killed: tuple[str, ...] = ()
+    """Lines that tell how it was ended."""
+    unread: tuple[str, ...] = ()
+    """Lines of an iteration without a time."""
+
+    @property
+    def timed(self) -> tuple[Iteration, ...]:
+        """Iterations that count: without the first ones where there are others, without those that have no time."""
+        timed = tuple(one for one in self.iterations if one.seconds)
+        first = timed[0].number if timed else 0
+        later = tuple(one for one in timed if one.number >= first + WARM_UP)
+        return later or timed[1:] or timed
+
+    @property
+    def seconds(self) -> float | None:
+        """Median of an iteration."""
+        return _median([one.seconds for one in self.timed])
+
+    @property
+    def tflops(self) -> float | None:
+        """Median throughput of a GPU, in TFLOP/s; by the run's own count of FLOPs."""
+        return _median([one.tflops for one in self.timed])
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last iteration that was to come came."""
+        return bool(self.iterations) and self.iterations[-1].number >= self.iterations[-1].total
+
+    @property
+    def lost(self) -> int:
+        """Lines whose loss is no number, and iterations that the run itself counts as such."""
+        broken = sum(one.loss is not None and not math.isfinite(one.loss) for one in self.iterations)
+        return max(broken, int(max((one.nan or 0 for one in self.iterations), default=0)))
+
+
+def read_megatron(text: str) -> MegatronRun | None:
+    """The training in a log; None when no line of it is one's. A part is joined with what came before by its last lines."""
+    if not ITERATION.search(text):
+        return None
+    lines = text.split("\n")
+    iterations = tuple(one for number, line in enumerate(lines, 1) for one in iterations_of(line, number))
+    saving, saved = _checkpoints(lines)
+    return MegatronRun(
+        tool="megatron-deepspeed" if _is_deepspeed(text) else "megatron",
+        iterations=_once(iterations),
+        hosts=tuple(dict.fromkeys(found[1] for line in lines if (found := _host(line)))),
+        world=_world(text),
+        done=bool(_DONE.search(text)),
+        saving=saving,
+        saved=saved,
+        killed=tuple(f"line {n}: {line.strip()[:300]}" for n, line in enumerate(lines, 1) if _KILLED.search(line))[
+            :_MOST_SAID
+        ],
+        unread=tuple(
+            f"line {one.line}: iteration {one.number} has no time" for one in iterations if one.seconds is None
+        ),
+    )
+
+
+def iterations_of(line: str, number: int = 0) -> Iterator[Iteration]:
+    """Every iteration that a line tells of; lines of several ranks may be glued together."""
+    starts = list(ITERATION.finditer(line)) if "iteration" in line else []
+    for place, start in enumerate(starts):
+        end = starts[place + 1].start() if place + 1 < len(starts) else len(line)
+        yield _iteration(start, line[start.end() : end], number)
+
+
+def _iteration(start: re.Match[str], said: str, line: int) -> Iteration:
+    time = _SECONDS.search(said)
+    tflops = next((found for pattern in _TFLOPS if (found := pattern.search(said))), None)
+    fields = {name: float(found[1]) if (found := pattern.search(said)) else None for name, pattern in _FIELDS.items()}
+    return Iteration(
+        number=int(start[1]),
+        total=int(start[2]),
+        seconds=_positive(float(time[2]) / (1000 if time[1] == "ms" else 1)) if time else None,
+        tflops=_positive(float(tflops[1])) if tflops else None,
+        tflops_average=_positive(float(tflops[2])) if tflops and tflops[2] else None,
+        line=line,
+        **fields,
+    )
+
+
+def _positive(value: float) -> float | None:
+    return value if math.isfinite(value) and value > 0 else None
+
+
+def _once(iterations: tuple[Iteration, ...]) -> tuple[Iteration, ...]:
+    """Each iteration once, the last that was told of it: a run that was resumed does some again."""
+    return tuple(value for _, value in sorted({one.number: one for one in iterations}.items()))
+
+
+def _checkpoints(lines: list[str]) -> tuple[bool, bool]:
+    """Whether a checkpoint is still being written at the end, and whether one was written."""
+    saving = saved = False
+    for line in lines:
+        if _SAVED.search(line):
+            saving, saved = False, True
+        elif _SAVING.search(line):
+            saving = True
+    return saving, saved
+
+
+def _is_deepspeed(text: str) -> bool:
+    return "samples per second:" in text or "DeepSpeed" in text or "[deepspeed]" in text
+
+
+def _host(line: str) -> re.Match[str] | None:
+    return _HOST.match(line) if "iteration" in line else None
+
+
+def _world(text: str) -> int | None:
+    found = _WORLD.search(text)
+    return int(found[1] or found[2]) if found else None
+
+
+def _median(values: list[float | None]) -> float | None:
+    said = [value for value in values if value is not None]
+    return statistics.median(said) if said else None

@@ -1,0 +1,173 @@
+"""One run of nccl-tests or rccl-tests, as a value: what both its text (nccl_tests.py) and its JSON (nccl_json.py) are read into.
+
+Pure. What is good or bad about the figures is tasks/qualification/from_logs.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+FACTORS = {
+    "all_reduce": 2,
+    "all_gather": 1,
+    "reduce_scatter": 1,
+    "alltoall": 1,
+    "gather": 1,
+    "scatter": 1,
+    "broadcast": 0,
+    "reduce": 0,
+    "sendrecv": 0,
+}
+"""Bus bandwidth is algorithm bandwidth times k(n-1)/n over n ranks, and times 1 where k is 0: nccl-tests doc/PERFORMANCE.md."""
+PROGRAM = re.compile(
+    r"\b(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv|reduce|gather|scatter)(?:_perf|\b)"
+)
+_PLAIN = {name.replace("_", ""): name for name in FACTORS}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A line of the list of devices."""
+
+    rank: int
+    host: str
+    group: int = 0
+    device: int = 0
+    name: str = ""
+    """Of the GPU; some versions leave it out."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of one size, out of place or in place. Bandwidths in GB/s; None where no number stands."""
+
+    microseconds: float | None = None
+    algbw: float | None = None
+    busbw: float | None = None
+    wrong: int | None = None
+    """Elements with a wrong value. Versions with a column `error` count none: 0 within the tolerance, 1 with an asterisk."""
+
+
+@dataclass(frozen=True)
+class TestRow:
+    """One size."""
+
+    bytes: int
+    type: str = ""
+    redop: str = ""
+    root: int | None = None
+    out: Figures = Figures()
+    in_place: Figures = Figures()
+
+
+@dataclass(frozen=True)
+class NcclRun:
+    """One run, as far as the log goes."""
+
+    tool: str
+    """nccl-tests or rccl-tests."""
+    version: str = ""
+    library: str = ""
+    """NCCL's version, or RCCL's."""
+    collective: str = ""
+    """Of FACTORS; empty when neither the log nor its name nor the figures say."""
+    ranks: tuple[Rank, ...] = ()
+    rows: tuple[TestRow, ...] = ()
+    header: bool = False
+    """Whether the columns were named: from there on rows were to come."""
+    out_of_bounds: int | None = None
+    average_printed: float | None = None
+    average_accepted: bool | None = None
+    """Where NCCL_TESTS_MIN_BW was set: whether the average reached nine tenths of it."""
+    validated: bool | None = None
+    reduced_to: int | None = None
+    """Largest message, where memory did not do for the one that was asked for."""
+    processes: int = 1
+    """Processes that each wrote a run of its own; more than 1: built without MPI."""
+    failures: tuple[str, ...] = ()
+    """Lines that tell of a failure."""
+    unread: tuple[str, ...] = ()
+    """Lines that should be rows and are none, and values that are no numbers, with their line numbers."""
+    lines: tuple[int, int] = (0, 0)
+    """First and last."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Of a run's JSON, without secrets."""
+
+    @property
+    def group(self) -> tuple[Rank, ...]:
+        """The ranks that communicated with rank 0: with NCCL_TESTS_SPLIT only those of its group."""
+        first = min(self.ranks, key=lambda rank: rank.rank, default=None)
+        return tuple(rank for rank in self.ranks if first and rank.group == first.group)
+
+    @property
+    def groups(self) -> int:
+        return len({rank.group for rank in self.ranks})
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Machines of all groups, in the order of their ranks."""
+        return tuple(dict.fromkeys(rank.host for rank in self.ranks))
+
+    @property
+    def world(self) -> int | None:
+        """Ranks of one communicator, by the list of devices; without one as the figures have it."""
+        listed = len({rank.rank for rank in self.group})
+        return listed or self.world_by_figures
+
+    @property
+    def world_by_figures(self) -> int | None:
+        """Ranks by the ratio of bus bandwidth to algorithm bandwidth of the most precise row; None when it says nothing."""
+        ratio, k = self.ratio, FACTORS.get(self.collective, 0)
+        if ratio is None or not k or not 0 < ratio < k:
+            return None
+        return round(k / (k - ratio))
+
+    @property
+    def ratio(self) -> float | None:
+        """Bus bandwidth by algorithm bandwidth, of the row with the largest."""
+        pairs = [
+            (figures.algbw, figures.busbw)
+            for row in self.rows
+            for figures in (row.out, row.in_place)
+            if figures.algbw and figures.busbw is not None
+        ]
+        algbw, busbw = max(pairs, default=(0.0, 0.0))
+        return busbw / algbw if algbw else None
+
+    @property
+    def average(self) -> float | None:
+        """Mean of the bus bandwidth over all rows, out of place and in place, as nccl-tests take it."""
+        said = [figures.busbw for row in self.rows for figures in (row.out, row.in_place) if figures.busbw is not None]
+        return sum(said) / len(said) if said else None
+
+    @property
+    def averages_agree(self) -> bool:
+        """Whether the printed average is that of the rows, but for rounding; True when there are not both."""
+        if self.average_printed is None or self.average is None:
+            return True
+        coarse = max((figure.busbw or 0.0 for row in self.rows for figure in (row.out, row.in_place)), default=0.0)
+        rounding = 0.006 if coarse < 1000 else 0.06
+        return abs(self.average_printed - self.average) <= rounding + 1e-4 * abs(self.average)
+
+
+def collective_of(text: str) -> str:
+    """The collective that a program, a command or a file is named after; empty when none is."""
+    found = PROGRAM.search(
+        PurePath(text).name.lower().replace("-", "_") if "/" in text and " " not in text else text.lower()
+    )
+    return _PLAIN.get(found[1].replace("_", ""), "") if found else ""
+
+
+def collective_by_figures(run: NcclRun) -> str:
+    """The collective whose bus bandwidth has the rows' factor; empty when several have."""
+    ratio, n = run.ratio, len(run.group)
+    if ratio is None or n < 2 or not run.rows:
+        return ""
+    if n > 2 and abs(ratio - 2 * (n - 1) / n) < 0.02:
+        return "all_reduce"
+    reduces = run.rows[0].redop not in ("", "none")
+    if abs(ratio - (n - 1) / n) < 0.02 and n > 2 and reduces:
+        return "reduce_scatter"
+    return "broadcast" if abs(ratio - 1) < 0.002 and not reduces and (run.rows[0].root or -1) >= 0 else ""

@@ -1,0 +1,297 @@
+"""Runs of nccl-tests and rccl-tests in a log: old and new forms, under any launcher, with NCCL's own lines in between. Pure.
+
+Reads what NVIDIA/nccl-tests @a0b82b2 (src/util.cu) and ROCm/rccl-tests @ae3e635 print, and versions back to 2.0. Nothing is
+raised: lines that could not be read are named. A row is nccl_rows.py's, NCCL's own lines are nccl_log.py's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from tasks.formats.log_text import Line, lines
+from tasks.formats.nccl_log import MESSAGE, VERSION
+from tasks.formats.nccl_rows import HEADER, Columns, Cut, Unread, columns_of, row_of
+from tasks.formats.nccl_run import NcclRun, Rank, TestRow, collective_by_figures, collective_of
+
+_RANK = re.compile(
+    r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d+)\s*(?:\[[^\]]*\])?[ \t]*(.*)"
+)
+_STARTS = {
+    "tool": re.compile(r"#?\s*(nccl|rccl)-tests:?\s+[Vv]ersion\s+(\S+)"),
+    "test": re.compile(r"#\s*Collective test starting:\s*(\S+)"),
+    "config": re.compile(r"#\s*nThread\s+\d+.*"),
+}
+"""Lines of which a run has one each: a second one begins another run."""
+_BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(\d+)")
+_AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)\s*(OK|FAILED)?")
+_REDUCED = re.compile(r"#\s*Reducing maxBytes to (\d+)")
+_VALIDATION = re.compile(r"validation:\s*(\d+)")
+_ERROR = re.compile(r"#\s*error:\s*(\S.*)")
+_COMMAND = re.compile(r"\b(\w+?_perf)\b")
+_FAILURE = re.compile(
+    r"Test (?:NCCL|CUDA|HIP|RCCL) failure|: Test failure |Test timeout \(|Invalid number of GPUs|exited on signal"
+    r"|srun: error:|slurmstepd: error:|DUE TO TIME LIMIT|Segmentation fault|terminated with signal|non-zero exit code"
+)
+_NUMBERS = re.compile(r"^[\s\d.eE+%-]*(?:N/A[\s\d.eE+%-]*)*$")
+_MOST_SAID = 50
+"""Lines of one kind that are kept of a run."""
+
+
+def read_nccl_tests(text: str, name: str = "") -> list[NcclRun]:
+    """Every run in a log, in order; none when nothing of it is nccl-tests'. A run that names no collective has the file's."""
+    reader = _Reader()
+    for line in lines(text):
+        reader.take(line)
+    runs = sorted(reader.runs(), key=lambda run: run.lines)
+    return [_named(run, name) for run in _joined(runs)]
+
+
+def _named(run: NcclRun, name: str) -> NcclRun:
+    return replace(run, collective=run.collective or collective_of(name) or collective_by_figures(run))
+
+
+def _joined(runs: list[NcclRun]) -> list[NcclRun]:
+    """The runs, those of processes that do not know each other, which write into each other's lines, as one."""
+    joined: list[NcclRun] = []
+    for run in runs:
+        if joined and _alone(joined[-1]) and _alone(run) and joined[-1].collective == run.collective:
+            joined[-1] = _together(joined[-1], run)
+        else:
+            joined.append(run)
+    return joined
+
+
+def _alone(run: NcclRun) -> bool:
+    """Whether a run is one of several side by side: rank 0 only, twice or without a row or without an end of its own."""
+    whole = bool(run.rows) and run.average_printed is not None and run.processes == 1
+    return (
+        {rank.rank for rank in run.ranks} <= {0}
+        and bool(run.ranks or not run.header)
+        and not whole
+        and not run.failures
+    )
+
+
+def _together(first: NcclRun, second: NcclRun) -> NcclRun:
+    return replace(
+        second,
+        ranks=first.ranks + second.ranks,
+        rows=first.rows + second.rows,
+        processes=max(len(first.ranks + second.ranks), 1),
+        unread=first.unread + second.unread,
+        lines=(first.lines[0], second.lines[1]),
+    )
+
+
+@dataclass
+class _Run:
+    """A run while it is read."""
+
+    tag: str
+    first: int
+    last: int = 0
+    seen: set[str] = field(default_factory=set)
+    columns: Columns | None = None
+    cut: tuple[int, str] | None = None
+    ranks: list[Rank] = field(default_factory=list)
+    rows: list[TestRow] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    said: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def begun(self) -> bool:
+        """Whether more than the first lines were seen."""
+        return bool(self.columns or self.ranks or self.rows or self.failures or "average_printed" in self.said)
+
+    def say(self, name: str, value: object) -> None:
+        self.said.setdefault(name, value)
+
+    def close_row(self) -> None:
+        """What began as a row and went on with something else."""
+        if self.cut:
+            self.unread.append(f"line {self.cut[0]}: {self.cut[1].strip()[:160]}")
+            self.cut = None
+
+    def value(self) -> NcclRun:
+        self.close_row()
+        run = NcclRun(
+            tool="nccl-tests",
+            ranks=tuple(self.ranks),
+            rows=tuple(self.rows),
+            header=self.columns is not None,
+            failures=tuple(self.failures[:_MOST_SAID]),
+            unread=tuple(self.unread[:_MOST_SAID]),
+            lines=(self.first, self.last),
+            processes=max(1, sum(rank.rank == 0 for rank in self.ranks)),
+        )
+        return replace(run, **self.said)  # type: ignore[arg-type]
+
+
+class _Reader:
+    """All runs, those of each tag apart; what no tag of a run says belongs to the run that was last heard of."""
+
+    def __init__(self) -> None:
+        self.done: list[_Run] = []
+        self.open: dict[str, _Run] = {}
+        self.last: _Run | None = None
+        self.command = ""
+        self.library = ""
+        self.hosts: set[str] = set()
+        self.early: list[str] = []
+
+    def runs(self) -> list[NcclRun]:
+        values = [run.value() for run in (*self.done, *self.open.values())]
+        if not values and self.early and self.command:
+            values = [NcclRun("nccl-tests", collective=self.command, failures=tuple(self.early[:_MOST_SAID]))]
+        return values
+
+    def take(self, line: Line) -> None:
+        text = self._without_messages(line.text)
+        if "#" in text and self._comment(line, text):
+            return
+        if text.strip() and not self._row(line, text):
+            self._other(line, text)
+
+    def _without_messages(self, text: str) -> str:
+        """A line without NCCL's own words, which come in the middle of rows too."""
+        if version := VERSION.search(text) if "CCL version" in text else None:
+            self._library(version[2])
+        message = MESSAGE.search(text) if "INFO " in text or "WARN " in text or "TRACE " in text else None
+        if not message:
+            return text
+        return text[: self._start(text, message)]
+
+    def _start(self, text: str, message: re.Match[str]) -> int:
+        """Where a message begins: what of the row stands before it may touch the machine's name, as in -1vm-3:81:92."""
+        host = message["host"]
+        if text[: message.start()].strip(" \t") == "":
+            self.hosts.add(host)
+            return message.start()
+        known = max((name for name in self.hosts if host.endswith(name)), key=len, default="")
+        glued = re.match(r"\d+(?=[A-Za-z_])", host)
+        if known:
+            return message.end("host") - len(known)
+        return message.start() + (glued.end() if glued else 0)
+
+    def _library(self, version: str) -> None:
+        self.library = version
+        if self.last:
+            self.last.say("library", version)
+
+    def _comment(self, line: Line, text: str) -> bool:
+        """A line of the run's frame."""
+        for kind, pattern in _STARTS.items():
+            if found := pattern.search(text):
+                self._start_line(line, kind, found)
+                return True
+        if rank := _RANK.search(text):
+            self.hosts.add(rank[3])
+            run = self._run(line)
+            run.ranks.append(Rank(int(rank[1]), rank[3], int(rank[2] or 0), int(rank[4]), rank[5].strip()))
+            return True
+        if header := HEADER.search(text):
+            self._run(line).columns = columns_of(header[0])
+            return True
+        return self._footer(line, text)
+
+    def _start_line(self, line: Line, kind: str, found: re.Match[str]) -> None:
+        run = self.open.get(line.tag)
+        if run and (kind in run.seen or (run.begun and kind != "config")):
+            self._end(line.tag)
+        run = self._run(line)
+        run.seen.add(kind)
+        if kind == "tool":
+            run.say("tool", f"{found[1].lower()}-tests")
+            run.say("version", found[2])
+        elif kind == "test":
+            run.said["collective"] = collective_of(found[1])
+        elif validation := _VALIDATION.search(found[0]):
+            run.say("validated", validation[1] != "0")
+
+    def _footer(self, line: Line, text: str) -> bool:
+        if bounds := _BOUNDS.search(text):
+            self._run(line).say("out_of_bounds", int(bounds[1]))
+        elif average := _AVERAGE.search(text):
+            self._average(self._run(line), average)
+        elif reduced := _REDUCED.search(text):
+            self._run(line).say("reduced_to", int(reduced[1]))
+        elif error := _ERROR.search(text):
+            self._run(line).failures.append(f"line {line.number}: {error[0].strip()[:300]}")
+        else:
+            return text.lstrip().startswith("#")
+        return True
+
+    def _average(self, run: _Run, said: re.Match[str]) -> None:
+        run.close_row()
+        try:
+            run.say("average_printed", float(said[1]))
+        except ValueError:
+            run.unread.append(f"average {said[1]!r}")
+        if said[2]:
+            run.say("average_accepted", said[2] == "OK")
+
+    def _row(self, line: Line, text: str) -> bool:
+        run = self.open.get(line.tag)
+        if run and run.cut and _NUMBERS.match(text):
+            number, begun = run.cut
+            return self._keep(run, number, self._whole(run, begun, text))
+        row = row_of(text, run.columns if run else None)
+        if row is None or (run is None and not isinstance(row, TestRow)):
+            return False
+        run = self._run(line)
+        run.close_row()
+        return self._keep(run, line.number, row)
+
+    def _whole(self, run: _Run, begun: str, rest: str) -> TestRow | Cut | Unread | None:
+        """A row of two lines; the cut may go through a number."""
+        apart = row_of(f"{begun} {rest.strip()}", run.columns)
+        return apart if isinstance(apart, TestRow | Cut) else row_of(begun + rest.strip(), run.columns)
+
+    def _keep(self, run: _Run, number: int, row: TestRow | Cut | Unread | None) -> bool:
+        run.cut = (number, row.text) if isinstance(row, Cut) else None
+        if isinstance(row, TestRow):
+            run.rows.append(row)
+        elif isinstance(row, Unread):
+            run.unread.append(f"line {number}: {row.text.strip()[:160]}")
+        return True
+
+    def _other(self, line: Line, text: str) -> None:
+        if command := _COMMAND.search(text):
+            self.command = collective_of(command[1]) or self.command
+            if self.last and not (self.last.columns or self.last.failures):
+                self.last.say("collective", self.command)
+        if _FAILURE.search(text):
+            said = self.last.failures if self.last else self.early
+            said.append(f"line {line.number}: {text.strip()[:300]}")
+
+    def _run(self, line: Line) -> _Run:
+        """The run that a line belongs to; a new one where there is none."""
+        run = self.open.get(line.tag)
+        if run is None:
+            run = self.open[line.tag] = _Run(line.tag, line.number)
+            run.failures += self.early
+            self.early = []
+            if self.library:
+                run.said["library"] = self.library
+        if self.command:
+            run.said.setdefault("collective", self.command)
+        run.last, self.last = line.number, run
+        return run
+
+    def _end(self, tag: str) -> None:
+        self.done.append(self.open.pop(tag))
+
+
+def transports_of(text: str, run: NcclRun, runs: list[NcclRun]) -> str:
+    """The part of a log that NCCL said during a run: from its first line to the next run's, and all before the first."""
+    return "\n".join(_part(text.split("\n"), run, runs))
+
+
+def _part(all_lines: list[str], run: NcclRun, runs: list[NcclRun]) -> Iterator[str]:
+    starts = sorted(one.lines[0] for one in runs)
+    first = 0 if run.lines[0] <= starts[0] else run.lines[0] - 1
+    later = [start for start in starts if start > run.lines[0]]
+    yield from all_lines[first : later[0] - 1 if later else None]

@@ -1,0 +1,133 @@
+"""The files of hardware, found by name and read: a home's own come before the shipped ones, and a file may be based on another.
+
+A file that says `based_on` has its sections on top of the other's: what it names anew replaces the whole entry, source and all, and
+null takes an entry away; lists replace lists. A file may be based on the one of its own name in a later folder, so that a home
+changes one number of a shipped size. Files whose name begins with _ are only there to be based on. The values are in sku.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from tasks.hardware.sku import Sku, plain_name
+from tasks.hardware.units import CHECKS, SPECS
+
+FOLDER = Path(__file__).parent
+ENDINGS = (".yaml", ".yml")
+OWN = ("name", "aliases", "based_on")
+"""What is not taken over from the file that another is based on."""
+
+
+def known_skus(*folders: Path) -> dict[str, Path]:
+    """Files by plain name; those of earlier folders come first, ours last."""
+    found: dict[str, Path] = {}
+    for path in _files(*folders):
+        if not path.name.startswith("_"):
+            found.setdefault(plain_name(path.stem), path)
+    return found
+
+
+def find_sku(name: str, *folders: Path) -> Path:
+    """The file of a name, of one of its other names, or a path that was given. Raises ValueError when there is none."""
+    if name.endswith(ENDINGS):
+        return Path(name)
+    known = known_skus(*folders)
+    if plain_name(name) in known:
+        return known[plain_name(name)]
+    for path in known.values():
+        said = _said(path)
+        if plain_name(name) in map(plain_name, map(str, (said.get("name", ""), *(said.get("aliases") or ())))):
+            return path
+    raise ValueError(
+        f"hardware {name!r}: nothing is known of it; known are {', '.join(display_names(known))}, or the path of a .yaml file of "
+        "the same form (`headway hardware local-cpu` shows one; `headway qualify --record` measures one)"
+    )
+
+
+def display_names(known: dict[str, Path]) -> list[str]:
+    """Names as the files write them: Standard_ND96isr_H100_v5."""
+    return sorted((str(_said(path).get("name") or plain) for plain, path in known.items()), key=str.lower)
+
+
+def read_sku(path: Path, *folders: Path) -> Sku:
+    """A file, on top of what it is based on. Raises ValueError that names the file, the key and the value."""
+    said = _resolved(path, folders, above=())
+    try:
+        sku = Sku.model_validate(said)
+    except ValidationError as error:
+        raise ValueError(f"{path} is no description of hardware: {_words(error)}") from error
+    _require_known(sku, path)
+    if path.parent in (*folders, FOLDER) and plain_name(sku.name) != plain_name(path.stem):
+        raise ValueError(f"{path}: its name is {sku.name!r}; a file of this folder is called as its hardware")
+    return sku
+
+
+def _files(*folders: Path) -> list[Path]:
+    there = [folder for folder in (*folders, FOLDER) if folder.is_dir()]
+    return [path for folder in there for path in sorted(folder.iterdir()) if path.suffix in ENDINGS]
+
+
+def _resolved(path: Path, folders: tuple[Path, ...], above: tuple[Path, ...]) -> dict[str, Any]:
+    said = _said(path)
+    if not said.get("based_on"):
+        return said
+    above = (*above, path)
+    base = _base(str(said["based_on"]), path, folders, above)
+    return _on_top(_resolved(base, folders, above), said)
+
+
+def _base(name: str, path: Path, folders: tuple[Path, ...], above: tuple[Path, ...]) -> Path:
+    for candidate in _files(*folders):
+        if plain_name(candidate.stem) == plain_name(name) and candidate not in above:
+            return candidate
+    circle = any(plain_name(one.stem) == plain_name(name) for one in above)
+    raise ValueError(
+        f"{path}: based_on {name!r}: " + ("it is based on itself" if circle else "there is no file of this name")
+    )
+
+
+def _on_top(base: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    merged = {key: value for key, value in base.items() if key not in OWN} | said
+    for key, value in said.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            merged[key] = {name: entry for name, entry in {**base[key], **value}.items() if entry is not None}
+    return merged
+
+
+def _said(path: Path) -> dict[str, Any]:
+    try:
+        said = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"hardware {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {error}") from error
+    if not isinstance(said, dict):
+        raise ValueError(f"{path} is no description of hardware: it has no keys")
+    return said
+
+
+def _words(error: ValidationError) -> str:
+    return "; ".join(_sentence(problem) for problem in error.errors())
+
+
+def _sentence(problem: Any) -> str:
+    where, value = ".".join(map(str, problem["loc"])), problem["input"]
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: there is no such key (it says {value!r})"
+    said = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {said}" + ("" if isinstance(value, dict) else f" (it says {value!r})") if where else said
+
+
+def _require_known(sku: Sku, path: Path) -> None:
+    """Names of checks and specs are ours, and so are their units."""
+    limits = {f"limits.{name}": (name, limit.unit, CHECKS) for name, limit in sku.limits.items()}
+    specs = {f"specs.{name}": (name, number.unit, SPECS) for name, number in sku.specs.items()}
+    for where, (name, unit, known) in {**limits, **specs}.items():
+        if name not in known:
+            raise ValueError(f"{path}: {where}: there is no such name; known are {', '.join(sorted(known))}")
+        if unit != known[name]:
+            raise ValueError(f"{path}: {where}: its unit is {known[name] or 'none'}, and the file says {unit!r}")

@@ -1,0 +1,178 @@
+"""The GPUs of a machine, by nvidia-smi and the kernel log, before a run. Who looks while one runs is tasks/jobs/probes.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tasks.formats import gpu_health, smi
+from tasks.formats.gpu_health import ROW_FIELDS, Finding
+from tasks.formats.links import DAY
+from tasks.jobs.asking import query_smi
+from tasks.jobs.qualify.bench import Bench
+from tasks.jobs.qualify.machine import Machine
+from tasks.qualification.measured import Probe
+
+SOURCE = "tasks/hardware/health.json"
+
+
+def count(bench: Bench, machine: Machine) -> Iterator[Probe]:
+    """GPUs that answer."""
+    code, said = machine.ask("nvidia-smi", "--list-gpus")
+    gpus = smi.listed(said)
+    if code and not gpus:
+        raise ValueError(f"nvidia-smi --list-gpus ended with {code}: {' '.join(said.split())[:200]}")
+    lost = "; ".join(line.strip() for line in said.splitlines() if line.strip() and not smi.GPU.match(line))
+    yield Probe(check="gpu_count", measured=float(gpus), said=lost[:400])
+
+
+def gpus(bench: Bench, machine: Machine) -> Iterator[Probe]:
+    """How nvidia-smi ends, and of each GPU errors of its memory, throttling, clocks and persistence."""
+    code, said, rows = ask_gpus(machine)
+    bad = gpu_health.smi_finding(code, said, machine.rules)
+    wants = "; ".join(f"{smi.name(gpu)}: the driver asks for {asked}" for gpu in rows if (asked := smi.recovery(gpu)))
+    told = "; ".join(part for part in (bad.message if bad else "", wants) if part)
+    yield Probe(
+        check="gpu_smi",
+        measured=f"ended with {code}",
+        finding="fail" if wants else bad.level if bad else None,
+        said=told,
+        remedy="Do what the driver asks for, or replace the GPU." if told else "",
+        source=SOURCE if told else "",
+    )
+    found = [finding for gpu in rows for finding in _findings(gpu, machine)]
+    yield from _of_findings(found, ("ecc", "throttle") if rows else ())
+    for gpu in rows:
+        yield from clock_probes(gpu)
+        yield _persistence(gpu)
+
+
+def remapped_rows(bench: Bench, machine: Machine) -> Iterator[Probe]:
+    """Rows of memory that wait to be remapped or could not be, and the retired pages of older GPUs."""
+    asked = {field: field for field in ROW_FIELDS}
+    code, said = query_smi("remapped-rows", asked, machine.ask, lambda field: None)
+    rows = gpu_health.rows(said, tuple(asked))
+    _, _, gpus_now = ask_gpus(machine)
+    if code and not gpus_now:
+        raise ValueError(f"nvidia-smi ended with {code}: {' '.join(said.split())[:200]}")
+    found = [f for row in rows for f in (*gpu_health.row_findings(row), *smi.row_findings(row, machine.rules))]
+    found += [f for gpu in gpus_now for f in _findings(gpu, machine) if f.check == "rows"]
+    yield from _of_findings(found, ("rows",))
+
+
+def errors(bench: Bench, machine: Machine) -> Iterator[Probe]:
+    """What the driver wrote into the kernel's log in the last day; only what is new fails."""
+    log, uptime = machine.kernel_log(), machine.uptime
+    seen = gpu_health.xids(log, since=max(0.0, uptime - DAY))
+    fresh = uptime - machine.rules.xid_hours * 3600
+    for error, finding in zip(seen, gpu_health.xid_findings(seen, machine.rules), strict=True):
+        hours = (uptime - error.seconds) / 3600
+        yield Probe(
+            check="xid",
+            measured=float(error.code),
+            where=f"GPU {error.bus}",
+            finding=finding.level if error.seconds >= fresh else "warn",
+            said=f"{hours:.1f} h ago: {finding.message}",
+            remedy=finding.remedy or ("Reset the GPU, or restart the machine." if finding.level == "fail" else ""),
+            source=SOURCE,
+        )
+    if not seen:
+        yield Probe(check="xid", measured=0.0, said=f"none in the kernel's log of {min(uptime, DAY) / 3600:.1f} h")
+
+
+def nvlinks(bench: Bench, machine: Machine) -> Iterator[Probe]:
+    """Inactive NVLinks of all GPUs; not said where there is none and none is asked for."""
+    code, said = machine.ask("nvidia-smi", "nvlink", "--status")
+    found = smi.links(said)
+    if code:
+        raise ValueError(f"nvidia-smi nvlink ended with {code}: {' '.join(said.split())[:200]}")
+    asked_for, any_active = "nvlink_down" in bench.sku.limits, any(links.active for links in found.values())
+    if not found and asked_for:
+        raise ValueError(f"nvidia-smi nvlink --status names no link: {' '.join(said.split())[:200]}")
+    if not asked_for and not any_active:
+        return
+    down = {gpu: links for gpu, links in smi.down(found).items() if links}
+    yield Probe(
+        check="nvlink_down",
+        measured=float(sum(down.values())),
+        unit="links",
+        where=", ".join(f"GPU {gpu}" for gpu in down),
+        finding="fail" if down else None,
+        said=", ".join(f"GPU {gpu}: {links} inactive" for gpu, links in down.items()),
+        remedy="Check the NVSwitch fabric and its manager; then reset the GPU." if down else "",
+        source="AzNHC check_nvlink_status (NHC2016)" if down else "",
+    )
+
+
+def ask_gpus(machine: Machine) -> tuple[int, str, list[dict[str, str]]]:
+    """How nvidia-smi ended, what it said, and its rows of smi.FIELDS, without fields that this driver does not know."""
+    asked = {field: field for field in smi.FIELDS}
+    code, said = query_smi("gpu", asked, machine.ask, lambda field: None)
+    return code, said, gpu_health.rows(said, tuple(asked))
+
+
+def clock_probes(gpu: Mapping[str, str]) -> Iterator[Probe]:
+    """Application clocks against the GPU's own maximum."""
+    for check, kind in (("sm_clock", "graphics"), ("memory_clock", "memory")):
+        clock = smi.clocks(gpu, kind)
+        if clock is None:
+            continue
+        below = clock.in_force < clock.maximum
+        fixed = "" if clock.application is not None else "; this driver has no application clocks"
+        yield Probe(
+            check=check,
+            measured=clock.in_force,
+            unit="MHz",
+            where=smi.name(gpu),
+            finding="warn" if below else None,
+            said=f"its maximum is {clock.maximum:.0f}{fixed}",
+            remedy=f"{' '.join(smi.set_clocks_command(gpu))} (as root), or benchmark.set_clocks" if below else "",
+            source="the GPU's own maximum" if below else "",
+        )
+
+
+def _persistence(gpu: Mapping[str, str]) -> Probe:
+    mode = gpu.get("persistence_mode", "unknown")
+    off = mode == "Disabled"
+    return Probe(
+        check="persistence",
+        measured=mode,
+        where=smi.name(gpu),
+        finding="warn" if off else None,
+        remedy=f"nvidia-smi -i {gpu['index']} -pm 1 (as root)" if off else "",
+        source="AzNHC check_gpu_persistence" if off else "",
+    )
+
+
+def _findings(gpu: Mapping[str, str], machine: Machine) -> list[Finding]:
+    rules = machine.rules
+    return [
+        *gpu_health.gpu_findings(gpu, rules),
+        *smi.ecc_findings(gpu, rules),
+        *smi.page_findings(gpu, rules),
+    ]
+
+
+def _of_findings(found: list[Finding], checks: tuple[str, ...]) -> Iterator[Probe]:
+    """A probe a finding, and one for each check in which nothing was found."""
+    for finding in found:
+        if finding.check in checks:
+            yield probe_of(finding)
+    for check in checks:
+        if not any(finding.check == check for finding in found):
+            yield Probe(check=check, measured=0.0)
+
+
+def probe_of(finding: Finding) -> Probe:
+    """A finding of gpu_health, as a qualification notes it: with the count that it begins with, or 1."""
+    where, _, what = (
+        finding.message.partition(": ") if finding.message.startswith("GPU ") else ("", "", finding.message)
+    )
+    return Probe(
+        check=finding.check,
+        measured=smi.number(what.split(" ")[0]) or 1.0,
+        where=where.removesuffix(" is throttled"),
+        finding=finding.level,
+        said=finding.message,
+        remedy=finding.remedy,
+        source=SOURCE,
+    )

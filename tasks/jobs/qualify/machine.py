@@ -1,0 +1,95 @@
+"""The machine that is looked at: its files under a root, its commands on the PATH, each within a time limit.
+
+State: none beyond where to look, so that tests look at a recorded machine. What is looked for is in the rooms health*.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tasks.formats import gpu_health, kernel_log
+from tasks.formats.gpu_health import Rules
+from tasks.jobs.asking import ask
+from tasks.jobs.probes import RULES
+
+LOG_BYTES = 64 * 2**20
+"""Read at most, from the end of a log file."""
+LOGS = ("var/log/syslog", "var/log/kern.log", "var/log/messages")
+"""Of them the first is read that is there."""
+
+
+class Missing(Exception):
+    """There is no way to look: no such command or file, or no rights."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where to look."""
+
+    root: Path = Path("/")
+    rules: Rules = field(default_factory=lambda: gpu_health.read_rules(RULES.read_text(encoding="utf-8")))
+    imds: str = "http://169.254.169.254"
+    """Azure's instance metadata."""
+    clock: Callable[[], float] = time.time
+
+    @property
+    def is_this(self) -> bool:
+        """Whether it is the machine that this process runs on, and no recorded one."""
+        return self.root == Path("/")
+
+    def text(self, path: str | Path) -> str:
+        """What a file says; empty where it is not there or may not be read, or the driver refuses."""
+        try:
+            return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return ""
+
+    def places(self, pattern: str) -> list[Path]:
+        """Files and folders of a pattern under the root."""
+        return sorted(self.root.glob(pattern))
+
+    def ask(self, *command: str, seconds: float | None = None) -> tuple[int, str]:
+        """Exit code and output of a command. Raises Missing, and Hangs after the time limit."""
+        try:
+            return ask(*command, seconds=seconds or self.rules.command_seconds)
+        except (FileNotFoundError, PermissionError) as error:
+            raise Missing(f"there is no {command[0]}" if error.errno == 2 else f"{command[0]}: {error}") from error
+
+    def says(self, *command: str) -> str:
+        """The output of a command that ended well. Raises Missing when it did not: it was no way to look."""
+        code, said = self.ask(*command)
+        if code:
+            raise Missing(f"{command[0]} ended with {code}: {' '.join(said.split())[:200]}")
+        return said
+
+    @property
+    def uptime(self) -> float:
+        """Seconds since the machine's start. Raises Missing where /proc/uptime says nothing."""
+        said = self.text("proc/uptime").split()
+        if not said:
+            raise Missing("/proc/uptime says nothing")
+        return float(said[0])
+
+    def kernel_log(self) -> str:
+        """What the kernel said since its start, in the form of `dmesg`. Raises Missing where neither it nor a log may be read."""
+        try:
+            return self.says("dmesg")
+        except Missing as no_dmesg:
+            if written := self.written_log():
+                return written
+            raise Missing(f"{no_dmesg}; and none of {', '.join(f'/{log}' for log in LOGS)} can be read") from no_dmesg
+
+    def written_log(self) -> str:
+        """The machine's log file since its start, in the form of `dmesg`; empty where none can be read."""
+        for name in LOGS:
+            try:
+                with open(self.root / name, "rb") as file:
+                    file.seek(max(0, file.seek(0, 2) - LOG_BYTES))
+                    said = file.read().decode(errors="replace")
+            except OSError:
+                continue
+            return kernel_log.as_dmesg(said, now=self.clock(), uptime=self.uptime)
+        return ""

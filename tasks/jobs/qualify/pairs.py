@@ -1,0 +1,23 @@
+"""Pairs of machines in a tournament, and fresh runs until what is slow has a machine, a link or no explanation.
+
+The tournament and the search are schedule.py and plans.py; how a pair is measured is steps.py.
+"""
+
+from __future__ import annotations
+
+from tasks.jobs.qualify import collectives
+from tasks.jobs.qualify.bench import Bench
+from tasks.jobs.qualify.plans import PAIRS, Standard, pairs_plan
+from tasks.jobs.qualify.steps import names_of_all, remembered, run
+
+GROUP = "pairs"
+
+
+def measure(bench: Bench) -> None:
+    """Write the sweeps, where there are several machines."""
+    if bench.nodes == 1:
+        return
+    names = names_of_all(bench, GROUP)
+    nodes = tuple(names)
+    together = remembered(bench, collectives.GROUP, "all", nodes, PAIRS[0])
+    run(bench, GROUP, pairs_plan(nodes, Standard(bench.config, bench.sku), together=together), names)

@@ -1,0 +1,289 @@
+"""What is measured in which order, and what is measured again because it was slow. Pure: the measuring is steps.py's.
+
+A plan yields steps and is sent what each one found. All ranks run the same plan on the same findings, so they agree without
+talking. benchmarks/qualification.py runs the same plans on invented findings.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
+
+from tasks.hardware.sku import Sku
+from tasks.jobs.qualify.schedule import (
+    Group,
+    disjoint,
+    halves,
+    quick_tournament,
+    sound_rate,
+    suspects,
+    tournament,
+)
+from tasks.qualification.measured import Status
+from tasks.qualification_config import BenchmarkConfig
+from tasks.qualification_names import COLLECTIVES, Collective
+
+Scope = Literal["node", "all", "pair", "part"]
+QUICK_COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "alltoall")
+"""A ring or tree through all ranks, and every rank with every other."""
+PAIRS: tuple[Collective, ...] = ("all_reduce",)
+JUDGED_BYTES = 1_000_000
+"""Smaller messages tell of latency, which other work on the machine blurs; nothing is measured again for them."""
+STRIKES = 2
+"""A machine whose pairs failed so often in the tournament meets nobody more: each costs the others its whole time limit."""
+PARTNERS = 2
+"""Sound partners that a suspect machine meets in each round of confirmation."""
+CONFIRMATIONS = 8
+"""Runs one after another in a round of confirmation, at most; what is left stays as it was measured."""
+ALL_SHARE = 0.5
+"""Of min_of_peers: the all-nodes run below that share of the pairs' rate is searched, where the hardware's file has no limit.
+Machines of a test share their cores, so a share near 1 would say nothing."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Disjoint groups of machines that measure at the same time."""
+
+    name: str
+    """Used once in a job."""
+    scope: Scope
+    groups: tuple[Group, ...]
+    collectives: tuple[Collective, ...]
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one group's sweep came to: bus bandwidth in GB/s by size in bytes."""
+
+    status: Status
+    busbw: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def judged(self) -> dict[int, float]:
+        """Without small messages, unless there are no others."""
+        large = {size: rate for size, rate in self.busbw.items() if size >= JUDGED_BYTES}
+        return large or dict([max(self.busbw.items())] if self.busbw else [])
+
+
+Found = dict[Group, Outcome]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a step found, the same on every rank, and the machines that still answer."""
+
+    outcomes: Mapping[Collective, Found]
+    living: tuple[int, ...]
+
+
+T = TypeVar("T")
+Plan = Generator[Step, Answer, T]
+
+
+@dataclass(frozen=True)
+class Standard:
+    """What is slow: below the hardware's limit, or below a share of the peers."""
+
+    config: BenchmarkConfig
+    sku: Sku
+
+    @property
+    def full(self) -> bool:
+        return self.config.depth == "full"
+
+    @property
+    def share(self) -> float:
+        return self.config.min_of_peers
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        return COLLECTIVES if self.full else QUICK_COLLECTIVES
+
+    def below_limit(self, outcome: Outcome, collective: Collective, scope: Scope, nodes: int) -> bool:
+        """Whether some size is under what the hardware's file wants of it."""
+        return any(
+            rate < (limit.warn or limit.fail or 0.0)
+            for limit in self.sku.collectives
+            if (limit.collective, limit.scope) == (collective, scope) and limit.nodes in (None, nodes)
+            for size, rate in outcome.busbw.items()
+            if size >= limit.bytes
+        )
+
+    def has_limit(self, collective: Collective, scope: Scope) -> bool:
+        return any((limit.collective, limit.scope) == (collective, scope) for limit in self.sku.collectives)
+
+
+def collectives_plan(nodes: Sequence[int], standard: Standard, *, ranks_per_node: int) -> Plan[None]:
+    """Every machine by itself, all at the same time; then all machines together."""
+    living = tuple(nodes)
+    if ranks_per_node > 1:
+        alone = Step("node", "node", tuple((node,) for node in living), standard.collectives)
+        living = yield from _until_sound(alone, standard)
+    if len(living) > 1:
+        yield from _until_sound(Step("all", "all", (living,), standard.collectives), standard)
+
+
+def _until_sound(first: Step, standard: Standard) -> Plan[tuple[int, ...]]:
+    """A step, and what was slow in it again, at most config.rounds times; who still answers. What failed is not tried again."""
+    answer = yield replace(first, name=f"{first.name}/0")
+    best = {collective: dict(found) for collective, found in answer.outcomes.items()}
+    for number in range(1, standard.config.rounds):
+        slow = {
+            collective: _slow_groups(found, collective, first.scope, standard) for collective, found in best.items()
+        }
+        groups = tuple(
+            sorted({group for groups in slow.values() for group in groups if set(group) <= set(answer.living)})
+        )
+        if not groups:
+            break
+        collectives = tuple(collective for collective, slow_groups in slow.items() if slow_groups)
+        answer = yield Step(f"{first.name}/{number}", first.scope, groups, collectives, round=number)
+        for collective, found in answer.outcomes.items():
+            for group, outcome in found.items():
+                best[collective][group] = better(best[collective].get(group), outcome)
+    return answer.living
+
+
+def _slow_groups(found: Found, collective: Collective, scope: Scope, standard: Standard) -> list[Group]:
+    measured = {group: outcome for group, outcome in found.items() if outcome.status == "measured"}
+    return [
+        group
+        for group, outcome in measured.items()
+        if standard.below_limit(outcome, collective, scope, len(group))
+        or _behind(outcome, [other for key, other in measured.items() if key != group], standard.share)
+    ]
+
+
+def _behind(outcome: Outcome, others: list[Outcome], share: float) -> bool:
+    """Whether some size is slower than the share of the others' median."""
+    for size, rate in outcome.judged.items():
+        peers = [other.busbw[size] for other in others if size in other.busbw]
+        if peers and rate < share * statistics.median(peers):
+            return True
+    return False
+
+
+def better(old: Outcome | None, new: Outcome) -> Outcome:
+    """Of two measurements of the same: each size's best. Other work comes and goes, a bad part stays."""
+    if old is None or new.status != "measured" or old.status != "measured":
+        return new if old is None or new.status == "measured" else old
+    sizes = {**old.busbw, **new.busbw}
+    return Outcome("measured", {size: max(old.busbw.get(size, 0.0), new.busbw.get(size, 0.0)) for size in sizes})
+
+
+class Pairs:
+    """State of the search for bad machines and links: the best of each pair so far, and how often it was measured."""
+
+    def __init__(self, standard: Standard) -> None:
+        self.standard = standard
+        self.best: Found = {}
+        self.fresh: dict[Group, int] = {}
+        self.strikes: dict[int, int] = {}
+
+    def take(self, answer: Answer, *, fresh: bool) -> None:
+        for pair, outcome in answer.outcomes[PAIRS[0]].items():
+            self.best[pair] = better(self.best.get(pair), outcome)
+            if fresh:
+                self.fresh[pair] = self.fresh.get(pair, 0) + 1
+            elif outcome.status != "measured":
+                for node in pair:
+                    self.strikes[node] = self.strikes.get(node, 0) + 1
+
+    def playing(self, pairs: Sequence[Group], living: Sequence[int]) -> tuple[Group, ...]:
+        """Without those of whom one does not answer, or failed too often."""
+        able = {node for node in living if self.strikes.get(node, 0) < STRIKES}
+        return tuple(pair for pair in pairs if set(pair) <= able)
+
+    @property
+    def sound(self) -> dict[int, float]:
+        """Rate of a sound pair, by size."""
+        rates: dict[int, dict[Group, float]] = {}
+        for pair, outcome in self.best.items():
+            for size, rate in outcome.judged.items():
+                rates.setdefault(size, {})[pair] = rate
+        return {size: sound_rate(found) for size, found in rates.items()}
+
+    def slow(self) -> list[Group]:
+        """Pairs that failed, or are below the limit or the share of a sound one."""
+        sound = self.sound
+        return sorted(pair for pair, outcome in self.best.items() if self._is_slow(outcome, sound))
+
+    def _is_slow(self, outcome: Outcome, sound: Mapping[int, float]) -> bool:
+        return (
+            outcome.status != "measured"
+            or self.standard.below_limit(outcome, PAIRS[0], "pair", 2)
+            or any(rate < self.standard.share * sound[size] for size, rate in outcome.judged.items())
+        )
+
+    def to_confirm(self, living: Sequence[int]) -> list[Group]:
+        """Pairs for fresh runs: each suspect machine with sound partners, and slow pairs of two that are not suspect."""
+        slow = self.slow()
+        bad = self._suspects(slow)
+        links = sorted((pair for pair in slow if not set(pair) & bad), key=lambda pair: self.fresh.get(pair, 0))
+        chosen = [pair for node in sorted(bad) for pair in self._partners(node, slow, bad, living)]
+        return [pair for pair in dict.fromkeys((*chosen, *links)) if set(pair) <= set(living)]
+
+    def _suspects(self, slow: Sequence[Group]) -> set[int]:
+        """By a vote over all pairs; of a machine that was measured afresh, over those alone."""
+        everywhere = suspects(slow, [pair for pair in self.best if pair not in slow])
+        cleared = {node for node in everywhere if self._votes(node, slow) <= 0}
+        return everywhere - cleared
+
+    def _votes(self, node: int, slow: Sequence[Group]) -> int:
+        fresh = [pair for pair in self.fresh if node in pair]
+        return sum(1 if pair in slow else -1 for pair in fresh) if fresh else 1
+
+    def _partners(self, node: int, slow: Sequence[Group], bad: set[int], living: Sequence[int]) -> Iterator[Group]:
+        """Pairs that were slow come first, those that were not measured afresh before others; all bad: anybody."""
+        others = [other for other in living if other != node]
+        partners = [other for other in others if other not in bad] or others
+        pairs = [(min(node, other), max(node, other)) for other in partners]
+        pairs.sort(key=lambda pair: (self.fresh.get(pair, 0), pair not in slow, pair))
+        yield from pairs[:PARTNERS]
+
+
+def pairs_plan(nodes: Sequence[int], standard: Standard, *, together: Outcome | None) -> Plan[None]:
+    """The tournament; what was slow again; halves of the machines when all together (`together`) were slow and no pair was."""
+    state, living = Pairs(standard), tuple(nodes)
+    rounds = tournament(nodes) if standard.full else quick_tournament(nodes)
+    for number, pairs in enumerate(rounds):
+        if playing := state.playing(pairs, living):
+            answer = yield Step(f"pairs/{number}", "pair", playing, PAIRS)
+            living = answer.living
+            state.take(answer, fresh=False)
+    for number in range(1, standard.config.rounds):
+        for place, pairs in enumerate(disjoint(state.to_confirm(living))[:CONFIRMATIONS]):
+            if playing := tuple(pair for pair in pairs if set(pair) <= set(living)):
+                answer = yield Step(f"confirm/{number}/{place}", "pair", playing, PAIRS, round=number)
+                living = answer.living
+                state.take(answer, fresh=True)
+    if (
+        together
+        and len(living) > 2
+        and not state.slow()
+        and _slow_together(together, len(nodes), state.sound, standard)
+    ):
+        yield from _bisect(living, state.sound, standard)
+
+
+def _bisect(living: Group, sound: Mapping[int, float], standard: Standard) -> Plan[None]:
+    """Halves of what is slow, until they are pairs or none of them is slow: then it stays unexplained."""
+    parts, number = [living], 0
+    while smaller := tuple(half for part in parts for half in halves(part)):
+        answer = yield Step(f"part/{number}", "part", smaller, PAIRS, round=number)
+        found = answer.outcomes[PAIRS[0]]
+        parts = [half for half in smaller if _slow_together(found[half], len(half), sound, standard)]
+        parts = [part for part in parts if set(part) <= set(answer.living)]
+        number += 1
+
+
+def _slow_together(outcome: Outcome, nodes: int, sound: Mapping[int, float], standard: Standard) -> bool:
+    if outcome.status != "measured":
+        return True
+    if standard.has_limit(PAIRS[0], "all"):
+        return standard.below_limit(outcome, PAIRS[0], "all", nodes)
+    lowest = ALL_SHARE * standard.share
+    return any(rate < lowest * sound[size] for size, rate in outcome.judged.items() if size in sound)

@@ -1,0 +1,73 @@
+"""Who meets whom, and what is measured again: pure functions over numbers of machines.
+
+The order of a whole search is plans.py; benchmarks/qualification.py runs both to say what a qualification costs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+Group = tuple[int, ...]
+"""Machines that measure together, by node rank, lowest first."""
+Rounds = list[list[Group]]
+QUICK_ROUNDS = 2
+"""Of the tournament: every machine meets two others. With an odd number one rests in each round, so there are three."""
+
+
+def tournament(nodes: Sequence[int]) -> Rounds:
+    """Every pair once, disjoint pairs at the same time: n - 1 rounds, n when n is odd. The circle method: one stays, all others
+    move on by one place."""
+    ring: list[int | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
+    rounds: Rounds = []
+    for _ in range(len(ring) - 1):
+        opposite = zip(ring[: len(ring) // 2], reversed(ring), strict=False)
+        rounds.append([(min(a, b), max(a, b)) for a, b in opposite if a is not None and b is not None])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    return rounds
+
+
+def quick_tournament(nodes: Sequence[int]) -> Rounds:
+    """The first rounds of it, until every machine had two partners, as far as there are two."""
+    return tournament(nodes)[: QUICK_ROUNDS + len(nodes) % 2]
+
+
+def disjoint(groups: Iterable[Group]) -> Rounds:
+    """Groups in rounds: in none of them is a machine twice."""
+    rounds: Rounds = []
+    for group in groups:
+        free = (there for there in rounds if not any(set(group) & set(other) for other in there))
+        there = next(free, None)
+        if there is None:
+            rounds.append([group])
+        else:
+            there.append(group)
+    return rounds
+
+
+def halves(group: Group) -> list[Group]:
+    """A group in two; a machine alone is none."""
+    middle = len(group) // 2
+    return [half for half in (group[:middle], group[middle:]) if len(half) > 1]
+
+
+def sound_rate(rates: Mapping[Group, float]) -> float:
+    """What a sound pair reaches: the median over machines of each one's best pair; 0 where there is none.
+
+    A sound machine has a sound partner even when most pairs are slow, as when one of three machines is bad.
+    """
+    best: dict[int, float] = {}
+    for group, rate in rates.items():
+        for node in group:
+            best[node] = max(best.get(node, 0.0), rate)
+    return statistics.median(best.values()) if best else 0.0
+
+
+def suspects(slow: Collection[Group], fast: Collection[Group]) -> set[int]:
+    """Machines most of whose pairs are slow; the others' slow pairs are their partners' or the links' fault."""
+    count: dict[int, list[int]] = {}
+    for verdict, groups in ((1, slow), (0, fast)):
+        for group in groups:
+            for node in group:
+                count.setdefault(node, []).append(verdict)
+    return {node for node, votes in count.items() if 2 * sum(votes) > len(votes)}

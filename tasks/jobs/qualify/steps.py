@@ -1,0 +1,249 @@
+"""One step of a plan, for real: this machine's group measures, all agree on what was found, and one rank of each group writes it.
+
+A group that hangs or dies ends as a sweep that says so, at the latest after config.collective_seconds a collective; who does not
+answer then is left out of what follows. On GPUs all ranks of a machine take part. On CPUs only local rank 0 does between two
+machines: its ranks share the cores and the network interface, so more of them would measure each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast, get_args
+
+import torch
+
+from tasks.jobs.qualify import table
+from tasks.jobs.qualify.bench import Bench
+from tasks.jobs.qualify.groups import Communicator, Transports, backend, communicator
+from tasks.jobs.qualify.meeting import LeftOut, agree, recall
+from tasks.jobs.qualify.nccl_binaries import Ran, binary, run_binary
+from tasks.jobs.qualify.plans import Answer, Found, Outcome, Plan, Step, better
+from tasks.jobs.qualify.schedule import Group
+from tasks.jobs.qualify.sweeps import Sweeping, sweep, sweeping
+from tasks.qualification.measured import Probe, Row, Status, Sweep
+from tasks.qualification_names import Collective
+
+GRACE_SECONDS = 10.0
+"""That a machine may be slower than another one between two steps."""
+WORST: tuple[Status, ...] = ("timed out", "failed", "missing", "skipped", "measured")
+
+
+def run(bench: Bench, group: str, plan: Plan[None], names: dict[int, str]) -> None:
+    """Follow a plan to its end, among the machines `names`, by node rank."""
+    living = tuple(names)
+    try:
+        step = next(plan)
+        while True:
+            answer = _perform(bench, group, step, living, names)
+            living = answer.living
+            step = plan.send(answer)
+    except StopIteration:
+        return
+    except LeftOut as left:
+        _note_left_out(bench, group, left)
+
+
+def names_of_all(bench: Bench, group: str) -> dict[int, str]:
+    """The machines that are there, by node rank; only one where this one hears nobody."""
+    try:
+        everyone = range(bench.nodes)
+        return agree(bench, f"{group}/start", bench.node, among=everyone, seconds=bench.config.check_seconds)
+    except LeftOut as left:
+        _note_left_out(bench, group, left)
+        return {}
+
+
+def remembered(bench: Bench, group: str, name: str, nodes: Group, collective: Collective) -> Outcome | None:
+    """The best that an earlier group of checks found over some machines in its steps `name`/N; None where it did not look."""
+    best: Outcome | None = None
+    for number in range(bench.config.rounds):
+        said = recall(bench, f"{group}/{name}/{number}")
+        if said is None or not set(nodes) <= set(said):
+            break
+        best = better(best, _together([said[node].get(collective) for node in nodes]))
+    return best
+
+
+def _note_left_out(bench: Bench, group: str, left: LeftOut) -> None:
+    print(left, flush=True)
+    if bench.local_rank == 0:
+        bench.note(Probe(check=group, status="timed out", said=str(left)))
+
+
+def _perform(bench: Bench, group: str, step: Step, living: Group, names: dict[int, str]) -> Answer:
+    mine = next((nodes for nodes in step.groups if bench.node_rank in nodes), None)
+    sweeps: dict[Collective, Sweep] = {}
+    if mine is not None and bench.rank.rank in participants(bench, step, mine):
+        sweeps = _measure(bench, f"{group}/{step.name}", step, mine, names)
+    seconds = bench.config.collective_seconds * len(step.collectives) + GRACE_SECONDS
+    told = {collective: _told(found) for collective, found in sweeps.items()}
+    said = agree(bench, f"{group}/{step.name}", told, among=living, seconds=seconds)
+    outcomes: dict[Collective, Found] = {
+        collective: {nodes: _together([said.get(node, {}).get(collective) for node in nodes]) for nodes in step.groups}
+        for collective in step.collectives
+    }
+    if bench.local_rank == 0:
+        _write(bench, step, outcomes, sweeps, said, names)
+    return Answer(outcomes, tuple(said))
+
+
+def participants(bench: Bench, step: Step, nodes: Group) -> list[int]:
+    """Ranks that measure."""
+    each = bench.ranks_per_node if bench.cuda or step.scope in ("node", "all") else 1
+    return [node * bench.ranks_per_node + local for node in nodes for local in range(each)]
+
+
+def _measure(bench: Bench, name: str, step: Step, nodes: Group, names: dict[int, str]) -> dict[Collective, Sweep]:
+    """All sweeps of a step over one group of machines; what comes after a failure is not tried in this group."""
+    how = sweeping(bench.config, bench.sku, gpu=bench.cuda, every_size=step.scope != "pair")
+    ranks, found = participants(bench, step, nodes), {}
+    for collective in step.collectives:
+        found[collective] = _blank(bench, step, collective, nodes, names, ranks=len(ranks))
+    left = _by_binaries(bench, name, step, found, how) if bench.cuda and step.scope == "node" else step.collectives
+    if left:
+        _by_torch(bench, name, left, found, how, ranks)
+    return found
+
+
+def _by_torch(
+    bench: Bench,
+    name: str,
+    collectives: Sequence[Collective],
+    found: dict[Collective, Sweep],
+    how: Sweeping,
+    ranks: Sequence[int],
+) -> None:
+    done: list[Collective] = []
+    try:
+        heard = Transports(bench)
+        with communicator(bench, f"{name}/{ranks[0]}", ranks, seconds=how.limit) as comm:
+            for collective in collectives:
+                rows: list[Row] = []
+                try:
+                    rows.extend(_printed(collective, how, comm, bench, found[collective]))
+                finally:
+                    status: dict[str, Any] = {"rows": tuple(rows), "transport": heard.used()}
+                    found[collective] = found[collective].model_copy(update=status)
+                done.append(collective)
+    except RuntimeError as error:
+        _failed(collectives, done, found, error)
+    for collective in done:
+        found[collective] = found[collective].model_copy(update={"status": "measured"})
+
+
+def _printed(collective: Collective, how: Sweeping, comm: Communicator, bench: Bench, about: Sweep) -> Iterator[Row]:
+    """The rows; the group's first rank prints the table of nccl-tests with them."""
+    rows = []
+    if comm.rank == 0:
+        print(table.begun(collective, tool=about.tool, nodes=about.nodes, ranks=comm.size), flush=True)
+    for row in sweep(collective, how, comm, bench):
+        rows.append(row)
+        if comm.rank == 0:
+            print(table.line(collective, row, comm.size), flush=True)
+        yield row
+    if comm.rank == 0:
+        print(table.ended(collective, rows), flush=True)
+
+
+def _failed(
+    collectives: Sequence[Collective], done: Sequence[Collective], found: dict[Collective, Sweep], error: RuntimeError
+) -> None:
+    print(error, flush=True)
+    text = str(error)
+    status: Status = "timed out" if "timed out" in text.lower() or "timeout" in text.lower() else "failed"
+    first = next(collective for collective in collectives if collective not in done)
+    for collective in collectives:
+        if collective not in done:
+            said = text if collective == first else f"not tried: {first} before it: {text}"
+            found[collective] = found[collective].model_copy(update={"status": status, "said": said[:1000]})
+
+
+def _by_binaries(
+    bench: Bench, name: str, step: Step, found: dict[Collective, Sweep], how: Sweeping
+) -> tuple[Collective, ...]:
+    """What nccl-tests' programs measure; the rest is left, also where a program printed nothing of use."""
+    programs = {collective: binary(collective) for collective in step.collectives}
+    torch.cuda.empty_cache()
+    left: list[Collective] = []
+    for collective, program in programs.items():
+        ran = _ran(bench, f"{name}/{bench.node_rank}/{collective}", program, how) if program else Ran()
+        if not ran.rows:
+            left.append(collective)
+            found[collective] = found[collective].model_copy(update={"said": ran.failed})
+            continue
+        status = "timed out" if ran.failed.startswith("timed out") else "failed" if ran.failed else "measured"
+        result = {"tool": ran.tool, "rows": ran.rows, "transport": ran.transport, "status": status, "said": ran.failed}
+        found[collective] = found[collective].model_copy(update=result)
+    return tuple(left)
+
+
+def _ran(bench: Bench, name: str, program: Any, how: Sweeping) -> Ran:
+    """Local rank 0 runs the program; the others hear from it whether it measured."""
+    if bench.local_rank == 0:
+        ran = run_binary(program, how.sizes, gpus=bench.ranks_per_node, seconds=how.limit)
+        bench.store.set(name, "rows" if ran.rows else "nothing")
+        return ran
+    said = bench.store.get(name)  # waits; the store's own limit is config.check_seconds
+    return Ran(rows=(Row(bytes=0),)) if said == b"rows" else Ran()
+
+
+def _blank(
+    bench: Bench, step: Step, collective: Collective, nodes: Group, names: dict[int, str], *, ranks: int
+) -> Sweep:
+    return Sweep(
+        collective=collective,
+        scope=step.scope,
+        nodes=tuple(names[node] for node in nodes),
+        ranks=ranks,
+        backend=backend(bench),
+        tool=f"torch {torch.__version__}",
+        status="timed out",
+        said="",
+        round=step.round,
+    )
+
+
+def _told(found: Sweep) -> list[Any]:
+    """What the others need of it: status, bus bandwidth by size, and what this machine's part went over."""
+    return [found.status, {row.bytes: row.busbw for row in found.rows if row.busbw is not None}, found.transport]
+
+
+def _together(told: Sequence[Any]) -> Outcome:
+    """Of a group: the worst status of its machines, and a member's rates; all of them have the same. Silence is a time-out."""
+    statuses: list[Status] = [cast(Status, one[0]) if one else "timed out" for one in told]
+    rates: dict[str, float] = next((one[1] for one in told if one), {})
+    assert set(statuses) <= set(get_args(Status)), statuses
+    return Outcome(min(statuses, key=WORST.index), {int(size): rate for size, rate in rates.items()})
+
+
+def _write(
+    bench: Bench,
+    step: Step,
+    outcomes: dict[Collective, Found],
+    sweeps: dict[Collective, Sweep],
+    said: dict[int, Any],
+    names: dict[int, str],
+) -> None:
+    """The first machine of each group that still answers; of a group of which none does, the first of all."""
+    for collective, found in outcomes.items():
+        for nodes, outcome in found.items():
+            answered = [node for node in nodes if node in said]
+            if bench.node_rank != min(answered or said):
+                continue
+            blank = _blank(bench, step, collective, nodes, names, ranks=len(participants(bench, step, nodes)))
+            mine = sweeps[collective] if answered else blank
+            silent = ", ".join(names[node] for node in nodes if node not in answered)
+            used = {one for node in answered if collective in said[node] for one in said[node][collective][2]}
+            about = {
+                "status": outcome.status,
+                "said": f"{silent} did not answer; {mine.said}" if silent else mine.said,
+                "transport": tuple(sorted(used)),
+            }
+            _leave(bench, mine.model_copy(update=about))
+
+
+def _leave(bench: Bench, found: Sweep) -> None:
+    """Where there is only one machine, what it measured within itself is also what all machines measured together."""
+    bench.sweep(found)
+    if found.scope == "node" and bench.nodes == 1:
+        bench.sweep(found.model_copy(update={"scope": "all"}))

@@ -1,0 +1,122 @@
+"""How fast a machine writes and reads files: to its scratch, and to the store at the size of the checkpoint to come.
+
+One rank a machine, all machines at the same time, as when a training run saves: what all of them share shows here. The store is
+where a checkpoint comes to lie: the job's folder, of which a store in a folder is made (by links); for machines without a shared
+folder the container that the mirror of the folder is told of (storage_blob.py). How files are written: disk.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from tasks.errors import HeadwayError
+from tasks.jobs.qualify import disk
+from tasks.jobs.qualify.bench import Bench
+from tasks.jobs.qualify.rates import Together
+from tasks.jobs.qualify.to_come import parameters
+from tasks.planning.size import CHECKPOINT_BYTES_PER_PARAMETER, checkpoint_bytes
+from tasks.qualification.measured import Probe
+
+GIGA = 1e9
+MOST_OF_FREE = 0.1
+"""Share of the disk's free space that is written."""
+MOST_SCRATCH = 16 * 2**30
+LEAST_STORE, MOST_STORE = 64 * 2**20, 4 * 2**30
+"""What is written to the store: the size of the checkpoint, but enough to measure a rate, and not more than this."""
+SCRATCH_STREAMS = 8
+"""Files at the same time; several disks under one file system are busy only with several."""
+STORE_STREAMS = 1
+"""A rank writes its part of a checkpoint as one file (tasks/jobs/checkpoint_writer.py)."""
+SMALL_FILES = 1000
+STORE_PATIENCE = 5
+"""Times `benchmark.seconds` that the store may take; it is often far away."""
+
+
+def measure(bench: Bench) -> None:
+    """Note the rates of scratch and store, and how long the checkpoint to come takes; local rank 0 of each machine does."""
+    together = Together(bench, "storage")
+    scratch = Path(os.environ.get("HEADWAY_SCRATCH") or bench.rank.folder)
+    seconds = bench.config.seconds
+    for checks, work in (
+        (("scratch_write", "scratch_read"), partial(_scratch, scratch, seconds)),
+        (("scratch_files_written", "scratch_files_read"), partial(_small, scratch, seconds)),
+        (("store_write", "store_read", "checkpoint_seconds"), partial(_store, bench, seconds * STORE_PATIENCE)),
+    ):
+        together.meet(checks[0])
+        if bench.local_rank == 0:
+            bench.note(*_tried(together, checks, work))
+
+
+def _tried(together: Together, checks: Sequence[str], work: Callable[[], Iterable[Probe]]) -> list[Probe]:
+    if together.left <= 0:
+        return [Probe(check=check, status="timed out", said=together.late) for check in checks]
+    try:
+        return list(work())
+    except (OSError, HeadwayError) as error:
+        said = (
+            error.message if isinstance(error, HeadwayError) else f"{error.strerror or error}: {error.filename or ''}"
+        )
+        return [Probe(check=check, status="failed", said=said.rstrip(": ")) for check in checks]
+
+
+def _scratch(folder: Path, seconds: float) -> list[Probe]:
+    wanted = min(MOST_SCRATCH, _room(folder))
+    moved = disk.large_files(folder, bytes=wanted, seconds=seconds, streams=SCRATCH_STREAMS)
+    said = f"{moved.bytes >> 20} MiB in {SCRATCH_STREAMS} files in {folder}, {moved.how}"
+    return _both("scratch", moved, said)
+
+
+def _small(folder: Path, seconds: float) -> list[Probe]:
+    count = min(SMALL_FILES, _room(folder) // disk.SMALL)
+    files = disk.small_files(folder, count=count, seconds=seconds)
+    said = (
+        f"{files.number} files of {disk.SMALL >> 10} KiB in {folder}, one after another, each with fsync; pages dropped"
+    )
+    rates = {"written": files.number / files.write_seconds, "read": files.number / files.read_seconds}
+    return [
+        Probe(check=f"scratch_files_{what}", measured=rate, unit="files/s", said=said) for what, rate in rates.items()
+    ]
+
+
+def _store(bench: Bench, seconds: float) -> list[Probe]:
+    whole = checkpoint_bytes(parameters(bench))
+    volume = max(LEAST_STORE, min(whole, MOST_STORE))
+    if volume > _room(bench.rank.folder):
+        free = shutil.disk_usage(bench.rank.folder).free
+        said = f"{volume >> 20} MiB are more than {MOST_OF_FREE:.0%} of the {free >> 20} MiB that are free"
+        return [
+            Probe(check=c, status="skipped", said=said) for c in ("store_write", "store_read", "checkpoint_seconds")
+        ]
+    told = os.environ.get("HEADWAY_STORE", "")
+    if told:
+        from tasks.jobs.qualify.storage_blob import through
+
+        moved = through(told, bench.rank, bytes=volume)
+    else:
+        moved = disk.large_files(bench.rank.folder, bytes=volume, seconds=seconds, streams=STORE_STREAMS)
+    said = f"{moved.bytes >> 20} MiB a machine, all machines at the same time, {moved.how}"
+    return [*_both("store", moved, said), _checkpoint(bench, whole, moved)]
+
+
+def _checkpoint(bench: Bench, whole: int, moved: disk.Moved) -> Probe:
+    """One machine writes all of it, as this release's engine does, while the others write as well."""
+    rate = moved.bytes / moved.write_seconds
+    said = (
+        f"{whole / GIGA:.4g} GB ({CHECKPOINT_BYTES_PER_PARAMETER} bytes of each of {parameters(bench):,} parameters), "
+        f"reckoned from {moved.bytes / GIGA:.4g} GB at {rate / GIGA:.4g} GB/s"
+    )
+    return Probe(check="checkpoint_seconds", measured=whole / rate, unit="s", said=said)
+
+
+def _both(place: str, moved: disk.Moved, said: str) -> list[Probe]:
+    rates = {"write": moved.bytes / moved.write_seconds, "read": moved.bytes / moved.read_seconds}
+    return [Probe(check=f"{place}_{way}", measured=r / GIGA, unit="GB/s", said=said) for way, r in rates.items()]
+
+
+def _room(folder: Path) -> int:
+    """Bytes that may be written there."""
+    return int(shutil.disk_usage(folder).free * MOST_OF_FREE)

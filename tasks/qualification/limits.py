@@ -1,0 +1,87 @@
+"""The hardware's file beside a figure: which limit holds, and what it says."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tasks.hardware.sku import BusBandwidth, Limit, Sku
+from tasks.qualification_names import Verdict
+
+
+class Judged(NamedTuple):
+    """What a limit says of a figure."""
+
+    verdict: Verdict
+    limit: str
+    """With its direction."""
+
+
+def cited(sku: Sku, key: str) -> str:
+    """A source as sentences name it."""
+    source = sku.sources[key]
+    return f"{sku.name}: {source.what}, {source.date}"
+
+
+def by_limit(measured: float | str, limit: Limit) -> Judged:
+    """A figure under its limit. What is no number where one is needed is unknown."""
+    if limit.better == "equal":
+        return _equal(measured, limit)
+    number = as_number(measured)
+    levels: tuple[tuple[Verdict, float | None], ...] = (("failed", as_number(limit.fail)), ("degraded", limit.warn))
+    sign = ">=" if limit.better == "higher" else "<="
+    shown = next((level for _, level in reversed(levels) if level is not None), None)
+    if number is None or number != number:
+        return Judged("unknown", f"{sign} {shown}")
+    for verdict, level in levels:
+        if level is not None and (number < level if limit.better == "higher" else number > level):
+            return Judged(verdict, f"{sign} {level:.12g}")
+    return Judged("healthy", f"{sign} {shown}")
+
+
+def _equal(measured: float | str, limit: Limit) -> Judged:
+    """It must be `fail`; where only a norm is given, another value is degraded."""
+    wanted = limit.fail if limit.fail is not None else limit.warn if limit.warn is not None else limit.norm
+    if wanted is None or same(measured, wanted):
+        return Judged("healthy", f"= {wanted}")
+    return Judged("failed" if limit.fail is not None else "degraded", f"= {wanted}")
+
+
+def same(one: float | str, other: float | str) -> bool:
+    """Whether two values are equal; 8, 8.0 and "8" are."""
+    a, b = as_number(one), as_number(other)
+    return a == b if a is not None and b is not None else str(one).strip() == str(other).strip()
+
+
+def as_number(value: float | str | None) -> float | None:
+    """A number, where it is one."""
+    try:
+        return None if value is None else float(value)
+    except ValueError:
+        return None
+
+
+def knows_soundness(sku: Sku, check: str) -> bool:
+    """Whether the file says what sound hardware reaches, and not just a floor that everything exceeds."""
+    limit = sku.limits.get(check)
+    return limit is not None and (limit.norm is not None or limit.warn is not None)
+
+
+def bandwidths(sku: Sku, collective: str, scope: str, nodes: int) -> tuple[BusBandwidth, ...]:
+    """Limits of a collective by its scope and machines, the smallest message first; those of exactly so many machines win.
+
+    All of one machine are a node; a part is an all of fewer machines; a pair without limits of its own is an all of two.
+    """
+    where = "node" if nodes == 1 else "all" if scope == "part" else scope
+    mine = [limit for limit in sku.collectives if (limit.collective, limit.scope) == (collective, where)]
+    exact = [limit for limit in mine if limit.nodes == nodes]
+    found = exact or [limit for limit in mine if limit.nodes is None]
+    if not found and where == "pair":
+        found = [
+            limit for limit in sku.collectives if (limit.collective, limit.scope, limit.nodes) == (collective, "all", 2)
+        ]
+    return tuple(sorted(found, key=lambda limit: limit.bytes))
+
+
+def by_bandwidth(busbw: float, limit: BusBandwidth) -> Judged:
+    """A bus bandwidth under its limit."""
+    return by_limit(busbw, Limit(norm=limit.norm, warn=limit.warn, fail=limit.fail, source=limit.source))

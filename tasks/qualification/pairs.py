@@ -1,0 +1,220 @@
+"""Pairs of machines: which are bad by the hardware's file or by the other pairs, and whose fault that is (votes.py)."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tasks.hardware.sku import Sku
+from tasks.qualification.humps import Item, reference
+from tasks.qualification.merged import Merged, size
+from tasks.qualification.sweeps import NETWORK, of_sweep
+from tasks.qualification.tolerances import tolerances
+from tasks.qualification.verdicts import PairVerdict, Reason, worst
+from tasks.qualification.votes import Blame, Pair, blame
+from tasks.qualification_config import BenchmarkConfig
+from tasks.qualification_names import Verdict
+
+NAMED = 4
+"""Most pairs that a sentence names."""
+BAD: tuple[Verdict, ...] = ("failed", "unknown")
+
+
+class Bad(NamedTuple):
+    """What is wrong with a pair, worst first, and what it reached."""
+
+    faults: tuple[Reason, ...]
+    rate: float | None
+
+    @property
+    def verdict(self) -> Verdict:
+        """A pair that was seen to be bad has failed, whatever else is unknown of it."""
+        found = [fault.verdict for fault in self.faults]
+        return "failed" if "failed" in found else worst(*found)
+
+
+class Attributed(NamedTuple):
+    """Reasons of machines and of the cluster, and every pair's verdict."""
+
+    of_nodes: tuple[Reason, ...] = ()
+    of_cluster: tuple[Reason, ...] = ()
+    pairs: tuple[PairVerdict, ...] = ()
+
+
+def of_pairs(
+    sweeps: Sequence[Merged], sku: Sku, config: BenchmarkConfig, *, ours: bool, missing: Iterable[Pair] = ()
+) -> Attributed:
+    """Judge and attribute all pairs. `missing`: pairs that were to be measured and were not."""
+    sweeps = [sweep for sweep in sweeps if len(sweep.nodes) == 2]
+    slow = _slower_than_others(sweeps, sku, config)
+    found: dict[Pair, Bad] = {}
+    for sweep in sweeps:
+        pair = (sweep.nodes[0], sweep.nodes[1])
+        mine = (*of_sweep(sweep, sku, ours=ours), *slow.get(sweep.key, ()))
+        before = found.get(pair, Bad((), sweep.rate))
+        found[pair] = Bad((*before.faults, *mine), before.rate if before.rate is not None else sweep.rate)
+    for pair in missing:
+        found.setdefault(pair, Bad((_unmeasured(),), None))
+    return _attribute({pair: found[pair] for pair in sorted(found)})
+
+
+def unmeasured(sweeps: Sequence[Merged], names: Sequence[str], *, every: bool) -> tuple[Pair, ...]:
+    """Pairs of machines that were not measured; where not every pair was to be: only those of machines that have none at all."""
+    there = {sweep.nodes for sweep in sweeps}
+    lonely = {name for name in names if not any(name in nodes for nodes in there)}
+    pairs = itertools.combinations(sorted(names), 2)
+    return tuple(pair for pair in pairs if pair not in there and (every or {*pair} & lonely))
+
+
+def _slower_than_others(
+    sweeps: Sequence[Merged], sku: Sku, config: BenchmarkConfig
+) -> dict[tuple[int, int, tuple[str, ...]], tuple[Reason, ...]]:
+    groups: dict[tuple[str, int], list[tuple[Merged, float]]] = {}
+    for sweep in sweeps:
+        if sweep.rate is not None:
+            groups.setdefault((sweep.collective, sweep.points[-1].bytes), []).append((sweep, sweep.rate))
+    found: dict[tuple[int, int, tuple[str, ...]], tuple[Reason, ...]] = {}
+    for (_, largest), members in sorted(groups.items()):
+        items = [Item(" ".join(sweep.nodes), rate) for sweep, rate in members]
+        fast = reference(items, (1 + config.min_of_peers) / 2, lone=tolerances(sku).lone_pair)
+        center = fast.center if fast else statistics.median(item.value for item in items)
+        for sweep, rate in members:
+            if rate < config.min_of_peers * center:
+                found[sweep.key] = (_slow(sweep, rate, config.min_of_peers * center, largest),)
+    return found
+
+
+def _slow(sweep: Merged, rate: float, limit: float, largest: int) -> Reason:
+    return Reason(
+        node="",
+        check=f"{sweep.collective} busbw at {size(largest)} against other pairs",
+        measured=rate,
+        unit="GB/s",
+        limit=f">= {limit:.4g}",
+        source="Headway: benchmark.min_of_peers of the fastest group of pairs",
+        verdict="failed",
+        remedy=NETWORK,
+    )
+
+
+def _unmeasured() -> Reason:
+    return Reason(
+        node="",
+        check="pair",
+        measured=None,
+        limit="a measurement",
+        source="Headway: what was not measured is unknown",
+        verdict="unknown",
+        said="it was not measured",
+        remedy="See the job's logs; give pairs more time with benchmark.check_seconds.",
+    )
+
+
+def _attribute(found: dict[Pair, Bad]) -> Attributed:
+    """Those that failed or are unknown first, then what is merely degraded among the machines that are left."""
+    bad = [pair for pair, what in found.items() if what.verdict in BAD]
+    first = blame([pair for pair in found if pair not in bad], bad)
+    out = {*first.nodes, *first.cut_off, *(name for pair in first.either for name in pair)}
+    rest = [pair for pair in found if pair not in bad and not {*pair} & out]
+    warned = [pair for pair in rest if found[pair].verdict == "degraded"]
+    second = blame([pair for pair in rest if pair not in warned], warned)
+    return Attributed(
+        (*_of_nodes(first, found, bad), *_of_nodes(second, found, warned)),
+        (*_of_cluster(first, found, bad), *_of_cluster(second, found, warned)),
+        tuple(_verdict(pair, what, (first, second)) for pair, what in found.items()),
+    )
+
+
+def _of_nodes(votes: Blame, found: dict[Pair, Bad], bad: list[Pair]) -> list[Reason]:
+    reasons = []
+    for name in (*votes.nodes, *votes.cut_off):
+        mine = [pair for pair in bad if name in pair]
+        count = sum(name in pair for pair in found)
+        alone = (
+            "the machines are sound with each other"
+            if name in votes.nodes
+            else "a group is cut off: a switch or a rack?"
+        )
+        said = f"{len(mine)} of its {count} pairs are bad ({_shown(name, mine, found)}); {alone}"
+        reasons.append(_lead(mine, found, node=name, said=said))
+    for a, b in votes.either:
+        for name, other in ((a, b), (b, a)):
+            said = f"one of {a} and {b} or the link between them: neither has a sound pair with another machine"
+            reasons.append(_lead([(a, b)], found, node=name, said=said, where=f"pair with {other}"))
+    return reasons
+
+
+def _of_cluster(votes: Blame, found: dict[Pair, Bad], bad: list[Pair]) -> list[Reason]:
+    reasons = [
+        _lead(
+            [pair], found, nodes=pair, where=f"link {pair[0]} - {pair[1]}", said="both machines are sound with others"
+        )
+        for pair in votes.links
+    ]
+    names = tuple(sorted({name for pair in bad for name in pair}))
+    if votes.all:
+        said = f"all {len(bad)} pairs are bad: the network or its settings, and not a machine"
+        reasons.append(_lead(bad, found, nodes=names, where="all pairs", said=said))
+    if votes.halves:
+        groups = " and ".join("(" + ", ".join(group) + ")" for group in votes.halves)
+        said = f"machines are sound within {groups} and bad between them: a switch or a cable between racks"
+        reasons.append(_lead(bad, found, nodes=names, where="between groups", said=said))
+    return reasons
+
+
+def _lead(
+    pairs: Sequence[Pair],
+    found: dict[Pair, Bad],
+    *,
+    said: str,
+    node: str = "",
+    where: str = "pairs",
+    nodes: tuple[str, ...] = (),
+) -> Reason:
+    """The worst fault of some pairs, said of whom it is attributed to; of slow ones the median is shown."""
+    verdict = "failed" if any(found[pair].verdict == "failed" for pair in pairs) else found[pairs[0]].verdict
+    faults = [fault for pair in pairs for fault in found[pair].faults if fault.verdict == verdict]
+    lead = min(faults, key=lambda fault: (_severity(fault), fault.check))
+    alike = [fault.measured for fault in faults if fault.check == lead.check and isinstance(fault.measured, float)]
+    measured = statistics.median(alike) if alike else lead.measured
+    said = "; ".join(part for part in (lead.said, said) if part)
+    return lead.model_copy(update={"node": node, "where": where, "measured": measured, "said": said, "nodes": nodes})
+
+
+def _severity(fault: Reason) -> int:
+    """Wrong results first, then the wrong transport, then rates."""
+    return next((n for n, word in enumerate(("wrong", "transport", "busbw")) if word in fault.check), 3)
+
+
+def _shown(name: str, pairs: list[Pair], found: dict[Pair, Bad]) -> str:
+    parts = [f"{b if a == name else a}{_rate(found[a, b].rate)}" for a, b in pairs[:NAMED]]
+    return ", ".join(parts) + (", ..." if len(pairs) > NAMED else "")
+
+
+def _rate(rate: float | None) -> str:
+    return " no result" if rate is None else f" {rate:.4g} GB/s"
+
+
+def _verdict(pair: Pair, what: Bad, votes: tuple[Blame, ...]) -> PairVerdict:
+    a, b = pair
+    if what.verdict == "healthy":
+        return PairVerdict(a=a, b=b, busbw_gb_s=what.rate, verdict="healthy")
+    guilty = {name for vote in votes for name in (*vote.nodes, *vote.cut_off)}
+    return PairVerdict(
+        a=a,
+        b=b,
+        busbw_gb_s=what.rate,
+        verdict=what.verdict,
+        blamed="a"
+        if a in guilty and b not in guilty
+        else "b"
+        if b in guilty and a not in guilty
+        else _link(pair, votes),
+        said=next((f"{f.check}: {f.said or f.limit}" for f in what.faults if f.verdict == what.verdict), ""),
+    )
+
+
+def _link(pair: Pair, votes: tuple[Blame, ...]) -> str:
+    return "link" if any(pair in vote.links for vote in votes) else ""

@@ -1,0 +1,84 @@
+"""Where a fault of all machines together lies, by halves of them that were measured again (bisection).
+
+A machine of a sound part is cleared. Those of a bad part that no sound part clears are suspects; the smallest bad parts count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tasks.hardware.sku import Sku
+from tasks.qualification.merged import Merged, size
+from tasks.qualification.sweeps import NETWORK, of_sweep
+from tasks.qualification.verdicts import Reason
+from tasks.qualification_config import BenchmarkConfig
+
+BAD = ("failed", "unknown")
+
+
+def faults_of(
+    sweep: Merged, sweeps: Sequence[Merged], sku: Sku, config: BenchmarkConfig, *, ours: bool
+) -> list[Reason]:
+    """What is wrong with a sweep over many machines: by itself, and against the fastest one of as many machines and bytes."""
+    found = [*of_sweep(sweep, sku, ours=ours)]
+    alike = [
+        other.rate
+        for other in sweeps
+        if (other.collective, len(other.nodes), other.points[-1:] and other.points[-1].bytes)
+        == (sweep.collective, len(sweep.nodes), sweep.points[-1:] and sweep.points[-1].bytes)
+        and other.rate is not None
+    ]
+    limit = config.min_of_peers * max(alike, default=0.0)
+    if sweep.rate is not None and sweep.rate < limit:
+        found.append(_slow(sweep, sweep.rate, limit))
+    return found
+
+
+def _slow(sweep: Merged, rate: float, limit: float) -> Reason:
+    return Reason(
+        node="",
+        check=f"{sweep.collective} busbw at {size(sweep.points[-1].bytes)} against other parts",
+        measured=rate,
+        unit="GB/s",
+        limit=f">= {limit:.4g}",
+        source="Headway: benchmark.min_of_peers of the fastest part of as many machines",
+        verdict="failed",
+        remedy=NETWORK,
+    )
+
+
+def located(judged: Sequence[tuple[Merged, Sequence[Reason]]]) -> Iterator[Reason]:
+    """Reasons of the machines to which parts point. One alone has its fault; several are suspects, which is unknown."""
+    if not any(sweep.scope == "part" for sweep, _ in judged):
+        return
+    bad = [(sweep, fault) for sweep, faults in judged if (fault := _worst(faults)) is not None]
+    cleared = {node for sweep, faults in judged if not _worst(faults) for node in sweep.nodes}
+    for sweep, fault in bad:
+        inside = set(sweep.nodes)
+        if any(set(other.nodes) < inside for other, _ in bad):
+            continue
+        suspects = sorted(inside - cleared)
+        for name in suspects if len(suspects) < len(inside) or sweep.scope == "part" else ():
+            yield _suspected(name, suspects, sweep, fault)
+
+
+def _worst(faults: Sequence[Reason]) -> Reason | None:
+    return min((f for f in faults if f.verdict in BAD), key=lambda f: (f.verdict != "failed", f.check), default=None)
+
+
+def _suspected(name: str, suspects: list[str], sweep: Merged, fault: Reason) -> Reason:
+    others = [node for node in sweep.nodes if node not in suspects]
+    alone = len(suspects) == 1
+    said = (
+        f"parts without it are sound, and so are {', '.join(others)}"
+        if alone
+        else f"the fault is in one of {', '.join(suspects)}; nothing smaller was measured"
+    )
+    return fault.model_copy(
+        update={
+            "node": name,
+            "where": f"part of {len(sweep.nodes)}",
+            "verdict": fault.verdict if alone else "unknown",
+            "said": "; ".join(part for part in (fault.said, said) if part),
+        }
+    )

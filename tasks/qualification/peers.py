@@ -1,0 +1,184 @@
+"""A machine's rates against those of the other machines of its kind.
+
+- The measure is the fastest group that at least two machines (and a tenth of all) confirm, see humps.py: half of the machines
+  may be slow. Below benchmark.min_of_peers of it a part has failed; on GPUs, less but far outside the others' spread is degraded.
+- Two machines cannot outvote each other. Where the hardware's file says what sound hardware reaches, the file decides (probes.py),
+  and the slower one of two that pass is degraded. Else both are unknown.
+- Parts of one machine: the machine is the one at fault in any case, and the slower part is named.
+- One machine far ahead of all others: its reading is odd, or all others are slow. The cluster is degraded, unless the file clears
+  the others.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tasks.hardware.sku import Sku
+from tasks.qualification.humps import Item, Reference, reference
+from tasks.qualification.limits import knows_soundness
+from tasks.qualification.measured import Measurement, Probe
+from tasks.qualification.tolerances import tolerances
+from tasks.qualification.verdicts import Reason
+from tasks.qualification_config import BenchmarkConfig
+from tasks.qualification_names import Verdict
+
+RATES = (
+    "matmul_", "memory_bandwidth", "host_to_device", "device_to_host", "peer_to_peer", "scratch_write", "scratch_read",
+)  # fmt: skip
+"""Beginnings of the names of rates, of which more is better, and that a machine has by itself."""
+SOURCE = "Headway: benchmark.min_of_peers of the fastest group of machines"
+SLOW = "Throttled, shared with other work, or a bad part: take the machine out, or look at its clocks, power and temperature."
+ENOUGH = 4
+"""So many machines before a spread is a spread."""
+SPREADS, SPREADS_OF_FEW, FEW = 6.0, 12.0, 8
+"""Standard deviations below the others; of fewer than FEW machines the deviation itself is uncertain."""
+
+
+class Rate(NamedTuple):
+    """One figure of one part."""
+
+    node: str
+    where: str
+    check: str
+    value: float
+    unit: str
+
+
+def rates_of(measurement: Measurement, sku: Sku) -> tuple[Rate, ...]:
+    """What machines are compared by."""
+    found = (
+        Rate(report.node, probe.where, probe.check, value, probe.unit)
+        for report in measurement.ranks
+        for probe in report.probes
+        if (value := _compared(probe, plain=tolerances(sku).peers_by_measured)) is not None
+    )
+    return tuple(sorted(found))
+
+
+def _compared(probe: Probe, *, plain: bool) -> float | None:
+    if probe.status != "measured":
+        return None
+    if probe.peers is not None:
+        return probe.peers
+    return probe.measured if plain and isinstance(probe.measured, float) and probe.check.startswith(RATES) else None
+
+
+def against_peers(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig) -> tuple[Reason, ...]:
+    """What is wrong with any of them, machines and cluster."""
+    checks = sorted({rate.check for rate in rates})
+    if not config.min_of_peers:
+        return ()
+    return tuple(reason for check in checks for reason in _one([r for r in rates if r.check == check], sku, config))
+
+
+def standings(rates: Sequence[Rate], config: BenchmarkConfig) -> dict[str, float]:
+    """Lowest share of the measure that each machine reached, at most 1."""
+    found: dict[str, float] = {}
+    for check in sorted({rate.check for rate in rates}):
+        mine = [rate for rate in rates if rate.check == check]
+        fast = _reference(mine, config)
+        center = fast.center if fast else max(rate.value for rate in mine)
+        for rate in mine:
+            found[rate.node] = min(found.get(rate.node, 1.0), rate.value / center if center else 0.0)
+    return found
+
+
+def _reference(rates: Sequence[Rate], config: BenchmarkConfig) -> Reference | None:
+    """Machines confirm each other; parts do where there is only one machine."""
+    single = len({rate.node for rate in rates}) == 1
+    items = [Item(f"{rate.node} {rate.where}" if single else rate.node, rate.value) for rate in rates]
+    return reference(items, (1 + config.min_of_peers) / 2)
+
+
+def _one(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig) -> Iterator[Reason]:
+    fast = _reference(rates, config)
+    if fast is None:
+        yield from _unconfirmed(rates, sku, config)
+        return
+    warn = _warn_level(fast, sku)
+    for rate in rates:
+        share = rate.value / fast.center if fast.center else 1.0
+        if rate.value < config.min_of_peers * fast.center:
+            yield _slow(rate, config.min_of_peers * fast.center, "failed", f"{share:.0%} of what {_others(fast)} reach")
+        elif warn and share < warn:
+            said = f"{share:.1%} of what {_others(fast)} reach, which lie within {fast.spread:.1%} of each other"
+            yield _slow(rate, warn * fast.center, "degraded", said)
+    yield from _far_ahead(rates, fast, sku, config)
+
+
+def _others(fast: Reference) -> str:
+    return f"{fast.owners} machines or parts"
+
+
+def _warn_level(fast: Reference, sku: Sku) -> float | None:
+    least = tolerances(sku).peers_warn
+    if least is None or fast.owners < ENOUGH:
+        return None
+    few = fast.owners < FEW
+    return 1 - max(2 * least if few else least, (SPREADS_OF_FEW if few else SPREADS) * fast.spread)
+
+
+def _unconfirmed(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig) -> Iterator[Reason]:
+    """No two agree. Of three and more machines the median is the measure, of two none."""
+    nodes = sorted({rate.node for rate in rates})
+    if len(rates) < 2:
+        return
+    limit = config.min_of_peers * (max if len(nodes) < 3 else statistics.median)([rate.value for rate in rates])
+    slow = [rate for rate in rates if rate.value < limit]
+    if len(nodes) != 2:
+        yield from (_slow(rate, limit, "failed", "slower than the others, of which no two agree") for rate in slow)
+        return
+    check, known = rates[0].check, knows_soundness(sku, rates[0].check)
+    for rate in slow if known else [min(r for r in rates if r.node == node) for node in nodes if slow]:
+        said = (
+            "the slower one of two that the hardware's file passes, or judges by itself"
+            if known
+            else f"{nodes[0]} and {nodes[1]} disagree, and two cannot outvote each other: {_both(rates, nodes)}"
+        )
+        yield _two(rate, limit, "degraded" if known else "unknown", said, check)
+
+
+def _both(rates: Sequence[Rate], nodes: list[str]) -> str:
+    return ", ".join(f"{node} {min(r.value for r in rates if r.node == node):.4g}" for node in nodes)
+
+
+def _two(rate: Rate, limit: float, verdict: Verdict, said: str, check: str) -> Reason:
+    remedy = f"Qualify with a third machine (benchmark.spare_nodes: 1), or give {check} a norm in the hardware's file (--record)."
+    return _slow(rate, limit, verdict, said).model_copy(update={"remedy": remedy})
+
+
+def _far_ahead(rates: Sequence[Rate], fast: Reference, sku: Sku, config: BenchmarkConfig) -> Iterator[Reason]:
+    ahead = [r for r in rates if r.node in fast.faster and config.min_of_peers * r.value > fast.center]
+    if not ahead or knows_soundness(sku, rates[0].check):
+        return
+    first = max(ahead, key=lambda rate: rate.value)
+    yield Reason(
+        node="",
+        check=f"{first.check} against its peers",
+        where=f"{first.node} {first.where}".strip(),
+        measured=first.value,
+        unit=first.unit,
+        limit=f"<= {fast.center / config.min_of_peers:.4g}",
+        source=SOURCE,
+        verdict="degraded",
+        said="far ahead of all others: an odd reading, or all others are slow",
+        remedy=f"Give {first.check} a norm in the hardware's file (--record), and qualify again.",
+        nodes=tuple(sorted({rate.node for rate in rates})),
+    )
+
+
+def _slow(rate: Rate, limit: float, verdict: Verdict, said: str) -> Reason:
+    return Reason(
+        node=rate.node,
+        check=f"{rate.check} against its peers",
+        where=rate.where,
+        measured=rate.value,
+        unit=rate.unit,
+        limit=f">= {limit:.4g}",
+        source=SOURCE,
+        verdict=verdict,
+        said=said,
+        remedy=SLOW,
+    )

@@ -1,0 +1,118 @@
+"""One sweep by itself: was it measured, is it correct, fast enough at the sizes that matter, even, and over the right transport.
+
+Reasons have no machine yet: of a machine's own sweep it is that machine (judge.py), of pairs and parts it is found by votes
+(pairs.py, parts.py), and what all did together stays the cluster's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tasks.hardware.sku import BusBandwidth, Sku
+from tasks.qualification.curve import of_curve
+from tasks.qualification.limits import Judged, bandwidths, by_bandwidth, cited
+from tasks.qualification.merged import Merged, Point, size
+from tasks.qualification.tolerances import tolerances
+from tasks.qualification.transports import of_transport
+from tasks.qualification.verdicts import Reason
+
+ORDER = ("healthy", "degraded", "failed")
+CORRUPT = "Silent data corruption: take the machines out, and find the part with the pairs and the ECC counters."
+NETWORK = "Look at the links between the machines, NCCL's environment and its topology file (`headway hardware`)."
+AGAIN = "See the job's logs; give it more time with benchmark.collective_seconds where it ran out of it."
+
+
+def of_sweep(sweep: Merged, sku: Sku, *, ours: bool) -> tuple[Reason, ...]:
+    """All that is wrong with it, without a machine. `ours`: our job ran it, and asked the library for its transport."""
+    found = [*_wrong(sweep)]
+    if sweep.status != "measured" or sweep.rate is None:
+        return (*found, _no_result(sweep))
+    slow = [*_slow(sweep, sku)]
+    transport = [*of_transport(sweep, sku)] if ours or sweep.transport or slow else []
+    return (*found, *slow, *of_curve(sweep, tolerances(sku)), *transport)
+
+
+def _wrong(sweep: Merged) -> Iterator[Reason]:
+    if sweep.wrong:
+        yield Reason(
+            node="",
+            check=f"{sweep.collective} wrong elements",
+            measured=float(sweep.wrong),
+            limit="= 0",
+            source="Headway: sums are exact or wrong",
+            verdict="failed",
+            said="results were not what the ranks sent",
+            remedy=CORRUPT,
+        )
+
+
+def _no_result(sweep: Merged) -> Reason:
+    status = sweep.status if sweep.status != "measured" else "no bandwidth"
+    return Reason(
+        node="",
+        check=f"{sweep.collective} busbw",
+        measured=None,
+        unit="GB/s",
+        limit="a measurement",
+        source="Headway: what was not measured is unknown",
+        verdict="unknown",
+        said=f"{status}: {sweep.said}" if sweep.said else status,
+        remedy=AGAIN,
+    )
+
+
+def _slow(sweep: Merged, sku: Sku) -> Iterator[Reason]:
+    """The size that is furthest under its limit. Smaller messages than its own prove it too where they reach it already."""
+    limits = bandwidths(sku, sweep.collective, sweep.scope, len(sweep.nodes))
+    if not limits:
+        return
+    judged = [
+        (point, limit, by_bandwidth(point.rate, limit))
+        for point in sweep.points
+        if point.rate is not None and (limit := _holds(limits, point)) is not None
+    ]
+    if not judged:
+        if by_bandwidth(sweep.rate or 0.0, limits[0]).verdict != "healthy":
+            yield _too_small(sweep, limits[0], sku)
+        return
+    bad = [found for found in judged if found[2].verdict != "healthy"]
+    if bad:
+        yield _slowest(sweep, min(bad, key=_severity), sku)
+
+
+def _holds(limits: tuple[BusBandwidth, ...], point: Point) -> BusBandwidth | None:
+    return next((limit for limit in reversed(limits) if limit.bytes <= point.bytes), None)
+
+
+def _severity(found: tuple[Point, BusBandwidth, Judged]) -> tuple[int, float, int]:
+    point, limit, judged = found
+    level = limit.fail or limit.warn or limit.norm or 1.0
+    return -ORDER.index(judged.verdict), (point.rate or 0.0) / level, point.bytes
+
+
+def _slowest(sweep: Merged, found: tuple[Point, BusBandwidth, Judged], sku: Sku) -> Reason:
+    point, limit, judged = found
+    return Reason(
+        node="",
+        check=f"{sweep.collective} busbw at {size(point.bytes)}",
+        measured=point.rate,
+        unit="GB/s",
+        limit=judged.limit,
+        source=cited(sku, limit.source),
+        verdict=judged.verdict,
+        remedy=NETWORK,
+    )
+
+
+def _too_small(sweep: Merged, limit: BusBandwidth, sku: Sku) -> Reason:
+    return Reason(
+        node="",
+        check=f"{sweep.collective} busbw",
+        measured=sweep.rate,
+        unit=f"GB/s at {size(sweep.points[-1].bytes)}",
+        limit=f"{by_bandwidth(0.0, limit).limit} from {size(limit.bytes)} on",
+        source=cited(sku, limit.source),
+        verdict="unknown",
+        said="its limit holds for larger messages than were measured",
+        remedy="Measure larger messages: benchmark.largest_megabytes on CPUs, -e of nccl-tests.",
+    )

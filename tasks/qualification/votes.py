@@ -1,0 +1,111 @@
+"""Whose fault are bad pairs: a machine's, a link's, a switch's, or the whole network's. Pure graph work, over names.
+
+A machine most of whose pairs are bad is blamed, the worst first, and its pairs say nothing about the others any more. A bad pair
+that is left between machines that are sound with others is the link's. Machines that are sound among themselves and bad with
+all others share a switch: the smaller group is blamed. Nothing is blamed where the votes are even.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+Pair = tuple[str, str]
+MOST = 0.5
+"""More than this share of a machine's pairs must be bad, and two at least."""
+
+
+class Blame(NamedTuple):
+    """What the votes say."""
+
+    nodes: tuple[str, ...] = ()
+    """At fault: most of their pairs are bad."""
+    cut_off: tuple[str, ...] = ()
+    """At fault as a group: sound among themselves, bad with a larger group."""
+    links: tuple[Pair, ...] = ()
+    """At fault between two machines that are sound with others."""
+    either: tuple[Pair, ...] = ()
+    """Nothing tells which of the two machines, or whether the link."""
+    halves: tuple[tuple[str, ...], ...] = ()
+    """Groups of equal size that are sound inside and bad between."""
+    all: bool = False
+    """Not one pair is sound."""
+
+
+def blame(good: Iterable[Pair], bad: Iterable[Pair]) -> Blame:
+    """Attribute the bad pairs. Pairs are of sorted names, each once."""
+    sound, slow = set(good), set(bad)
+    names = {name for pair in (*sound, *slow) for name in pair}
+    if not slow:
+        return Blame()
+    if not sound:
+        return Blame(all=True) if len(names) > 2 else Blame(either=tuple(sorted(slow)))
+    groups = [group for group in _groups(names, sound) if len(group) > 1]
+    apart = _separated(groups, slow)
+    if apart and len(groups[0]) == len(groups[1]):
+        return Blame(halves=tuple(groups))
+    cut_off = {name for group in groups[1:] for name in group} if apart else set[str]()
+    nodes = _outvoted(names - cut_off, sound, slow) | _outvoted(cut_off, sound, slow)
+    left = [pair for pair in sorted(slow) if not {*pair} & (nodes | cut_off)]
+    return _of_links(Blame(tuple(sorted(nodes)), tuple(sorted(cut_off - nodes))), left, sound)
+
+
+def _groups(names: set[str], sound: set[Pair]) -> list[tuple[str, ...]]:
+    """Machines that sound pairs connect, the largest group first."""
+    near: dict[str, set[str]] = {name: set() for name in names}
+    for a, b in sound:
+        near[a].add(b)
+        near[b].add(a)
+    groups, left = list[tuple[str, ...]](), set(names)
+    while left:
+        group, front = set[str](), {min(left)}
+        while front:
+            group |= front
+            front = {other for name in front for other in near[name]} - group
+        groups.append(tuple(sorted(group)))
+        left -= group
+    return sorted(groups, key=lambda group: (-len(group), group))
+
+
+def _separated(groups: list[tuple[str, ...]], slow: set[Pair]) -> bool:
+    """Whether bad pairs were measured between the two largest groups, and not just nothing."""
+    if len(groups) < 2:
+        return False
+    first, second = set(groups[0]), set(groups[1])
+    return any((a in first and b in second) or (a in second and b in first) for a, b in slow)
+
+
+def _outvoted(names: set[str], sound: set[Pair], slow: set[Pair]) -> set[str]:
+    """The worst by its share of bad pairs goes first, with all that are as bad, until none is mostly bad."""
+    blamed, inside = set[str](), set(names)
+    while True:
+        shares = {name: share for name in inside if (share := _share(name, inside, sound, slow)) is not None}
+        worst = max(shares.values(), default=0.0)
+        if worst <= MOST:
+            return blamed
+        now = {name for name, share in shares.items() if share == worst}
+        if now == inside:
+            return blamed
+        blamed |= now
+        inside -= now
+
+
+def _share(name: str, inside: set[str], sound: set[Pair], slow: set[Pair]) -> float | None:
+    bad = sum(name in pair and {*pair} <= inside for pair in slow)
+    good = sum(name in pair and {*pair} <= inside for pair in sound)
+    return bad / (bad + good) if bad > 1 else None
+
+
+def _of_links(found: Blame, left: list[Pair], sound: set[Pair]) -> Blame:
+    """Of a bad pair that is left: the link where both are sound with others, the one that is not where one is, else either."""
+    proven = {name for pair in sound for name in pair}
+    nodes, links, either = set(found.nodes), list[Pair](), list[Pair]()
+    for pair in left:
+        doubtful = [name for name in pair if name not in proven]
+        if not doubtful:
+            links.append(pair)
+        elif len(doubtful) == 1:
+            nodes.add(doubtful[0])
+        else:
+            either.append(pair)
+    return found._replace(nodes=tuple(sorted(nodes)), links=tuple(links), either=tuple(either))

@@ -1,0 +1,80 @@
+"""Qualifications that were made before: what became of each machine, from the artifacts in the store.
+
+`headway qualify --history` shows them, and a new verdict is made with them (tasks/qualification/history.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tasks.artifacts import Qualification, parse_ref
+from tasks.qualification.gate import as_told
+from tasks.qualification.history import Past
+from tasks.qualification.verdicts import ClusterVerdict
+from tasks.storage.manifest import Manifest
+from tasks.storage.store import Store, find
+
+PAGE = "qualification.json"
+NEWEST, DAYS = 50, 90.0
+"""How far back a verdict looks."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One qualification."""
+
+    manifest: Manifest
+    time: datetime
+    verdict: ClusterVerdict
+
+
+def stored(store: Store, cluster: str = "", *, newest: int = NEWEST, days: float = DAYS) -> Iterator[Stored]:
+    """Qualifications, newest first; without those of a release that wrote them in another form."""
+    since = datetime.now(UTC) - timedelta(days=days)
+    found = [(_created(manifest), manifest) for manifest in store.manifests("qualification", cluster)]
+    for created, manifest in sorted(found, key=lambda item: item[0], reverse=True)[:newest]:
+        if created < since:
+            return
+        verdict = _verdict(_page(store, manifest))
+        if verdict:
+            yield Stored(manifest, created, verdict)
+
+
+def past(found: list[Stored]) -> list[Past]:
+    """What they say of each machine."""
+    return [Past(time=one.time, verdict=node) for one in found for node in one.verdict.nodes]
+
+
+def told(store: Store, qualification: Qualification) -> dict[str, Any]:
+    """What `headway qualify --json` says of one."""
+    page = _page(store, find(store, *parse_ref(qualification.ref)))
+    verdict = ClusterVerdict.model_validate(page["verdict"])
+    left = page["remaining"]
+    return {
+        "qualification": {"ref": qualification.ref, **qualification.metrics},
+        **as_told(verdict),
+        "expires": qualification.expires,
+        "usable": left["nodes"],
+        "excluded": left["excluded"],
+        "drained": page["drained"],
+        "requests": page["requests"],
+    }
+
+
+def _page(store: Store, manifest: Manifest) -> dict[str, Any]:
+    return dict(json.loads((store.fetch(manifest) / PAGE).read_text(encoding="utf-8")))
+
+
+def _verdict(page: dict[str, Any]) -> ClusterVerdict | None:
+    try:
+        return ClusterVerdict.model_validate(page.get("verdict"))
+    except ValueError:
+        return None
+
+
+def _created(manifest: Manifest) -> datetime:
+    return datetime.fromisoformat(manifest.provenance.created)
