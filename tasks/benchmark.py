@@ -78,7 +78,8 @@ def sku_digest(sku: Sku) -> str:
 def benchmark(cluster: ClusterConfig, config: BenchmarkConfig, *, training: TrainingConfig) -> Qualification:
     """Measure every machine, and what they do together, and judge both. `training` is what the training probe runs."""
     require_possible(cluster, config)
-    sku, before = hardware_of(cluster, config), _history(cluster)
+    sku = hardware_of(cluster, config)
+    before = _history(cluster, sku)
     asked = program(cluster, config, training)
     proof = _prove(asked, machines(cluster, config), cluster, config, sku, before)
     for _ in range(ROUNDS):
@@ -105,7 +106,7 @@ def _prove(
     asked: Program, on: Cluster, cluster: ClusterConfig, config: BenchmarkConfig, sku: Sku, before: Sequence[Past]
 ) -> Proof:
     measured = measure(asked, on, again="" if on.proven == config.nodes else f"rest-{digest(on.proven)[:8]}")
-    verdict = judge(measured, sku, config, before)
+    verdict = judge(measured, sku, config.model_copy(update={"nodes": on.proven}), before)
     return Proof(measured, verdict, left_of(verdict, cluster, config))
 
 
@@ -130,10 +131,10 @@ def measure(asked: Program, on: Cluster, *, again: str = "") -> Measurement:
     return measured.model_copy(update={"nodes": tuple(known)})
 
 
-def _history(cluster: ClusterConfig) -> list[Past]:
-    """What earlier qualifications say of the machines; they stand in the lineage beside the inputs."""
+def _history(cluster: ClusterConfig, sku: Sku) -> list[Past]:
+    """What earlier qualifications as the same hardware say of the machines; they stand in the lineage beside the inputs."""
     work = at_work()
-    found = list(stored(work.lifecycle.store, cluster.name))
+    found = [one for one in stored(work.lifecycle.store, cluster.name) if one.verdict.sku == sku.name]
     work.context += [one.manifest.ref for one in found]
     return past(found)
 

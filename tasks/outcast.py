@@ -77,10 +77,11 @@ def machines(cluster: ClusterConfig, config: BenchmarkConfig, *, only: tuple[str
 
 def left_of(verdict: ClusterVerdict, cluster: ClusterConfig, config: BenchmarkConfig) -> Remaining:
     """The machines that the runs to come may use. Where none can be chosen, none can be left out."""
+    needed = needed_nodes(cluster, config)
     if cluster.backend not in CHOOSES:
         act = config.act.model_copy(update={"exclude": False})
         config = config.model_copy(update={"act": act})
-    return remaining(verdict, config, needed_nodes(cluster, config))
+    return remaining(verdict, config, needed)
 
 
 def subject_of(cluster: ClusterConfig, config: BenchmarkConfig, left: Remaining) -> Cluster:

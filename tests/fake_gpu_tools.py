@@ -1,4 +1,4 @@
-"""nvidia-smi, rocm-smi, amd-smi as a machine of a test has them: they answer from a JSON file and refuse what the real ones refuse.
+"""nvidia-smi, rocm-smi and amd-smi of a test's machine: they answer from a JSON file, and refuse what the real ones refuse.
 
 Run as `python fake_gpu_tools.py STATE TOOL ARGUMENTS`; STATE is rewritten by what sets clocks. Standard library only.
 """
@@ -6,7 +6,6 @@ Run as `python fake_gpu_tools.py STATE TOOL ARGUMENTS`; STATE is rewritten by wh
 import json
 import sys
 import time
-from pathlib import Path
 
 
 def nvidia_smi(state, arguments):
@@ -17,7 +16,9 @@ def nvidia_smi(state, arguments):
     first = arguments[0]
     if first == "--list-gpus":
         lost = [state["lost"]] if state.get("lost") else []
-        return 0, "\n".join([*(f"GPU {g['index']}: {g['name']} (UUID: GPU-{g['index']})" for g in state["gpus"]), *lost])
+        return 0, "\n".join(
+            [*(f"GPU {g['index']}: {g['name']} (UUID: GPU-{g['index']})" for g in state["gpus"]), *lost]
+        )
     if first.startswith("--query-"):
         table, _, asked = first.removeprefix("--query-").partition("=")
         assert arguments[1] in ("--format=csv,noheader,nounits", "--format=csv,noheader"), arguments
@@ -38,9 +39,7 @@ def query(rows, asked):
 
 def set_clocks(state, index, clocks):
     if state.get("no_rights"):
-        return 4, (
-            "Setting applications clocks is not supported for this user: Insufficient permissions\nTerminating early due to previous errors."
-        )
+        return 4, "The current user does not have permission to change clocks: Insufficient Permissions\n"
     gpu = next(gpu for gpu in state["gpus"] if gpu["index"] == index)
     memory, graphics = clocks.split(",")
     if not state.get("forgets"):
@@ -62,8 +61,11 @@ def amd_smi(state, arguments):
 
 if __name__ == "__main__":
     path, tool, *arguments = sys.argv[1:]
-    state = json.loads(Path(path).read_text())
+    with open(path) as file:
+        state = json.load(file)
     code, said = globals()[tool.replace("-", "_")](state, arguments)
-    Path(path).write_text(json.dumps(state))
+    if "-ac" in arguments:
+        with open(path, "w") as file:
+            json.dump(state, file)
     print(said)
     sys.exit(code)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tasks.hardware.sku import Sku
 from tasks.qualification.measured import Measurement, Probe, RankReport, Row, Sweep, TrainingPoint
-from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, PairVerdict, Reason
+from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, Reason
 from tasks.qualification_names import COLLECTIVES
 
 GPUS = 8
@@ -65,12 +65,19 @@ def sample(nodes: int, *, seed: int = 8, sound: bool = False, text: str = "") ->
         error=text,
         seconds=412.0,
     )
-    verdict = _verdict(names, there, slow, old, chance, text)
+    verdict = _verdict(names, there, slow, old, text)
+    out = {name: f"{text}too slow" for name in (slow, dead) if name}
     return {
-        "verdict": verdict.model_dump(mode="json"),
+        "name": f"{text}ccw",
+        "verdict": verdict.model_dump(mode="json") | {"pairs": _pairs(names, there, slow, chance)},
+        "remaining": {"nodes": [name for name in names if name not in out], "excluded": out},
+        "expires": "2026-11-23T10:00:00+00:00",
         "measured": measured.model_dump(mode="json"),
         "sku": SKU.model_dump(mode="json"),
         "checks": [],
+        "drained": [{"node": name, "done": name == slow, "said": f"{text}no right to it"} for name in out],
+        "requests": [{"node": slow, "what": "redeploy", "method": "POST", "url": f"{text}/redeploy", "body": None}]
+        * bool(slow),
     }
 
 
@@ -166,16 +173,17 @@ def _sweeps(names: list[str], slow: str, chance: random.Random) -> list[Sweep]:
     return found
 
 
-def _pairs(names: tuple[str, ...], there: list[str], slow: str, chance: random.Random) -> list[PairVerdict]:
+def _pairs(names: tuple[str, ...], there: list[str], slow: str, chance: random.Random) -> list[dict[str, Any]]:
     found = []
     for a, b in itertools.combinations(names, 2):
         if a not in there or b not in there:
-            found.append(PairVerdict(a=a, b=b, busbw_gb_s=None, verdict="unknown"))
+            found.append({"a": a, "b": b, "busbw_gb_s": None, "verdict": "unknown"})
             continue
         share = 0.55 if slow in (a, b) else 1
         blamed = "a" if slow == a else "b" if slow == b else ""
         rate = 385 * share * chance.gauss(1, 0.01)
-        found.append(PairVerdict(a=a, b=b, busbw_gb_s=rate, verdict="failed" if blamed else "healthy", blamed=blamed))
+        kind = "failed" if blamed else "healthy"
+        found.append({"a": a, "b": b, "busbw_gb_s": rate, "verdict": kind, "blamed": blamed})
     return found
 
 
@@ -201,9 +209,7 @@ def _training(names: list[str], slow: str, text: str) -> list[TrainingPoint]:
     return points
 
 
-def _verdict(
-    names: tuple[str, ...], there: list[str], slow: str, old: str, chance: random.Random, text: str
-) -> ClusterVerdict:
+def _verdict(names: tuple[str, ...], there: list[str], slow: str, old: str, text: str) -> ClusterVerdict:
     nodes = []
     for name in names:
         reasons = tuple(_reasons(name, slow, old, name not in there, text))
@@ -226,7 +232,6 @@ def _verdict(
         sku=SKU.name,
         sku_digest="0" * 64,
         nodes=tuple(nodes),
-        pairs=tuple(_pairs(names, there, slow, chance)) if len(names) > 1 else (),
         reasons=() if sound else (together,),
     )
 

@@ -1,8 +1,7 @@
-"""`headway revalidate` and `headway qualify`: the model in service against new data, and the cluster by itself."""
+"""`headway revalidate`: the model in service against new data; and the options that many commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,15 +55,7 @@ def revalidate(
         told = parameters_of("revalidate", config, data, [*(set_ or []), *_named(model)])
     settings = RevalidateConfig.model_validate(told["config"])
     what = f"revalidate {settings.model} on dataset {told['dataset']}"
-    _run("revalidate", settings, {"dataset": told["dataset"]}, what, as_, as_json, show=_parts)
-
-
-def qualify(config: Config = None, set_: Set = None, as_: As = "", as_json: Json = False) -> None:
-    """Measure the cluster anew, and judge it by its baseline."""
-    from tasks.config import QualifyConfig
-
-    settings = QualifyConfig.model_validate(parameters_of("qualify", config, "", set_)["config"])
-    _run("qualify", settings, {}, f"qualify {settings.cluster.name}", as_, as_json)
+    _run(settings, {"dataset": told["dataset"]}, what, as_, as_json)
 
 
 def parameters_of(flow: str, config: list[str] | None, dataset: str, set_: list[str] | None) -> dict[str, Any]:
@@ -82,15 +73,7 @@ def _named(model: str) -> list[str]:
     return [f"training.model={model}"] if model else []
 
 
-def _run(
-    flow: str,
-    settings: Any,
-    arguments: dict[str, Any],
-    what: str,
-    as_: str,
-    as_json: bool,
-    show: Callable[[dict[str, Any]], RenderableType] | None = None,
-) -> None:
+def _run(settings: Any, arguments: dict[str, Any], what: str, as_: str, as_json: bool) -> None:
     from tasks.registry.audit import audit
     from tasks.settings import home
     from tasks.storage import open_store
@@ -99,8 +82,8 @@ def _run(
         from deployments.cli.running import run_and_tell
 
         audit(open_store(home()), "start run", right="run", what=what)
-        look = partial(_preflight, settings, arguments)
-        run_and_tell(flow, settings, arguments, preflight=look, as_json=as_json, show=show)
+        look = partial(_preflight, arguments)
+        run_and_tell("revalidate", settings, arguments, preflight=look, as_json=as_json, show=_parts)
 
 
 def _parts(fields: dict[str, Any]) -> RenderableType:
@@ -120,15 +103,11 @@ def _parts(fields: dict[str, Any]) -> RenderableType:
     return Group(table, Text(f"{told['verdict']}{row}"), Text(f"Evidence: {told['evidence']}", overflow="fold"))
 
 
-def _preflight(settings: Any, arguments: dict[str, Any]) -> None:
-    """What can be known to be wrong before anything is spent: the dataset, the baseline."""
+def _preflight(arguments: dict[str, Any]) -> None:
+    """What can be known to be wrong before anything is spent: the dataset."""
     from tasks.artifacts import parse_ref
-    from tasks.benchmark import hardware_of
     from tasks.settings import home
     from tasks.storage import open_store
     from tasks.storage.store import find
 
-    if "dataset" in arguments:
-        find(open_store(home()), *parse_ref(arguments["dataset"], kind="dataset"))
-    else:
-        hardware_of(settings.cluster, settings.benchmark)
+    find(open_store(home()), *parse_ref(arguments["dataset"], kind="dataset"))

@@ -21,6 +21,7 @@ from deployments.cli import (
     drift,
     endpoint,
     events,
+    hardware,
     history,
     job,
     jobs,
@@ -29,6 +30,7 @@ from deployments.cli import (
     person,
     platform,
     preprocess,
+    qualify,
     retrain,
     submit,
     tokenizer,
@@ -70,7 +72,8 @@ app.command("validate")(validate.validate)
 app.command("retrain")(retrain.retrain)
 app.command("revalidate")(checks.revalidate)
 app.command("drift")(drift.drift)
-app.command("qualify")(checks.qualify)
+app.command("qualify")(qualify.qualify)
+app.command("hardware")(hardware.hardware)
 app.command("approve")(approve.approve)
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(tokenizer.app, name="tokenizer")

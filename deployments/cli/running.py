@@ -28,8 +28,18 @@ TOLD = {
     "revalidate": ("dataset", "revalidation"),
     "validate": ("dataset", "validation", "accepted", "quarantined", "checks"),
     "qualify": (
-        "qualification", "verdict", "sku", "expires", "nodes", "pairs", "reasons", "usable", "excluded", "drained", "requests",
-    ),  # fmt: skip
+        "qualification",
+        "verdict",
+        "sku",
+        "expires",
+        "nodes",
+        "pairs",
+        "reasons",
+        "usable",
+        "excluded",
+        "drained",
+        "requests",
+    ),
 }
 """What each flow leaves beside what all leave."""
 

@@ -10,6 +10,7 @@ from tasks.compute.slurm_commands import Login, Said, open_login
 from tasks.compute.slurm_errors import PARTITIONS, parse_partitions
 from tasks.errors import HeadwayError
 from tasks.hardware.environment import nccl_environment
+from tasks.settings import home
 
 Found = tuple[str, bool, str, str]
 """Name, whether it is in order, what was seen, the remedy."""
@@ -88,6 +89,6 @@ def _containers(config: ClusterConfig, login: Login) -> Iterator[Found]:
 
 def _sku(sku: str) -> Found:
     try:
-        return "slurm sku", True, f"{sku}: {len(nccl_environment(sku))} variables of NCCL", ""
+        return "slurm sku", True, f"{sku}: {len(nccl_environment(sku, home() / 'hardware'))} variables of NCCL", ""
     except ValueError as error:
         return "slurm sku", False, str(error), "Correct cluster.slurm.sku, or leave it empty."

@@ -18,6 +18,7 @@ from tasks.compute.beeond import beeond_lines
 from tasks.compute.job import Job
 from tasks.compute.nodes import node_command, node_environment
 from tasks.hardware.environment import nccl_environment, topology_file
+from tasks.settings import home
 
 SCRIPT = "job.sbatch"
 NO_FOLDER, SECOND, STOPPED, WARNED = 121, 122, 123, 124
@@ -103,7 +104,7 @@ def setting(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
     yield f"folder={shlex.quote(str(folder))}"
     yield f"submission={job.submission}"
     yield f"NO_FOLDER={NO_FOLDER} SECOND={SECOND} STOPPED={STOPPED} WARNED={WARNED} SETTLE={SETTLE_SECONDS}"
-    nccl = nccl_environment(config.sku) if config.sku else {}
+    nccl = nccl_environment(config.sku, home() / "hardware") if config.sku else {}
     own = {name: value for name, value in node_environment(job).items() if name != "PYTHONPATH" or not config.login}
     environment = {**nccl, **own, "HEADWAY_SUBMISSION": str(job.submission)}
     yield from (f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items()))
@@ -112,10 +113,10 @@ def setting(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
 def _container(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
     """pyxis' options; enroot makes the container of a node once for all of its ranks."""
     if job.image:
-        topology = [topology_file(config.sku)] if config.sku and topology_file(config.sku) else []
+        topology = topology_file(config.sku, home() / "hardware") if config.sku else ""
         scratch = [job.scratch.path] if job.scratch else []
         program = [] if job.module else [str(Path(job.program).parent)]
-        paths = (str(folder), *sorted(job.inputs.values()), *program, *scratch, *topology)
+        paths = (str(folder), *sorted(job.inputs.values()), *program, *scratch, *([topology] if topology else []))
         mine = dict.fromkeys(f"{path}:{path}" for path in paths)
         yield shlex.join([f"--container-image={job.image}", f"--container-mounts={','.join([*mine, *config.mounts])}"])
         yield "--no-container-mount-home"

@@ -7,12 +7,11 @@ raised: lines that could not be read are named. A row is nccl_rows.py's, NCCL's 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from tasks.formats.log_text import Line, lines
 from tasks.formats.nccl_log import MESSAGE, VERSION
-from tasks.formats.nccl_rows import HEADER, Columns, Cut, Unread, columns_of, row_of
+from tasks.formats.nccl_rows import HEADER, ROW, Columns, Cut, Unread, columns_of, row_of
 from tasks.formats.nccl_run import NcclRun, Rank, TestRow, collective_by_figures, collective_of
 
 _RANK = re.compile(
@@ -24,11 +23,13 @@ _STARTS = {
     "config": re.compile(r"#\s*nThread\s+\d+.*"),
 }
 """Lines of which a run has one each: a second one begins another run."""
-_BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(\d+)")
-_AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)\s*(OK|FAILED)?")
+_BOUNDS = re.compile(r"\bOut of bounds values\s*:\s*(\d+)")
+_AVERAGE = re.compile(r"\bAvg bus bandwidth\s*:\s*(\S+)\s*(OK|FAILED)?")
 _REDUCED = re.compile(r"#\s*Reducing maxBytes to (\d+)")
 _VALIDATION = re.compile(r"validation:\s*(\d+)")
 _ERROR = re.compile(r"#\s*error:\s*(\S.*)")
+_TRACE = re.compile(r"nThread \d|bus bandwidth|algbw|_perf\b|Test (?:NCCL|CUDA|HIP) failure|ccl-tests", re.IGNORECASE)
+"""What every log of such a run has in it."""
 _COMMAND = re.compile(r"\b(\w+?_perf)\b")
 _FAILURE = re.compile(
     r"Test (?:NCCL|CUDA|HIP|RCCL) failure|: Test failure |Test timeout \(|Invalid number of GPUs|exited on signal"
@@ -41,6 +42,8 @@ _MOST_SAID = 50
 
 def read_nccl_tests(text: str, name: str = "") -> list[NcclRun]:
     """Every run in a log, in order; none when nothing of it is nccl-tests'. A run that names no collective has the file's."""
+    if not _TRACE.search(text) and not ROW.search(text):
+        return []
     reader = _Reader()
     for line in lines(text):
         reader.take(line)
@@ -144,13 +147,13 @@ class _Reader:
 
     def runs(self) -> list[NcclRun]:
         values = [run.value() for run in (*self.done, *self.open.values())]
-        if not values and self.early and self.command:
+        if not values and (self.command or any("Test " in line for line in self.early)) and self.early:
             values = [NcclRun("nccl-tests", collective=self.command, failures=tuple(self.early[:_MOST_SAID]))]
         return values
 
     def take(self, line: Line) -> None:
         text = self._without_messages(line.text)
-        if "#" in text and self._comment(line, text):
+        if ("#" in text or " : " in text) and self._comment(line, text):
             return
         if text.strip() and not self._row(line, text):
             self._other(line, text)
@@ -285,13 +288,11 @@ class _Reader:
         self.done.append(self.open.pop(tag))
 
 
-def transports_of(text: str, run: NcclRun, runs: list[NcclRun]) -> str:
-    """The part of a log that NCCL said during a run: from its first line to the next run's, and all before the first."""
-    return "\n".join(_part(text.split("\n"), run, runs))
-
-
-def _part(all_lines: list[str], run: NcclRun, runs: list[NcclRun]) -> Iterator[str]:
+def words_during(text: str, run: NcclRun, runs: list[NcclRun]) -> str:
+    """The part of a log in which NCCL spoke of a run: from its first line to the next run's, and all before the first."""
+    if len(runs) < 2:
+        return text
     starts = sorted(one.lines[0] for one in runs)
     first = 0 if run.lines[0] <= starts[0] else run.lines[0] - 1
-    later = [start for start in starts if start > run.lines[0]]
-    yield from all_lines[first : later[0] - 1 if later else None]
+    later = next((start - 1 for start in starts if start > run.lines[0]), None)
+    return "\n".join(text.split("\n")[first:later])

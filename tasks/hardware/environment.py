@@ -1,4 +1,4 @@
-"""The environment that NCCL, and RCCL on AMD, should have on a kind of machine; who sets it is the backend that knows its machines.
+"""The environment that NCCL, and RCCL on AMD, should have on a kind of machine. Who sets it is the backend.
 
 Pure; the values are in the YAML files of this folder, each with its source.
 """

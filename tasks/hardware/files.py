@@ -1,8 +1,9 @@
 """The files of hardware, found by name and read: a home's own come before the shipped ones, and a file may be based on another.
 
-A file that says `based_on` has its sections on top of the other's: what it names anew replaces the whole entry, source and all, and
-null takes an entry away; lists replace lists. A file may be based on the one of its own name in a later folder, so that a home
-changes one number of a shipped size. Files whose name begins with _ are only there to be based on. The values are in sku.py.
+A file that says `based_on` lies on top of the other. What it names anew replaces the whole entry, source and all, and null takes
+an entry away. So do collectives of the same kind, scope, machines and message; one without numbers takes away. Other lists are
+replaced. A file may be based on the one of its own name in a later folder, so that a home changes one number of a shipped size.
+Files whose name begins with _ are only there to be based on. The values are in sku.py.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from tasks.hardware.units import CHECKS, SPECS
 
 FOLDER = Path(__file__).parent
 ENDINGS = (".yaml", ".yml")
+SAME = ("collective", "scope", "nodes", "bytes")
+"""What two collectives of one file cannot share."""
 OWN = ("name", "aliases", "based_on")
 """What is not taken over from the file that another is based on."""
 
@@ -95,7 +98,18 @@ def _on_top(base: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     for key, value in said.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):
             merged[key] = {name: entry for name, entry in {**base[key], **value}.items() if entry is not None}
+    if isinstance(said.get("collectives"), list) and isinstance(base.get("collectives"), list):
+        merged["collectives"] = _collectives([*base["collectives"], *said["collectives"]])
     return merged
+
+
+def _collectives(entries: list[Any]) -> list[Any]:
+    """The last of each kind, scope, machines and message; without those that say no number."""
+    last = {
+        tuple(entry.get(key) for key in SAME) if isinstance(entry, dict) else at: entry
+        for at, entry in enumerate(entries)
+    }
+    return [entry for entry in last.values() if not isinstance(entry, dict) or set(entry) & {"norm", "warn", "fail"}]
 
 
 def _said(path: Path) -> dict[str, Any]:

@@ -142,10 +142,10 @@ class Sku(Data):
     @property
     def named_sources(self) -> set[str]:
         """Keys of the sources that something is from."""
-        plain = (*self.specs.values(), *self.azureml.values(), *self.images)
         levels = (*self.limits.values(), *self.collectives)
         return {
-            *(one.source for one in plain),
+            *(number.source for number in (*self.specs.values(), *self.azureml.values())),
+            *(image.source for image in self.images),
             *(key for level in levels for key in level.sources),
             *self.section_sources.values(),
         }

@@ -6,7 +6,7 @@ GB is 10^9 bytes and GiB 2^30; Gbit/s is a port's rate, as ib_write_bw prints it
 from __future__ import annotations
 
 CHECKS = {
-    **dict.fromkeys(("gpu_count", "nvlink_down", "ib_ports_active", "nvme_count", "cpu_count", "soak_drop"), ""),
+    **dict.fromkeys(("gpu_count", "ib_ports_active", "nvme_count", "cpu_count", "soak_drop"), ""),
     **dict.fromkeys(("gpu_smi", "xid", "ecc", "rows", "throttle", "persistence", "sriov", "aznhc"), ""),
     **dict.fromkeys(("sm_clock", "memory_clock"), "MHz"),
     **dict.fromkeys(("memory_gib", "scratch_free"), "GiB"),
@@ -16,6 +16,7 @@ CHECKS = {
     **dict.fromkeys(("scratch_write", "scratch_read", "store_write", "store_read"), "GB/s"),
     **dict.fromkeys(("scratch_files_written", "scratch_files_read"), "files/s"),
     **dict.fromkeys((f"version_{name}" for name in ("driver", "cuda", "nccl", "mpi", "ofed", "image")), ""),
+    "nvlink_down": "links",
     "ib_rate": "Gbit/s",
     "link_flaps": "per 24 h",
     "temperature": "C",

@@ -1,129 +1,187 @@
-"""What was measured against what the hardware must show, and against the other machines."""
+"""A measurement's verdict: every rule of this folder, once, and its reasons with the machine that they are about.
+
+Pure: the same measurement, hardware, configuration and history give the same verdict, whatever the order of ranks and sweeps.
+Here rules meet; each has a file of its own: presence, probes, versions, peers, sweeps (curve, transports), pairs (votes), parts,
+training, history. Which machines may be used after it is remaining.py.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from tasks.hardware.sku import BusBandwidth, Limit, Sku
-from tasks.qualification.history import Past
-from tasks.qualification.measured import Measurement, Probe, RankReport, Sweep
-from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, Reason, worst
+from tasks.hardware.sku import Sku
+from tasks.qualification import pairs, parts, presence, versions
+from tasks.qualification.history import Past, of_past
+from tasks.qualification.measured import Measurement
+from tasks.qualification.merged import Merged, merged
+from tasks.qualification.peers import Rate, against_peers, rates_of, standings
+from tasks.qualification.probes import of_probe
+from tasks.qualification.sweeps import of_sweep
+from tasks.qualification.tolerances import tolerances
+from tasks.qualification.training import of_training, rates_of_training
+from tasks.qualification.verdicts import WORST, ClusterVerdict, NodeVerdict, PairVerdict, Reason, worst
+from tasks.qualification.votes import Pair
 from tasks.qualification_config import BenchmarkConfig
-from tasks.qualification_names import Verdict
 from tasks.settings import digest
 
 
+class Case(NamedTuple):
+    """What is judged, by what, and what rules need of it again and again."""
+
+    measurement: Measurement
+    sku: Sku
+    config: BenchmarkConfig
+    names: tuple[str, ...]
+    sweeps: tuple[Merged, ...]
+    rates: tuple[Rate, ...]
+
+    @property
+    def ours(self) -> bool:
+        """Whether a job of ours measured, so that what is missing is known to be missing; else logs are judged."""
+        return self.measurement.expected_nodes > 0
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """Machines of which any rank reported."""
+        return tuple(sorted({report.node for report in self.measurement.ranks}))
+
+
+class Found(NamedTuple):
+    """What rules about several machines say."""
+
+    reasons: tuple[Reason, ...]
+    pairs: tuple[PairVerdict, ...]
+    together: tuple[tuple[str, ...], ...]
+
+
 def judge(measurement: Measurement, sku: Sku, config: BenchmarkConfig, history: Sequence[Past] = ()) -> ClusterVerdict:
-    """The verdict on every machine, and on what they did together. What is missing is unknown."""
-    nodes = tuple(_node(name, measurement, sku, config) for name in measurement.nodes)
-    reasons = tuple(_of_all(measurement, sku))
-    absent = measurement.expected_nodes - len(nodes)
-    unknown: tuple[Verdict, ...] = ("unknown",) if absent > 0 or not nodes else ()
+    """The verdict on every machine, on every pair, and on what they did together. What is missing is unknown."""
+    names = presence.known_nodes(measurement, config)
+    sweeps = merged(measurement.sweeps)
+    rates = (*rates_of(measurement, sku), *rates_of_training(measurement, sku), *_rates_of_nodes(sweeps, sku))
+    case = Case(measurement, sku, config, names, sweeps, rates)
+    network = _network(case)
+    reasons = [*_of_machines(case), *network.reasons, *of_training(measurement, sku, config)]
+    reasons += against_peers(rates, sku, config)
+    nodes = (*_nodes(case, reasons, history), *presence.absent(measurement, len(names)))
+    unfinished = tuple(node.name for node in nodes if node.verdict in ("unknown", "failed") and node.name in names)
+    reasons += presence.of_cluster(measurement, unfinished)
+    of_cluster = _in_order(reason for reason in reasons if not reason.node)
     return ClusterVerdict(
-        verdict=worst(*unknown, *(node.verdict for node in nodes), *(reason.verdict for reason in reasons)),
+        verdict=worst(*(node.verdict for node in nodes), *(reason.verdict for reason in of_cluster)),
         sku=sku.name,
         sku_digest=digest(sku.model_dump(mode="json")),
         nodes=nodes,
-        reasons=reasons,
+        pairs=network.pairs,
+        reasons=of_cluster,
+        together=network.together,
     )
 
 
-def _node(name: str, measurement: Measurement, sku: Sku, config: BenchmarkConfig) -> NodeVerdict:
-    mine = [report for report in measurement.ranks if report.node == name]
-    reasons = [
-        reason
-        for report in mine
-        for probe in report.probes
-        for reason in (*_absolute(report, probe, sku), *_relative(report, probe, measurement, config))
-    ]
-    if len(mine) < measurement.ranks_per_node:
-        missing = f"{len(mine)} of {measurement.ranks_per_node} ranks have a result"
-        reasons.append(
-            Reason(
-                node=name,
-                check="result",
-                measured=missing,
-                limit="all",
-                source="Headway",
-                verdict="unknown",
-                remedy="Read the job's logs.",
-            )
+def _in_order(reasons: Iterator[Reason]) -> tuple[Reason, ...]:
+    """The worst first, each once."""
+    found = {reason.model_dump_json(): reason for reason in reasons}
+    return tuple(
+        reason for _, reason in sorted(found.items(), key=lambda item: (WORST.index(item[1].verdict), item[0]))
+    )
+
+
+def _nodes(case: Case, reasons: Sequence[Reason], history: Sequence[Past]) -> Iterator[NodeVerdict]:
+    standing, rates = standings(case.rates, case.config), _own_rates(case)
+    for name in case.names:
+        mine = [reason for reason in reasons if reason.node == name]
+        now = NodeVerdict(
+            name=name,
+            verdict=worst(*(reason.verdict for reason in mine)),
+            reasons=tuple(mine),
+            rates=rates.get(name, {}),
+            standing=standing.get(name, 1.0),
         )
-    return NodeVerdict(name=name, verdict=worst(*(reason.verdict for reason in reasons)), reasons=tuple(reasons))
+        mine += of_past(now, history, case.sku)
+        verdict = worst(*(reason.verdict for reason in mine))
+        yield now.model_copy(update={"verdict": verdict, "reasons": _in_order(iter(mine))})
 
 
-def _absolute(report: RankReport, probe: Probe, sku: Sku) -> Iterator[Reason]:
-    limit = sku.limits.get(probe.check)
-    if limit and isinstance(probe.measured, float) and isinstance(limit.fail, float) and probe.measured < limit.fail:
-        yield _reason(report, probe, limit)
+def _of_machines(case: Case) -> Iterator[Reason]:
+    """What is said of each machine by itself."""
+    installed = versions.by_node(case.measurement)
+    yield from versions.unequal(installed)
+    for node, mine in sorted(installed.items()):
+        yield from versions.unlike_image(node, mine, case.sku)
+    for name in case.names:
+        yield from presence.of_node(name, case.measurement, case.sku, case.config)
+    for report in case.measurement.ranks:
+        for probe in report.probes:
+            yield from of_probe(report.node, probe, case.sku)
+    for sweep in case.sweeps:
+        if len(sweep.nodes) == 1:
+            found = of_sweep(sweep, case.sku, ours=case.ours)
+            yield from (reason.model_copy(update={"node": sweep.nodes[0]}) for reason in found)
 
 
-def _reason(report: RankReport, probe: Probe, limit: Limit) -> Reason:
-    return Reason(
-        node=report.node,
-        where=probe.where,
-        check=probe.check,
-        measured=probe.measured,
-        unit=probe.unit,
-        limit=f">= {limit.fail}",
-        source=limit.source,
-        verdict="failed",
-    )
-
-
-def _relative(report: RankReport, probe: Probe, measurement: Measurement, config: BenchmarkConfig) -> Iterator[Reason]:
-    others = [
-        p.peers
-        for r in measurement.ranks
-        if r.rank != report.rank
-        for p in r.probes
-        if p.check == probe.check and p.peers
+def _network(case: Case) -> Found:
+    """What is said of machines together."""
+    several = [sweep for sweep in case.sweeps if len(sweep.nodes) > 1]
+    twos = [sweep for sweep in several if sweep.scope == "pair"]
+    larger = [sweep for sweep in several if sweep.scope != "pair"]
+    by_pairs = pairs.of_pairs(twos, case.sku, case.config, ours=case.ours, missing=_missing_pairs(case, twos))
+    judged = [(s, parts.faults_of(s, larger, case.sku, case.config, ours=case.ours)) for s in larger]
+    whole = [
+        reason.model_copy(update={"nodes": sweep.nodes, "where": f"{sweep.scope}, {len(sweep.nodes)} machines"})
+        for sweep, faults in judged
+        for reason in faults
     ]
-    if not others or probe.peers is None:
+    located = parts.located(judged, case.config)
+    sound = {s.nodes for s, _ in judged} - {
+        s.nodes for s, faults in judged if worst(*(f.verdict for f in faults)) in parts.BAD
+    }
+    reasons = (*by_pairs.of_nodes, *by_pairs.of_cluster, *whole, *located, *_untried(case, several))
+    return Found(reasons, by_pairs.pairs, tuple(sorted(sound)))
+
+
+def _missing_pairs(case: Case, twos: Sequence[Merged]) -> tuple[Pair, ...]:
+    if not case.ours or "pairs" not in case.config.groups:
+        return ()
+    return pairs.unmeasured(twos, case.reported, every=case.config.depth == "full")
+
+
+def _untried(case: Case, several: Sequence[Merged]) -> Iterator[Reason]:
+    """Machines that did nothing together with others though they were to."""
+    if not case.ours or "collectives" not in case.config.groups or len(case.reported) < 2:
         return
-    limit = config.min_of_peers * statistics.median(others)
-    if probe.peers < limit:
+    tried = {node for sweep in several if sweep.scope != "pair" for node in sweep.nodes}
+    for name in (name for name in case.reported if name not in tried):
         yield Reason(
-            node=report.node,
-            where=probe.where,
-            check=f"{probe.check} against its peers",
-            measured=probe.peers,
-            unit=probe.unit,
-            limit=f">= {limit:.4g}",
-            source="median of the others",
-            verdict="failed",
-            remedy="Slower than its peers while it had its core: throttled, or a bad part? Take the machine out.",
+            node=name,
+            check="collectives",
+            measured="in no sweep",
+            limit="a sweep of all machines",
+            source=presence.SOURCE,
+            verdict="unknown",
+            said="no sweep with other machines has it",
+            remedy=presence.LOGS,
         )
 
 
-def _of_all(measurement: Measurement, sku: Sku) -> Iterator[Reason]:
-    for sweep in measurement.sweeps:
-        for limit in sku.collectives:
-            if (limit.collective, limit.scope) == (sweep.collective, sweep.scope):
-                yield from _busbw(sweep, limit)
+def _rates_of_nodes(sweeps: Sequence[Merged], sku: Sku) -> Iterator[Rate]:
+    """Sweeps within machines are compared like any rate of theirs."""
+    for sweep in sweeps if tolerances(sku).peers_by_measured else ():
+        if len(sweep.nodes) == 1 and sweep.rate is not None:
+            yield Rate(sweep.nodes[0], "", f"{sweep.collective} of node", sweep.rate, "GB/s")
 
 
-def _busbw(sweep: Sweep, limit: BusBandwidth) -> Iterator[Reason]:
-    for row in sweep.rows:
-        if row.wrong:
-            remedy = "A wrong sum is silent data corruption."
-            yield _together(sweep, "wrong elements", float(row.wrong), "", "0", "correctness", remedy)
-        if row.bytes >= limit.bytes and limit.fail and (row.busbw or 0.0) < limit.fail:
-            remedy = "Look at the network."
-            yield _together(sweep, "bus bandwidth", row.busbw, "GB/s", f">= {limit.fail}", limit.source, remedy)
-
-
-def _together(
-    sweep: Sweep, what: str, measured: float | None, unit: str, limit: str, source: str, remedy: str
-) -> Reason:
-    return Reason(
-        node="",
-        check=f"{sweep.collective}: {what}",
-        measured=measured,
-        unit=unit,
-        limit=limit,
-        source=source,
-        verdict="failed",
-        remedy=remedy,
-    )
+def _own_rates(case: Case) -> dict[str, dict[str, float]]:
+    """A machine's figures for its own history: of each check its slowest part, of pairs their median."""
+    found: dict[str, dict[str, float]] = {name: {} for name in case.names}
+    for rate in case.rates:
+        mine = found[rate.node]
+        mine[rate.check] = min(mine.get(rate.check, rate.value), rate.value)
+    for name in case.names:
+        of_pairs: dict[str, list[float]] = {}
+        for sweep in case.sweeps:
+            if sweep.scope == "pair" and name in sweep.nodes and sweep.rate is not None:
+                of_pairs.setdefault(f"{sweep.collective} of pair", []).append(sweep.rate)
+        found[name].update({check: statistics.median(values) for check, values in of_pairs.items()})
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tasks.hardware.sku import BusBandwidth, Limit, Sku
+from tasks.hardware.sku import BusBandwidth, Image, Level, Limit, Sku
 from tasks.qualification_names import Verdict
 
 
@@ -16,13 +16,14 @@ class Judged(NamedTuple):
     """With its direction."""
 
 
-def cited(sku: Sku, key: str) -> str:
-    """A source as sentences name it."""
+def cited(sku: Sku, level: Level | Image, verdict: Verdict = "failed") -> str:
+    """Its source as sentences name it; a warning may have one of its own."""
+    key = (verdict == "degraded" and isinstance(level, Level) and level.warn_source) or level.source
     source = sku.sources[key]
     return f"{sku.name}: {source.what}, {source.date}"
 
 
-def by_limit(measured: float | str, limit: Limit) -> Judged:
+def by_limit(measured: float | str | None, limit: Limit) -> Judged:
     """A figure under its limit. What is no number where one is needed is unknown."""
     if limit.better == "equal":
         return _equal(measured, limit)
@@ -38,9 +39,11 @@ def by_limit(measured: float | str, limit: Limit) -> Judged:
     return Judged("healthy", f"{sign} {shown}")
 
 
-def _equal(measured: float | str, limit: Limit) -> Judged:
+def _equal(measured: float | str | None, limit: Limit) -> Judged:
     """It must be `fail`; where only a norm is given, another value is degraded."""
     wanted = limit.fail if limit.fail is not None else limit.warn if limit.warn is not None else limit.norm
+    if measured is None or (as_number(wanted) is not None and as_number(measured) is None):
+        return Judged("unknown", f"= {wanted}")
     if wanted is None or same(measured, wanted):
         return Judged("healthy", f"= {wanted}")
     return Judged("failed" if limit.fail is not None else "degraded", f"= {wanted}")
@@ -69,7 +72,7 @@ def knows_soundness(sku: Sku, check: str) -> bool:
 def bandwidths(sku: Sku, collective: str, scope: str, nodes: int) -> tuple[BusBandwidth, ...]:
     """Limits of a collective by its scope and machines, the smallest message first; those of exactly so many machines win.
 
-    All of one machine are a node; a part is an all of fewer machines; a pair without limits of its own is an all of two.
+    All of one machine are a node; a part is an all of fewer machines; a pair without limits of its own is an all of two machines.
     """
     where = "node" if nodes == 1 else "all" if scope == "part" else scope
     mine = [limit for limit in sku.collectives if (limit.collective, limit.scope) == (collective, where)]
@@ -82,6 +85,6 @@ def bandwidths(sku: Sku, collective: str, scope: str, nodes: int) -> tuple[BusBa
     return tuple(sorted(found, key=lambda limit: limit.bytes))
 
 
-def by_bandwidth(busbw: float, limit: BusBandwidth) -> Judged:
+def by_bandwidth(busbw: float | None, limit: BusBandwidth) -> Judged:
     """A bus bandwidth under its limit."""
     return by_limit(busbw, Limit(norm=limit.norm, warn=limit.warn, fail=limit.fail, source=limit.source))

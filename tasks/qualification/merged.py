@@ -101,7 +101,9 @@ def _best(values: Iterable[float | None]) -> float | None:
 
 
 def size(number: int) -> str:
-    """Bytes as nccl-tests' options have them, or in MB."""
+    """Bytes as nccl-tests' options have them, or in MB (10^6)."""
+    if number % 1_000_000 == 0:
+        return f"{number // 1_000_000} MB"
     for unit, bytes_ in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if number >= bytes_ and number % bytes_ == 0:
             return f"{number // bytes_} {unit}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tasks.hardware.sku import Sku
 from tasks.qualification.humps import Item, reference
@@ -216,5 +216,5 @@ def _verdict(pair: Pair, what: Bad, votes: tuple[Blame, ...]) -> PairVerdict:
     )
 
 
-def _link(pair: Pair, votes: tuple[Blame, ...]) -> str:
+def _link(pair: Pair, votes: tuple[Blame, ...]) -> Literal["link", ""]:
     return "link" if any(pair in vote.links for vote in votes) else ""

@@ -22,16 +22,19 @@ def faults_of(
     """What is wrong with a sweep over many machines: by itself, and against the fastest one of as many machines and bytes."""
     found = [*of_sweep(sweep, sku, ours=ours)]
     alike = [
-        other.rate
-        for other in sweeps
-        if (other.collective, len(other.nodes), other.points[-1:] and other.points[-1].bytes)
-        == (sweep.collective, len(sweep.nodes), sweep.points[-1:] and sweep.points[-1].bytes)
-        and other.rate is not None
+        other.rate or 0.0 for other in sweeps if _comparable(other, sweep) and len(other.nodes) == len(sweep.nodes)
     ]
     limit = config.min_of_peers * max(alike, default=0.0)
     if sweep.rate is not None and sweep.rate < limit:
         found.append(_slow(sweep, sweep.rate, limit))
     return found
+
+
+def _comparable(one: Merged, other: Merged) -> bool:
+    return [one.collective, *(p.bytes for p in one.points[-1:])] == [
+        other.collective,
+        *(p.bytes for p in other.points[-1:]),
+    ]
 
 
 def _slow(sweep: Merged, rate: float, limit: float) -> Reason:
@@ -47,12 +50,16 @@ def _slow(sweep: Merged, rate: float, limit: float) -> Reason:
     )
 
 
-def located(judged: Sequence[tuple[Merged, Sequence[Reason]]]) -> Iterator[Reason]:
-    """Reasons of the machines to which parts point. One alone has its fault; several are suspects, which is unknown."""
+def located(judged: Sequence[tuple[Merged, Sequence[Reason]]], config: BenchmarkConfig) -> Iterator[Reason]:
+    """Reasons of the machines to which parts point. One alone has its fault; several are suspects, which is unknown.
+
+    A sweep clears its machines when nothing is wrong with it and it is not slow beside a smaller part.
+    """
     if not any(sweep.scope == "part" for sweep, _ in judged):
         return
     bad = [(sweep, fault) for sweep, faults in judged if (fault := _worst(faults)) is not None]
-    cleared = {node for sweep, faults in judged if not _worst(faults) for node in sweep.nodes}
+    sound = [sweep for sweep, faults in judged if _worst(faults) is None]
+    cleared = {node for sweep in sound if _keeps_up(sweep, sound, config.min_of_peers) for node in sweep.nodes}
     for sweep, fault in bad:
         inside = set(sweep.nodes)
         if any(set(other.nodes) < inside for other, _ in bad):
@@ -60,6 +67,11 @@ def located(judged: Sequence[tuple[Merged, Sequence[Reason]]]) -> Iterator[Reaso
         suspects = sorted(inside - cleared)
         for name in suspects if len(suspects) < len(inside) or sweep.scope == "part" else ():
             yield _suspected(name, suspects, sweep, fault)
+
+
+def _keeps_up(sweep: Merged, sound: Sequence[Merged], share: float) -> bool:
+    rates = [other.rate or 0.0 for other in sound if _comparable(other, sweep)]
+    return sweep.scope == "part" or (sweep.rate or 0.0) >= share * max(rates)
 
 
 def _worst(faults: Sequence[Reason]) -> Reason | None:

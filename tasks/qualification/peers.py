@@ -2,8 +2,8 @@
 
 - The measure is the fastest group that at least two machines (and a tenth of all) confirm, see humps.py: half of the machines
   may be slow. Below benchmark.min_of_peers of it a part has failed; on GPUs, less but far outside the others' spread is degraded.
-- Two machines cannot outvote each other. Where the hardware's file says what sound hardware reaches, the file decides (probes.py),
-  and the slower one of two that pass is degraded. Else both are unknown.
+- Two machines cannot outvote each other. Where the hardware's file says what sound hardware reaches, the file decides
+  (probes.py), and the slower one of two that pass is degraded. Else both are unknown.
 - Parts of one machine: the machine is the one at fault in any case, and the slower part is named.
 - One machine far ahead of all others: its reading is odd, or all others are slow. The cluster is degraded, unless the file clears
   the others.

@@ -61,7 +61,7 @@ def _not_seen(node: str, probe: Probe, sku: Sku) -> Reason:
 
 def _wanted(probe: Probe, sku: Sku) -> str:
     limit = sku.limits.get(probe.check)
-    return by_limit("nothing", limit).limit if limit else "a measurement"
+    return by_limit(None, limit).limit if limit else "a measurement"
 
 
 def _install(probe: Probe) -> str:
@@ -93,7 +93,7 @@ def _by_file(node: str, probe: Probe, sku: Sku) -> Iterator[Reason]:
     limit = sku.limits.get(probe.check)
     if limit is None or (probe.measured is None and probe.finding):
         return
-    judged = by_limit("nothing" if probe.measured is None else probe.measured, limit)
+    judged = by_limit(probe.measured, limit)
     if judged.verdict != "healthy":
         yield Reason(
             node=node,
@@ -102,7 +102,7 @@ def _by_file(node: str, probe: Probe, sku: Sku) -> Iterator[Reason]:
             measured=probe.measured,
             unit=probe.unit or limit.unit,
             limit=judged.limit,
-            source=cited(sku, limit.source),
+            source=cited(sku, limit, judged.verdict),
             verdict=judged.verdict,
             said=probe.said or ("" if probe.measured is not None else "it gave no value"),
             remedy=probe.remedy or _act(judged.verdict),

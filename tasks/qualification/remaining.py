@@ -1,10 +1,19 @@
-"""Which machines a run may use after a verdict: without those that failed, and only with proof of the rest together."""
+"""Which machines a run may use after a verdict: without those that failed, and only with proof of the rest together.
+
+What all machines did together says nothing of the rest as soon as one of them is left out. Pairs and parts among the rest do: the
+rest is proven when sound pairs, parts or a sound sweep of more machines connect it and no bad link is inside. Otherwise the rest
+must be qualified by itself.
+"""
 
 from __future__ import annotations
 
-from tasks.qualification.verdicts import ClusterVerdict, Reason, Value
+from collections.abc import Iterable
+
+from tasks.qualification.verdicts import WORST, ClusterVerdict, NodeVerdict, PairVerdict, Reason, Value, worst
 from tasks.qualification_config import BenchmarkConfig
 from tasks.qualification_names import Verdict
+
+CLOSED: tuple[Verdict, ...] = ("failed", "unknown")
 
 
 class Remaining(Value):
@@ -17,7 +26,7 @@ class Remaining(Value):
     enough: bool
     """Whether as many are left as are needed."""
     verdict: Verdict
-    """Of those that are left, together; unknown when they are not enough."""
+    """Of those that are left, together; the gate opens for healthy and degraded."""
     reasons: tuple[Reason, ...] = ()
     """Of the cluster, that hold for those that are left."""
     needs_fresh_run: bool = False
@@ -26,4 +35,75 @@ class Remaining(Value):
 
 def remaining(verdict: ClusterVerdict, config: BenchmarkConfig, needed: int) -> Remaining:
     """What is left when the machines that config.act leaves out are out; `needed`: config.act.min_nodes or cluster.nodes."""
-    raise NotImplementedError
+    excluded = _excluded(verdict, config)
+    left = {node.name: node for node in verdict.nodes if node.name not in excluded}
+    holding = tuple(reason for reason in verdict.reasons if set(reason.nodes) <= set(left))
+    together = {"collectives", "pairs"} & set(config.groups)
+    fresh = bool(excluded and together and len(left) > 1 and not _proven(set(left), verdict))
+    reasons = (*holding, _unproven(tuple(sorted(left)))) if fresh else holding
+    found = worst(*(node.verdict for node in left.values()), *(reason.verdict for reason in reasons))
+    enough = len(left) >= max(1, needed)
+    return Remaining(
+        nodes=tuple(sorted(left, key=lambda name: _health(left[name]))),
+        excluded=excluded,
+        enough=enough,
+        verdict=found if enough else worst(verdict.verdict, "failed"),
+        reasons=reasons,
+        needs_fresh_run=fresh and enough,
+    )
+
+
+def _health(node: NodeVerdict) -> tuple[int, float, str]:
+    return -WORST.index(node.verdict), -node.standing, node.name
+
+
+def _excluded(verdict: ClusterVerdict, config: BenchmarkConfig) -> dict[str, str]:
+    """By their own verdict, then one end of each bad link, the end with more of them first, else the less healthy one."""
+    if not config.act.exclude:
+        return {}
+    out: tuple[Verdict, ...] = CLOSED if config.act.degraded == "use" else (*CLOSED, "degraded")
+    excluded = {node.name: _why(node) for node in verdict.nodes if node.verdict in out}
+    links = [pair for pair in verdict.pairs if pair.verdict in out and not {pair.a, pair.b} & set(excluded)]
+    health = {node.name: _health(node) for node in verdict.nodes}
+    while links:
+        counts = {name: sum(name in (p.a, p.b) for p in links) for pair in links for name in (pair.a, pair.b)}
+        last = max(counts, key=lambda name: (counts[name], health[name]))
+        excluded[last] = _ends(last, [pair for pair in links if last in (pair.a, pair.b)])
+        links = [pair for pair in links if last not in (pair.a, pair.b)]
+    return excluded
+
+
+def _why(node: NodeVerdict) -> str:
+    return node.reasons[0].sentence if node.reasons else f"{node.name} is {node.verdict}"
+
+
+def _ends(name: str, links: list[PairVerdict]) -> str:
+    others = ", ".join(pair.b if pair.a == name else pair.a for pair in links)
+    found = worst(*(pair.verdict for pair in links))
+    return f"{name}: its pairs with {others} are {found}, and with it out none is left ({links[0].said})"
+
+
+def _proven(left: set[str], verdict: ClusterVerdict) -> bool:
+    """Whether sound pairs and sweeps connect all that are left."""
+    sound: Iterable[set[str]] = [{p.a, p.b} for p in verdict.pairs if p.verdict not in CLOSED]
+    sets = [group for group in (*sound, *map(set, verdict.together)) if len(group & left) > 1]
+    reached, grown = {min(left)}, True
+    while grown:
+        more = {name for group in sets if group & reached for name in group & left} - reached
+        reached |= more
+        grown = bool(more)
+    return reached == left
+
+
+def _unproven(nodes: tuple[str, ...]) -> Reason:
+    return Reason(
+        node="",
+        check="the rest together",
+        measured=None,
+        limit="sound pairs or parts that connect all of them",
+        source="Headway: what was not measured is unknown",
+        verdict="unknown",
+        said="nothing sound that was measured connects the machines that are left",
+        remedy=f"Qualify them by themselves: `headway qualify --nodes {','.join(nodes)}`.",
+        nodes=nodes,
+    )

@@ -17,6 +17,8 @@ from tasks.qualification.transports import of_transport
 from tasks.qualification.verdicts import Reason
 
 ORDER = ("healthy", "degraded", "failed")
+NEAR, FAR = 1 / 16, 0.8
+"""Of the message that a limit is for, and of the limit: curves are level from a sixteenth on, within a few percent in public logs."""
 CORRUPT = "Silent data corruption: take the machines out, and find the part with the pairs and the ECC counters."
 NETWORK = "Look at the links between the machines, NCCL's environment and its topology file (`headway hardware`)."
 AGAIN = "See the job's logs; give it more time with benchmark.collective_seconds where it ran out of it."
@@ -72,12 +74,24 @@ def _slow(sweep: Merged, sku: Sku) -> Iterator[Reason]:
         if point.rate is not None and (limit := _holds(limits, point)) is not None
     ]
     if not judged:
-        if by_bandwidth(sweep.rate or 0.0, limits[0]).verdict != "healthy":
-            yield _too_small(sweep, limits[0], sku)
+        yield from _by_smaller(sweep, limits[0], sku)
         return
     bad = [found for found in judged if found[2].verdict != "healthy"]
     if bad:
         yield _slowest(sweep, min(bad, key=_severity), sku)
+
+
+def _by_smaller(sweep: Merged, limit: BusBandwidth, sku: Sku) -> Iterator[Reason]:
+    """Messages that are all smaller than the limit's: they may reach it already, or be so far below that none would.
+
+    Where the limit is of another scope, as the one of all machines for a pair, it was not asked for.
+    """
+    last, judged = sweep.points[-1], by_bandwidth(sweep.rate or 0.0, limit)
+    near = last.bytes >= NEAR * limit.bytes and limit.fail is not None
+    if near and (sweep.rate or 0.0) < FAR * (limit.fail or 0.0):
+        yield _slowest(sweep, (last, limit, judged), sku)
+    elif judged.verdict != "healthy" and limit.scope == sweep.scope:
+        yield _too_small(sweep, limit, sku)
 
 
 def _holds(limits: tuple[BusBandwidth, ...], point: Point) -> BusBandwidth | None:
@@ -98,8 +112,9 @@ def _slowest(sweep: Merged, found: tuple[Point, BusBandwidth, Judged], sku: Sku)
         measured=point.rate,
         unit="GB/s",
         limit=judged.limit,
-        source=cited(sku, limit.source),
+        source=cited(sku, limit, judged.verdict),
         verdict=judged.verdict,
+        said=f"already at {size(point.bytes)}" if point.bytes < limit.bytes else "",
         remedy=NETWORK,
     )
 
@@ -110,8 +125,8 @@ def _too_small(sweep: Merged, limit: BusBandwidth, sku: Sku) -> Reason:
         check=f"{sweep.collective} busbw",
         measured=sweep.rate,
         unit=f"GB/s at {size(sweep.points[-1].bytes)}",
-        limit=f"{by_bandwidth(0.0, limit).limit} from {size(limit.bytes)} on",
-        source=cited(sku, limit.source),
+        limit=f"{by_bandwidth(None, limit).limit} from {size(limit.bytes)} on",
+        source=cited(sku, limit),
         verdict="unknown",
         said="its limit holds for larger messages than were measured",
         remedy="Measure larger messages: benchmark.largest_megabytes on CPUs, -e of nccl-tests.",

@@ -81,6 +81,8 @@ class ClusterVerdict(Value):
     pairs: tuple[PairVerdict, ...] = ()
     reasons: tuple[Reason, ...] = ()
     """Of the cluster as a whole, such as a collective over all machines."""
+    together: tuple[tuple[str, ...], ...] = ()
+    """Sets of three and more machines that did a collective together as well as they must."""
 
     def named(self, *verdicts: Verdict) -> tuple[str, ...]:
         """Machines with one of these verdicts."""

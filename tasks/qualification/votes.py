@@ -41,10 +41,10 @@ def blame(good: Iterable[Pair], bad: Iterable[Pair]) -> Blame:
     if not sound:
         return Blame(all=True) if len(names) > 2 else Blame(either=tuple(sorted(slow)))
     groups = [group for group in _groups(names, sound) if len(group) > 1]
-    apart = _separated(groups, slow)
-    if apart and len(groups[0]) == len(groups[1]):
-        return Blame(halves=tuple(groups))
-    cut_off = {name for group in groups[1:] for name in group} if apart else set[str]()
+    apart = [group for group in groups[1:] if _separated(group, groups[0], slow)]
+    if apart and len(groups[0]) == len(apart[0]) and _separated(groups[0], apart[0], slow):
+        return Blame(halves=(groups[0], *apart))
+    cut_off = {name for group in apart for name in group}
     nodes = _outvoted(names - cut_off, sound, slow) | _outvoted(cut_off, sound, slow)
     left = [pair for pair in sorted(slow) if not {*pair} & (nodes | cut_off)]
     return _of_links(Blame(tuple(sorted(nodes)), tuple(sorted(cut_off - nodes))), left, sound)
@@ -67,12 +67,9 @@ def _groups(names: set[str], sound: set[Pair]) -> list[tuple[str, ...]]:
     return sorted(groups, key=lambda group: (-len(group), group))
 
 
-def _separated(groups: list[tuple[str, ...]], slow: set[Pair]) -> bool:
-    """Whether bad pairs were measured between the two largest groups, and not just nothing."""
-    if len(groups) < 2:
-        return False
-    first, second = set(groups[0]), set(groups[1])
-    return any((a in first and b in second) or (a in second and b in first) for a, b in slow)
+def _separated(group: tuple[str, ...], other: tuple[str, ...], slow: set[Pair]) -> bool:
+    """Whether each machine of the group has a bad pair with the other group: one slow link alone cuts nobody off."""
+    return all(any((min(a, b), max(a, b)) in slow for b in other) for a in group)
 
 
 def _outvoted(names: set[str], sound: set[Pair], slow: set[Pair]) -> set[str]:

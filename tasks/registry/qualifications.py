@@ -14,6 +14,7 @@ from typing import Any
 from tasks.artifacts import Qualification, parse_ref
 from tasks.qualification.gate import as_told
 from tasks.qualification.history import Past
+from tasks.qualification.measured import Measurement
 from tasks.qualification.verdicts import ClusterVerdict
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find
@@ -63,6 +64,11 @@ def told(store: Store, qualification: Qualification) -> dict[str, Any]:
         "drained": page["drained"],
         "requests": page["requests"],
     }
+
+
+def newest_measurement(store: Store, cluster: str) -> Measurement:
+    """What the newest qualification of a cluster measured."""
+    return Measurement.model_validate(_page(store, find(store, "qualification", cluster))["measured"])
 
 
 def _page(store: Store, manifest: Manifest) -> dict[str, Any]:

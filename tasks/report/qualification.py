@@ -44,7 +44,7 @@ def _markdown(found: Found) -> str:
     )
     told = [f"- {_plain(reason.sentence)}. {_plain(reason.remedy)}".strip() for reason in found.reasons]
     more = f"- and {len(told) - SENTENCES_SHOWN} more" if len(told) > SENTENCES_SHOWN else ""
-    answered = f"{len(measured.nodes)} of {count(measured.expected_nodes, 'machine')} answered"
+    answered = f"{found.answered} of {count(measured.expected_nodes, 'machine')} answered"
     parts = [
         f"# Qualification: {verdict.verdict}",
         MEANS[verdict.verdict],

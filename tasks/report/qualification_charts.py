@@ -47,8 +47,9 @@ def chart(name: str, label: str, lines: Sequence[Line], band: Band | None = None
     if not drawn:
         return Html()
     floor = max(y for line in drawn for _, y in line.points) / SPAN
-    drawn = [Line(line.style, _above(line.points, floor), line.dots) for line in drawn]
-    around = tuple((x, max(low, floor), high) for x, low, high in band.points if high > floor) if band else ()
+    left = min(x for line in drawn for x, y in line.points if y >= floor)
+    drawn = [Line(line.style, _above(line.points, left, floor), line.dots) for line in drawn]
+    around = tuple((x, max(low, floor), max(high, floor)) for x, low, high in band.points if x >= left) if band else ()
     places = [p for line in drawn for p in line.points] + [(x, y) for x, *ys in around for y in ys]
     if not any(line.style not in ("norm", "warn", "fail", "ideal") for line in drawn):
         return Html()
@@ -121,9 +122,8 @@ def _positive(line: Line) -> Line:
     return Line(line.style, kept, line.dots)
 
 
-def _above(points: Sequence[Point], floor: float) -> tuple[Point, ...]:
-    first = next((place for place, (_, y) in enumerate(points) if y >= floor), len(points))
-    return tuple((x, max(y, floor)) for x, y in points[first:])
+def _above(points: Sequence[Point], left: float, floor: float) -> tuple[Point, ...]:
+    return tuple((x, max(y, floor)) for x, y in points if x >= left)
 
 
 def _path(points: Sequence[Point]) -> str:

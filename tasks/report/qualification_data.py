@@ -56,6 +56,11 @@ class Found:
         return max(0, self.measured.expected_nodes - len(self.nodes))
 
     @cached_property
+    def answered(self) -> int:
+        """Machines of which any rank left a word."""
+        return len({report.node for report in self.measured.ranks})
+
+    @cached_property
     def reasons(self) -> tuple[Reason, ...]:
         """Every sentence of the verdict: those on the cluster, then those on machines, worst first."""
         together = sorted(self.verdict.reasons, key=lambda reason: WORST.index(reason.verdict))
@@ -68,8 +73,7 @@ class Found:
 
     def source(self, key: str) -> str:
         """What the hardware's file says of one of its sources; any other as it is."""
-        told = self.sku.sources.get(key)
-        return f"{told.what}, {told.date}" if told else key
+        return self.sku.cite(key)
 
     def probes(self) -> Iterator[tuple[RankReport, Probe]]:
         """Everything that was looked at, and who looked."""
@@ -81,9 +85,9 @@ def found(told: Mapping[str, Any]) -> Found:
     left = told.get("remaining") or {}
     drained = ((str(one["node"]), bool(one["done"]), str(one["said"])) for one in told.get("drained") or ())
     return Found(
-        verdict=ClusterVerdict.model_validate(told["verdict"]),
-        measured=Measurement.model_validate(told["measured"]),
-        sku=Sku.model_validate(told["sku"]),
+        verdict=ClusterVerdict.model_validate(told.get("verdict")),
+        measured=Measurement.model_validate(told.get("measured")),
+        sku=Sku.model_validate(told.get("sku")),
         name=str(told.get("name") or ""),
         expires=str(told.get("expires") or ""),
         usable=tuple(left.get("nodes") or ()),
@@ -103,6 +107,11 @@ def finite(value: object) -> float | None:
 def by_number(name: str) -> list[tuple[int, str]]:
     """By which names are sorted: hpc-9 stands before hpc-10."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
+
+
+def four(value: float) -> float:
+    """Four digits of it."""
+    return float(f"{value:.4g}")
 
 
 def count(number: int, what: str, many: str = "") -> str:

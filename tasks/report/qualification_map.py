@@ -11,6 +11,7 @@ import base64
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from html import escape
 
 from tasks.qualification.verdicts import PairVerdict
@@ -76,6 +77,7 @@ def scale(reference: float) -> Html:
     return tag("ul", *items, tag("li", Html('<i class="hole"></i>'), "not measured"), class_="legend")
 
 
+@lru_cache
 def colour(share: float) -> tuple[int, int, int]:
     """Of a share of the reference."""
     low = max((stop for stop in COLOURS if stop[0] <= share), default=COLOURS[0])
@@ -89,7 +91,7 @@ def _png(count: int, cells: dict[tuple[int, int], float | None], reference: floa
     """Red, green, blue and opacity of each square, eight bits each (PNG specification, colour type 6)."""
     pixels = bytearray(count * (4 * count + 1))
     for (a, b), value in cells.items():
-        rgba = HOLE if value is None else (*colour(value / reference), 255)
+        rgba = HOLE if value is None else (*colour(round(value / reference, 2)), 255)
         for row, column in ((a, b), (b, a)):
             start = row * (4 * count + 1) + 1 + 4 * column
             pixels[start : start + 4] = bytes(rgba)

@@ -1,7 +1,8 @@
 """The page of a qualification: one self-contained HTML text, light and dark, without script. The verdict stands first.
 
-Curves and pairs are qualification_bandwidth.py's, rates, versions and what is missing qualification_rates.py's, the training
-probe qualification_training.py's. Elements are markup.py's, the frame that of a run's report.
+Curves are qualification_bandwidth.py's, pairs qualification_pairs.py's, rates, versions and what is missing
+qualification_rates.py's, the training probe qualification_training.py's, what follows qualification_acts.py's. Elements are
+markup.py's, the frame that of a run's report.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from tasks.qualification_names import Verdict
 from tasks.report.data import duration, number
 from tasks.report.markup import Html, folded, grid, join, tag
 from tasks.report.qualification_acts import acts
-from tasks.report.qualification_bandwidth import bandwidth, pairs
+from tasks.report.qualification_bandwidth import bandwidth
 from tasks.report.qualification_data import SIGN, STYLES, Found, by_number, count, until
+from tasks.report.qualification_pairs import pairs
 from tasks.report.qualification_rates import missing, rates, versions, words
 from tasks.report.qualification_training import training
 
@@ -73,7 +75,7 @@ def _about(found: Found) -> str:
     measured = found.measured
     said = (
         f"judged as {found.sku.name}",
-        f"{len(measured.nodes):,} of {count(measured.expected_nodes, 'machine')} answered",
+        f"{found.answered:,} of {count(measured.expected_nodes, 'machine')} answered",
         measured.seconds and f"{duration(measured.seconds)} of measuring",
         measured.seconds and f"{measured.seconds * measured.expected_nodes / 3600:.3g} machine hours",
         found.expires and f"holds until {until(found.expires)}",
@@ -180,7 +182,11 @@ def _findings(found: Found) -> Html:
 
 def _hardware(found: Found) -> Html:
     """What everything was held against, and where its numbers are from."""
-    rows = [(name, tag("span", source.what), str(source.date)) for name, source in found.sku.sources.items()]
+    rows = [
+        (name, tag("span", source.what), str(source.date))
+        for name, source in found.sku.sources.items()
+        if name in found.sku.named_sources
+    ]
     names = {"name": found.sku.name, "family": found.sku.family, "digest": found.verdict.sku_digest[:12]}
     listed = [join(tag("dt", name), tag("dd", tag("code", value))) for name, value in names.items() if value]
     return join(tag("dl", *listed), grid(("Source", "What", "Read"), rows))

@@ -8,7 +8,7 @@ from tasks.qualification.measured import TrainingPoint
 from tasks.report.data import number, percent
 from tasks.report.markup import Html, figure, grid, join, tag
 from tasks.report.qualification_charts import Line, chart
-from tasks.report.qualification_data import Found, finite
+from tasks.report.qualification_data import Found, finite, four
 
 SHARES = {"compute": "compute_share", "communication": "communication_share", "data": "data_share"}
 HEADS = ("Machines", "Ranks", "Step, s", "TFLOP/s a rank", "Tokens a second", "Efficiency", "Share of a step")
@@ -55,8 +55,8 @@ def _row(point: TrainingPoint, first: TrainingPoint) -> tuple[str, ...]:
     return (
         number(len(point.nodes)),
         number(point.ranks),
-        number(_four(step)) if step else "N/A",
-        number(_four(point.tflops_per_rank or 0.0)),
+        number(four(step)) if step else "N/A",
+        number(four(point.tflops_per_rank or 0.0)),
         number(round(point.tokens_per_step / step)) if step else "N/A",
         percent(efficiency(point, first)),
         _shares(point),
@@ -82,7 +82,3 @@ def _legend() -> Html:
     head = '<svg class="shares key" width="26" height="14" aria-hidden="true"><rect width="26" height="14"'
     items = (f'<li>{head} class="{name}"/></svg>{name}</li>' for name in SHARES)
     return Html(f'<ul class="legend">{"".join(items)}</ul>')
-
-
-def _four(value: float | None) -> float:
-    return float(f"{value or 0.0:.4g}")

@@ -25,7 +25,7 @@ def refused(ran, code, *words):
         ("training.steps=many", ("training.steps", "'many'")),
         ("training.global_batch_size=6", ("global_batch_size 6", "4 x 2 = 8")),
         ("training.network.hidden_size=66", ("hidden_size 66", "heads 4")),
-        ("benchmark.baseline=no-such", ("no-such", "cpu-floor")),
+        ("benchmark.sku=no-such", ("no-such", "local-cpu")),
         ("nonsense", ("nonsense", "a.b=value")),
     ],
 )

@@ -6,9 +6,7 @@ import math
 import pytest
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Pending, Plan, Qualification, Validation, parse_ref
-from tasks.benchmark import Baseline, judge, load_baseline
 from tasks.config import (
-    BenchmarkConfig,
     CheckpointConfig,
     ComparisonConfig,
     EvaluationConfig,
@@ -35,7 +33,6 @@ CLUSTER = Cluster(
     name="local", backend="local", nodes=1, ranks_per_node=2, threads_per_rank=1,
     matmul_gflops_per_rank=10.0, allreduce_gigabytes_per_second=1.0, memory_bytes_per_node=8 << 30,
 )  # fmt: skip
-BASELINE = Baseline(name="b", source="here", matmul_gflops_per_rank=4.0, allreduce_gigabytes_per_second=0.05)
 
 
 def qualification(*checks):
@@ -93,76 +90,8 @@ def test_a_gate_survives_its_record():
     assert Qualification.model_validate(json.loads(gate.model_dump_json())) == gate
 
 
-def measured(*rates, correct=True, bandwidth=1.0):
-    ranks = [
-        {"rank": rank, "host": f"node{rank}", "matmul_gflops": rate, "on_core_gflops": rate, "memory_bytes": 8 << 30}
-        for rank, rate in enumerate(rates)
-    ]
-    return {"ranks": ranks, "allreduce": {"gigabytes_per_second": bandwidth, "correct": correct}}
-
-
 def failed_of(checks):
     return [check.name for check in checks if not check.passed]
-
-
-def judged(found, world_size=4):
-    return judge(found, BenchmarkConfig(), BASELINE, world_size=world_size)
-
-
-def test_a_sound_cluster_qualifies():
-    checks = judged(measured(10.0, 10.0, 10.0, 9.0))
-    assert failed_of(checks) == []
-    assert len(checks) == 4 * 2 + 2
-
-
-def test_a_rank_that_is_slower_than_its_peers_is_named_with_its_host():
-    assert failed_of(judged(measured(10.0, 10.0, 6.9, 10.0))) == ["rank 2 on node2: matmul GFLOP/s against its peers"]
-    (check,) = (c for c in judged(measured(10.0, 10.0, 6.9, 10.0)) if not c.passed)
-    assert (check.measured, check.limit) == (6.9, ">= 7")
-    assert failed_of(judged(measured(10.0, 10.0, 7.0, 10.0))) == []
-
-
-def test_of_two_ranks_the_slow_one_is_named_and_not_the_other():
-    assert failed_of(judged(measured(10.0, 6.0), world_size=2)) == ["rank 1 on node1: matmul GFLOP/s against its peers"]
-
-
-def test_a_rank_under_the_baseline_is_named_though_all_are_slow():
-    assert failed_of(judged(measured(3.0, 3.9, 4.0, 4.0))) == [
-        f"rank {rank} on node{rank}: matmul GFLOP/s" for rank in (0, 1)
-    ]
-
-
-def test_a_rank_without_a_result_is_a_failed_check():
-    found = measured(10.0, 10.0, 10.0, 10.0)
-    del found["ranks"][1]
-    assert failed_of(judged(found)) == ["rank 1: result"]
-    found = {"error": "the job of benchmark failed"}
-    checks = judged(found, world_size=2)
-    assert failed_of(checks) == ["rank 0: result", "rank 1: result", "all-reduce"]
-    assert checks[0].measured == "the job of benchmark failed"
-
-
-def test_a_wrong_sum_and_a_slow_network_close_the_gate():
-    assert failed_of(judged(measured(*[10.0] * 4, correct=False))) == ["all-reduce: sum"]
-    assert failed_of(judged(measured(*[10.0] * 4, bandwidth=0.04))) == ["all-reduce: GB/s"]
-
-
-def test_what_is_not_a_number_passes_no_check():
-    assert failed_of(judged(measured(math.nan, 10.0, 10.0, 10.0))) != []
-    assert failed_of(judged(measured(*[10.0] * 4, bandwidth=math.nan))) == ["all-reduce: GB/s"]
-
-
-def test_one_rank_alone_has_no_peers_and_no_network():
-    checks = judged({"ranks": measured(10.0)["ranks"]}, world_size=1)
-    assert [check.name for check in checks] == ["rank 0 on node0: matmul GFLOP/s"]
-
-
-def test_a_baseline_is_shipped_or_a_file(tmp_path):
-    assert load_baseline("cpu-floor").matmul_gflops_per_rank > 0
-    (tmp_path / "mine.json").write_text(BASELINE.model_dump_json())
-    assert load_baseline(str(tmp_path / "mine.json")) == BASELINE
-    with pytest.raises(ValueError, match=r"'h100' is not there; known: cpu-floor"):
-        load_baseline("h100")
 
 
 TRAINING = TrainingConfig(

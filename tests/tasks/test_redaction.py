@@ -412,7 +412,7 @@ def mistakes(home):
     lines = [
         ("retrain", "-c", "tiny", "--dataset", SAS),
         ("retrain", "-c", "tiny", "--dry-run", "--set", f"export.golden_prompts=['{SAS}']"),
-        ("retrain", "-c", "tiny", "--set", f"benchmark.baseline=/no/{secret}.json"),
+        ("retrain", "-c", "tiny", "--set", f"benchmark.sku=/no/{secret}.yaml"),
         ("retrain", "-c", f"/no/{secret}.yaml"),
         ("retrain", "-c", "tiny", "--set", f"training.no_such={SAS}"),
         ("dataset", "publish", "other", f"/no/{secret}"),

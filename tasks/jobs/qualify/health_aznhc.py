@@ -2,7 +2,7 @@
 
 They are run with `-a`, for they stop at the first failure otherwise. A size that they do not know exits 0, and is unknown here.
 What they do not look at (throttling never fails there, Xid 94 and 95 are not in their list) our own looks see. The log stays
-with the job. What its lines mean is tasks/formats/aznhc.py. See https://github.com/Azure/azurehpc-health-checks.
+with the job. What its lines mean is tasks/qualification/aznhc_findings.py. See https://github.com/Azure/azurehpc-health-checks.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from tasks.formats.aznhc import read_aznhc
 from tasks.jobs.asking import Hangs
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing
+from tasks.qualification.aznhc_findings import probes_of
 from tasks.qualification.measured import Probe
 
 SCRIPT = "opt/azurehpc/test/azurehpc-health-checks/run-health-checks.sh"
@@ -132,6 +134,10 @@ def _keep(bench: Bench, said: str) -> None:
 
 
 def read(said: str) -> Iterator[Probe]:
-    """What a log says."""
-    raise ValueError("its log is not read yet")
-    yield
+    """What a log says: silence is not health."""
+    runs = read_aznhc(said)
+    if not runs:
+        text = " ".join(said.split())[:200] or "nothing"
+        yield Probe(check="aznhc", status="failed", said=f"it ran, and its log says {text}")
+    for run in runs:
+        yield from probes_of(run)

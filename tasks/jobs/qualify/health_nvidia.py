@@ -41,21 +41,20 @@ def gpus(bench: Bench, machine: Machine) -> Iterator[Probe]:
     )
     found = [finding for gpu in rows for finding in _findings(gpu, machine)]
     yield from _of_findings(found, ("ecc", "throttle") if rows else ())
+    yield from (probe_of(finding) for finding in found if finding.check == "rows")
     for gpu in rows:
         yield from clock_probes(gpu)
         yield _persistence(gpu)
 
 
 def remapped_rows(bench: Bench, machine: Machine) -> Iterator[Probe]:
-    """Rows of memory that wait to be remapped or could not be, and the retired pages of older GPUs."""
+    """Rows of memory that wait to be remapped or could not be; the retired pages of older GPUs are with gpus()."""
     asked = {field: field for field in ROW_FIELDS}
     code, said = query_smi("remapped-rows", asked, machine.ask, lambda field: None)
     rows = gpu_health.rows(said, tuple(asked))
-    _, _, gpus_now = ask_gpus(machine)
-    if code and not gpus_now:
+    if code and not rows:
         raise ValueError(f"nvidia-smi ended with {code}: {' '.join(said.split())[:200]}")
     found = [f for row in rows for f in (*gpu_health.row_findings(row), *smi.row_findings(row, machine.rules))]
-    found += [f for gpu in gpus_now for f in _findings(gpu, machine) if f.check == "rows"]
     yield from _of_findings(found, ("rows",))
 
 
@@ -96,7 +95,7 @@ def nvlinks(bench: Bench, machine: Machine) -> Iterator[Probe]:
         measured=float(sum(down.values())),
         unit="links",
         where=", ".join(f"GPU {gpu}" for gpu in down),
-        finding="fail" if down else None,
+        finding="fail" if down and not asked_for else None,
         said=", ".join(f"GPU {gpu}: {links} inactive" for gpu, links in down.items()),
         remedy="Check the NVSwitch fabric and its manager; then reset the GPU." if down else "",
         source="AzNHC check_nvlink_status (NHC2016)" if down else "",

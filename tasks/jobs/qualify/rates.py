@@ -61,8 +61,8 @@ class Together:
         return f"the group's {self.limit:g} s (benchmark.check_seconds) were over"
 
     def meet(self, name: str, value: Any = True) -> dict[int, Any]:
-        """What all ranks that come say, by rank."""
-        return self.bench.share(f"{self.group}/{name}", value, seconds=max(self.left, LAST_MEETING_SECONDS))
+        """What all ranks that come say, by rank. Half of the time is left to those that came when one does not."""
+        return self.bench.share(f"{self.group}/{name}", value, seconds=max(self.left / 2, LAST_MEETING_SECONDS))
 
     def best(self, check: str, measure: Callable[[], Sequence[Rate]]) -> Outcome:
         """Each part's best round; all ranks measure at the same time. A rank on which it fails comes to the meetings still."""
@@ -124,14 +124,14 @@ def measure_windows(once: Callable[[], object], amount: float, seconds: float) -
     count = max(1, round(seconds / WINDOW_SECONDS))
     windows = []
     for _ in range(count):
-        waited = waited_for_a_core()
+        waited = _waited_for_a_core()
         times, elapsed = _repeat_for(seconds / count, once)
-        computed = max(elapsed - (waited_for_a_core() - waited), elapsed * SHORTEST_SHARE)
+        computed = max(elapsed - (_waited_for_a_core() - waited), elapsed * SHORTEST_SHARE)
         windows.append(Rate(rate=amount * times / elapsed, on_core=amount * times / computed))
     return windows
 
 
-def waited_for_a_core() -> float:
+def _waited_for_a_core() -> float:
     """Seconds that the main thread was ready to run and other work had its core, since it began.
 
     Second field of Linux's /proc/self/schedstat, in ns (Documentation/scheduler/sched-stats.rst); 0 where there is none.

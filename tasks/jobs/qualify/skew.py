@@ -52,7 +52,8 @@ def note(bench: Bench, clock: Callable[[], float] = time.time) -> None:
 def ask_all(store: distributed.Store, nodes: int, clock: Callable[[], float], *, seconds: float) -> dict[int, Offset]:
     """What the first machine does: offsets of all machines that answer, its own included; all can read them."""
     there = _come(store, nodes, seconds)
-    found = {0: Offset(0.0, 0.0)} | {node: _ask(store, node, clock) for node in there}
+    asked = {node: _ask(store, node, clock) for node in there}
+    found = {0: Offset(0.0, 0.0)} | {node: offset for node, offset in asked.items() if offset}
     store.set("skew/offsets", json.dumps(found))
     return found
 
@@ -60,8 +61,10 @@ def ask_all(store: distributed.Store, nodes: int, clock: Callable[[], float], *,
 def answer(store: distributed.Store, node: int, clock: Callable[[], float], *, seconds: float) -> dict[int, Offset]:
     """What the other machines do. Raises RuntimeError when the first machine does not ask, or ends."""
     store.set(f"skew/{node}/here", "")
-    for number in range(TIMES):
-        _await(store, f"skew/{node}/{number}/ask", seconds + number * ANSWER_SECONDS)
+    for number in range(
+        TIMES
+    ):  # the first machine waits so long for those that are away, and then asks one after another
+        _await(store, f"skew/{node}/{number}/ask", 2 * seconds)
         store.set(f"skew/{node}/{number}/say", repr(clock()))
     _await(store, "skew/offsets", 2 * seconds)
     return {int(at): Offset(*offset) for at, offset in json.loads(store.get("skew/offsets")).items()}
@@ -83,12 +86,16 @@ def _come(store: distributed.Store, nodes: int, seconds: float) -> list[int]:
     return sorted(set(range(1, nodes)) - missing)
 
 
-def _ask(store: distributed.Store, node: int, clock: Callable[[], float]) -> Offset:
+def _ask(store: distributed.Store, node: int, clock: Callable[[], float]) -> Offset | None:
+    """A machine's offset; None when it came, and then said nothing."""
     offsets = []
     for number in range(TIMES):
         before, began = clock(), time.monotonic()
         store.set(f"skew/{node}/{number}/ask", "")
-        _await(store, f"skew/{node}/{number}/say", ANSWER_SECONDS)
+        try:
+            _await(store, f"skew/{node}/{number}/say", ANSWER_SECONDS)
+        except RuntimeError:
+            return None
         theirs, trip = float(store.get(f"skew/{node}/{number}/say")), time.monotonic() - began
         offsets.append(Offset(theirs - (before + trip / 2), trip / 2))
     return min(offsets, key=lambda offset: offset.bound)

@@ -99,14 +99,14 @@ def _store(bench: Bench, seconds: float) -> list[Probe]:
     else:
         moved = disk.large_files(bench.rank.folder, bytes=volume, seconds=seconds, streams=STORE_STREAMS)
     said = f"{moved.bytes >> 20} MiB a machine, all machines at the same time, {moved.how}"
-    return [*_both("store", moved, said), _checkpoint(bench, whole, moved)]
+    return [*_both("store", moved, said), checkpoint(parameters(bench), moved)]
 
 
-def _checkpoint(bench: Bench, whole: int, moved: disk.Moved) -> Probe:
+def checkpoint(parameters: int, moved: disk.Moved) -> Probe:
     """One machine writes all of it, as this release's engine does, while the others write as well."""
-    rate = moved.bytes / moved.write_seconds
+    whole, rate = checkpoint_bytes(parameters), moved.bytes / moved.write_seconds
     said = (
-        f"{whole / GIGA:.4g} GB ({CHECKPOINT_BYTES_PER_PARAMETER} bytes of each of {parameters(bench):,} parameters), "
+        f"{whole / GIGA:.4g} GB ({CHECKPOINT_BYTES_PER_PARAMETER} bytes of each of {parameters:,} parameters), "
         f"reckoned from {moved.bytes / GIGA:.4g} GB at {rate / GIGA:.4g} GB/s"
     )
     return Probe(check="checkpoint_seconds", measured=whole / rate, unit="s", said=said)

@@ -58,10 +58,10 @@ def _who_is_there(together: Together) -> tuple[dict[int, str], list[int]]:
 def _alone(together: Together, names: dict[int, str]) -> dict[int, float]:
     """Every machine by itself; TFLOP/s a rank by node rank."""
     bench = together.bench
-    point, best = _train(together, names, [bench.node_rank])
+    point = _train(together, names, [bench.node_rank])
     if bench.local_rank == 0:
         bench.trained(point)
-        bench.note(_probe(point, best))
+        bench.note(_probe(point, alike=bench.cuda))
     said = together.meet("1/done", point.tflops_per_rank)
     return {rank // bench.ranks_per_node: tflops for rank, tflops in said.items() if tflops}
 
@@ -71,27 +71,27 @@ def _several(together: Together, names: dict[int, str], nodes: Sequence[int], al
     bench = together.bench
     together.meet(f"{len(nodes)}/ready")
     if bench.node_rank in nodes:
-        point, _ = _train(together, names, nodes)
+        point = _train(together, names, nodes)
         if bench.rank.rank == nodes[0] * bench.ranks_per_node:
             bench.trained(point)
             bench.note(_efficiency(point, [alone[node] for node in nodes if node in alone]))
     together.meet(f"{len(nodes)}/done")
 
 
-def _train(together: Together, names: dict[int, str], nodes: Sequence[int]) -> tuple[TrainingPoint, float]:
-    """What was measured on some machines, and the TFLOP/s a rank of this rank's best step without waiting for a core."""
+def _train(together: Together, names: dict[int, str], nodes: Sequence[int]) -> TrainingPoint:
+    """What was measured on some machines, this one among them."""
     from tasks.jobs.qualify.training_steps import train  # the network's library takes seconds to load
 
     bench = together.bench
     ranks = len(nodes) * bench.ranks_per_node
     bare = TrainingPoint(nodes=tuple(names[node] for node in nodes), ranks=ranks, convention=CONVENTION)
     if together.left <= 0:
-        return bare.model_copy(update={"status": "timed out", "said": together.late}), 0.0
+        return bare.model_copy(update={"status": "timed out", "said": together.late})
     try:
         done = train(bench, nodes, seconds=together.left)
     except (RuntimeError, MemoryError, ArithmeticError) as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
-        return bare.model_copy(update={"status": "timed out" if "imed out" in said else "failed", "said": said}), 0.0
+        return bare.model_copy(update={"status": "timed out" if "imed out" in said else "failed", "said": said})
     flops = flops_per_token(bench) * done.tokens / ranks / TERA
     return bare.model_copy(
         update={
@@ -103,18 +103,19 @@ def _train(together: Together, names: dict[int, str], nodes: Sequence[int]) -> t
             "compute_share": 1 - done.data_share - done.communication_share,
             "said": done.said,
         }
-    ), flops / done.best_seconds
+    )
 
 
-def _probe(point: TrainingPoint, best: float) -> Probe:
-    if point.tflops_per_rank is None:
-        return Probe(check="training_tflops", status=point.status, unit="TFLOP/s", said=point.said)
+def _probe(point: TrainingPoint, *, alike: bool) -> Probe:
+    """Of one machine. Machines are compared by it where they are `alike` in what they have to do beside: not on CPUs."""
+    said, tflops = f"a rank; {point.said}", point.tflops_per_rank
     return Probe(
         check="training_tflops",
-        measured=point.tflops_per_rank,
-        peers=best,
+        status=point.status,
+        measured=tflops,
+        peers=tflops if alike else None,
         unit="TFLOP/s",
-        said=f"{point.said}, a rank",
+        said=point.said if tflops is None else said,
     )
 
 

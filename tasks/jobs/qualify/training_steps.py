@@ -29,7 +29,6 @@ from tasks.jobs.data import Samples, Shares
 from tasks.jobs.network import build_network, next_token_loss
 from tasks.jobs.qualify import gpus
 from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.qualify.rates import waited_for_a_core
 from tasks.jobs.qualify.to_come import vocabulary
 from tasks.jobs.train import build_optimizer, learning_rate
 
@@ -45,8 +44,6 @@ class Done(NamedTuple):
     """A step, over all ranks."""
     step_seconds: float
     """Median."""
-    best_seconds: float
-    """Of the shortest step of this rank, without what it waited for a core."""
     data_share: float
     communication_share: float
     said: str
@@ -59,7 +56,6 @@ class Step:
     all: float
     data: float
     communication: float
-    waited: float
     loss: float
     late: bool
     """Whether a rank's time is over."""
@@ -139,7 +135,7 @@ class Probing:
         return steps[WARMUP_STEPS:]
 
     def _step(self, number: int) -> Step:
-        waited, now = waited_for_a_core(), self.clock.now
+        now = self.clock.now
         began = now()
         batches = self.shares.micro_batches(self.samples, number * self.shares.global_batch)
         batches = [(inputs.to(self.device), targets.to(self.device)) for inputs, targets in batches]
@@ -155,7 +151,6 @@ class Probing:
             all=self.clock.seconds(began, ended),
             data=self.clock.seconds(began, drawn),
             communication=self.clock.seconds(self.ready, summed),
-            waited=waited_for_a_core() - waited,
             loss=loss,
             late=late > 0,
         )
@@ -208,7 +203,6 @@ def _summary(probe: Probing, steps: Sequence[Step]) -> Done:
     return Done(
         tokens=probe.tokens,
         step_seconds=statistics.median(step.all for step in steps),
-        best_seconds=min(step.all - step.waited for step in steps),
         data_share=data / whole,
         communication_share=communication / whole,
         said=f"{len(steps)} steps, random tokens, {batch}{probe.shares.micro_batch}, {precision}, loss {steps[-1].loss:.4g}",

@@ -30,12 +30,18 @@ MPI = re.compile(r"\(Open MPI\) (\S+)|Version (\d\S*)")
 def note(bench: Bench, machine: Machine) -> None:
     """Note versions, and the machine's names at Azure."""
     compute = metadata(machine)
-    image = azure_machine.urn(compute)
-    found = {**dict(_looked_up(machine, bench.sku.vendor)), **_components(machine), **dict(_own(machine))}
+    own, of_image = dict(_own(machine)), _components(machine)
+    found = {**dict(_looked_up(machine, bench.sku.vendor)), **of_image, **own}
+    image = image_of(azure_machine.urn(compute), found["os"], known=bool(of_image))
     bench.note(
         versions={name: value for name, value in {**found, "image": image}.items() if value},
         machine={**azure_machine.instance(compute), **_physical_host(machine)},
     )
+
+
+def image_of(urn: str, system: str, *, known: bool) -> str:
+    """The image that versions are compared by; empty: by themselves. In a container they are not those of the machine's image."""
+    return urn if known else f"{urn or system} without its component_versions.txt"
 
 
 def metadata(machine: Machine) -> dict[str, object]:

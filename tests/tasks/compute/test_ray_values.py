@@ -18,7 +18,7 @@ from tasks.compute.ray_local import spec
 from tasks.compute.ray_spec import driver_spec
 from tasks.compute.ray_states import Told, state_of
 from tasks.errors import Missing
-from tasks.jobs.ray_machines import Machine, lacking, machines
+from tasks.jobs.ray_machines import Machine, lacking, machines, selector
 
 ROOT = str(Path(__file__).parents[3])
 JOB = Job(name="train", token="0123456789abcdef" * 2, program="tasks.jobs.train", settings={}, inputs={}, nodes=2,
@@ -48,6 +48,7 @@ def test_what_is_sent_to_ray():
         "bundle": {"CPU": 8, "GPU": 4, "memory": 1610612736, "nvme": 1.0},
         "strategy": "SPREAD",
         "excluded": ["n9"],
+        "only": [],
         "autoscales": False,
         "pin": "",
         "shared_seconds": 60.0,
@@ -109,6 +110,7 @@ def test_names_of_machines_are_their_own():
     [
         ({"nodes": 2}, ""),
         ({"nodes": 2, "excluded": ["n2"]}, "can hold 1, 1 more are excluded. It has n1: 4 CPU. Lower cluster.nodes"),
+        ({"nodes": 2, "only": ["n2", "n9"]}, "can hold 1, 1 more are excluded. It has n2: 4 CPU. Lower cluster.nodes"),
         ({"nodes": 3}, "of its own each .ray.strategy is STRICT_SPREAD. with 2 CPU, and the Ray cluster can hold 2"),
         ({"nodes": 4, "strategy": "PACK"}, ""),
         ({"nodes": 5, "strategy": "SPREAD"}, "needs 5 machine.s. with 2 CPU, and the Ray cluster can hold 4"),
@@ -119,10 +121,17 @@ def test_names_of_machines_are_their_own():
     ],
 )
 def test_what_a_cluster_lacks(fields, says):
-    told = {"nodes": 1, "bundle": {"CPU": 2}, "strategy": "STRICT_SPREAD", "excluded": [], **fields}
+    told = {"nodes": 1, "bundle": {"CPU": 2}, "strategy": "STRICT_SPREAD", "excluded": [], "only": [], **fields}
     there = [Machine(id=f"{n}", name=f"n{n}", address=f"10.0.0.{n}", host="vm", resources={"CPU": 4.0}) for n in (1, 2)]
     found = lacking(told, there)
     assert re.search(says, found) if says else found == ""
+
+
+def test_a_job_is_kept_on_the_machines_that_it_may_run_on():
+    there = [Machine(id=f"{n}" * 3, name=f"n{n}", address=f"10.0.0.{n}", host="vm", resources={}) for n in (1, 2, 3)]
+    assert selector({"excluded": [], "only": []}, there) == ""
+    assert selector({"excluded": ["n2", "10.0.0.3"], "only": []}, there) == "!in(222,333)"
+    assert selector({"excluded": ["n2"], "only": ["n1", "n2", "n3"]}, there) == "in(111,333)"
 
 
 def test_a_cluster_that_does_not_answer_is_no_absence(tmp_path):

@@ -136,6 +136,8 @@ def test_render_is_what_a_person_can_read(tmp_path):
     [
         ({"hosts": ["a", "b"]}, {"nodes": 3}, "needs 3 machines, and ssh.hosts has 2"),
         ({"hosts": ["a", "b"]}, {"excluded_nodes": ("b",)}, "has 2, of which 1 excluded"),
+        ({"hosts": ["a", "b", "c"]}, {"only_nodes": ("b",)}, "has 3, of which 2 excluded"),
+        ({"hosts": ["a", "b"]}, {"only_nodes": ("b", "x")}, "is to run on x, which ssh.hosts does not name"),
         ({"hosts": ["a", "a"]}, {}, "names a twice"),
         ({"hosts": ["a b", "c"]}, {}, "'a b' is no machine"),
         ({"hosts_file": "/nowhere/hosts"}, {}, "ssh.hosts_file is /nowhere/hosts"),

@@ -1,137 +1,111 @@
-"""The benchmark as it is launched: two torchrun ranks over gloo, and one rank alone."""
+"""The benchmark as it is launched: ranks of torchrun that say what they reach, one that is throttled, one that stands still."""
 
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
+from contextlib import contextmanager
 
-import pytest
-import torch
+import numpy as np
+from bench_stand import bench, launched, measured, pid_of, probes, settings
 
-from tasks.jobs.benchmark import matmul_windows
-
-SETTINGS = {"benchmark": {"matmul_size": 128, "largest_megabytes": 1, "seconds": 1.0}, "threads": 1}
-
-
-def launch(folder, *, ranks):
-    """Run the program on a job folder; returns the result and the measurement."""
-    (folder / "config.json").write_text(
-        json.dumps({"program": "tasks.jobs.benchmark", "settings": SETTINGS, "inputs": {}})
-    )
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    done = subprocess.run(
-        [sys.executable, *(torchrun if ranks > 1 else []), "-m", "tasks.jobs.benchmark"],
-        env={**os.environ, "HEADWAY_JOB": str(folder), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    logs = "".join(path.read_text() for path in folder.glob("logs/*.log"))
-    assert done.returncode == 0, done.stderr + logs
-    return json.loads((folder / "result.json").read_text()), json.loads((folder / "out/measurement.json").read_text())
+from tasks.jobs.benchmark import GROUPS, run
+from tasks.qualification_config import FULL
 
 
-def test_two_ranks_report_both_rates_and_a_right_sum(tmp_path):
-    result, measurement = launch(tmp_path, ranks=2)
-    assert result["measurement"] == measurement
-    assert [rank["rank"] for rank in measurement["ranks"]] == [0, 1]
-    for rank in measurement["ranks"]:
-        assert rank["host"]
-        assert len(rank["windows"]) == 2
-        assert min(rank["windows"]) <= rank["matmul_gflops"] <= max(rank["windows"])
-        assert 0.5 < rank["matmul_gflops"] <= rank["on_core_gflops"] < 5000
-    assert measurement["allreduce"]["megabytes"] == 1
-    assert measurement["allreduce"]["correct"] is True
-    assert 0.005 < measurement["allreduce"]["gigabytes_per_second"] < 500
-    slowest = min(rank["matmul_gflops"] for rank in measurement["ranks"])
-    assert result["metrics"]["matmul_gflops_per_rank"] == slowest
+def numpy_rate(once, amount, seconds=0.3):
+    """Another library's, with whatever threads it takes."""
+    once()
+    began, times = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        once()
+        times += 1
+    return amount * times / (time.perf_counter() - began)
 
 
-def test_one_rank_needs_no_process_group(tmp_path):
-    result, measurement = launch(tmp_path, ranks=1)
-    assert [rank["rank"] for rank in measurement["ranks"]] == [0]
-    assert result["metrics"]["matmul_gflops_per_rank"] > 0.5
-    assert measurement["allreduce"] == {"megabytes": 1, "gigabytes_per_second": 0.0, "correct": True}
+def until(there, torchrun, seconds=90):
+    deadline = time.monotonic() + seconds
+    while not there():
+        assert torchrun.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As a rank has it: two threads on two busy cores wait for each other more than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def throttled_rates():
-    """Rates of a process of its own that is stopped three quarters of the time."""
-    program = (
-        "from tasks.jobs.benchmark import matmul_windows\n"
-        "print('ready', flush=True)\n"
-        "print(*(window.on_core for window in matmul_windows(128, 1.5)), flush=True)"
-    )
-    rank = subprocess.Popen(
-        [sys.executable, "-c", program],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert rank.stdout.readline() == "ready\n"
+@contextmanager
+def throttled(pid, *, stopped=0.15, running=0.05):
+    """A process gets a quarter of its time."""
     over = threading.Event()
 
     def throttle():
         while not over.is_set():
-            rank.send_signal(signal.SIGSTOP)
-            time.sleep(0.15)
-            rank.send_signal(signal.SIGCONT)
-            time.sleep(0.05)
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(stopped)
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(running)
 
-    throttling = threading.Thread(target=throttle)
-    throttling.start()
-    rates = sorted(float(rate) for rate in rank.stdout.read().split())
-    over.set()
-    throttling.join()
-    rank.wait()
-    return rates
-
-
-def test_a_rank_that_is_stopped_most_of_the_time_shows_it():
-    """Tried again on a busy machine, where the free one may be slowed down as much."""
-    for _ in range(5):
-        throttled, free = throttled_rates(), sorted(window.on_core for window in matmul_windows(128, 1.5))
-        assert len(throttled) == len(free) == 3
-        if throttled[1] < 0.7 * free[1]:
-            return
-    raise AssertionError(f"{throttled} is not below {free}")
-
-
-def test_a_short_measurement_has_one_window():
-    assert len(matmul_windows(32, 0.1)) == 1
-
-
-def test_rates_are_per_second_and_not_per_window():
-    short, long = matmul_windows(128, 0.1), matmul_windows(128, 0.7)
-    assert 0.2 < short[0].on_core / long[0].on_core < 5.0  # seven times apart if it were per window
-
-
-def test_other_work_on_its_core_is_not_a_slow_part():
-    """Four busy processes share the rank's core: it gets a fifth, and is as fast as alone while it has it."""
-    own = os.sched_getaffinity(0)
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    working = threading.Thread(target=throttle)
+    working.start()
     try:
-        core = {min(own)}
-        os.sched_setaffinity(0, core)
-        for process in busy:
-            os.sched_setaffinity(process.pid, core)
-        shared = matmul_windows(128, 1.5)
+        yield
     finally:
-        os.sched_setaffinity(0, own)
-        for process in busy:
-            process.kill()
-            process.wait()
-    alone = max(window.on_core for window in matmul_windows(128, 1.5))
-    assert max(window.rate for window in shared) < 0.5 * alone
-    assert max(window.on_core for window in shared) > 0.7 * alone
+        over.set()
+        working.join()
+
+
+def test_a_throttled_rank_is_slower_than_its_peer(tmp_path):
+    """Tried again on a busy machine, where the free one may be slowed down as much."""
+    for number in range(3):
+        folder = tmp_path / str(number)
+        with launched(folder, settings("compute", seconds=1.5), ranks=2) as (torchrun,):
+            pid = pid_of(folder, 1)
+            until(lambda folder=folder: len(measured(folder).ranks) == 2, torchrun)
+            with throttled(pid):
+                until(lambda folder=folder: len(probes(measured(folder), "matmul_fp32")) == 2, torchrun)
+            assert torchrun.wait(60) == 0
+        free, slow = (probes(measured(folder), "matmul_fp32")[rank].peers for rank in (0, 1))
+        if slow < 0.7 * free:
+            return
+    raise AssertionError(f"{slow} is not below {free}")
+
+
+def test_ranks_say_what_they_reach_and_one_that_stands_still_costs_its_time_once(tmp_path):
+    """Rank 1 is stopped when it has multiplied, goes on when the other is through, and is late for what is left."""
+    said = settings("compute", "memory", "storage", check_seconds=6.0)
+    with launched(tmp_path, said, ranks=2) as (torchrun,):
+        until(lambda: len(probes(measured(tmp_path), "matmul_fp32")) == 2, torchrun)
+        os.kill(stopped := pid_of(tmp_path, 1), signal.SIGSTOP)
+        until(lambda: len(measured(tmp_path).ranks[0].done) == 3, torchrun)
+        alone = measured(tmp_path)
+        os.kill(stopped, signal.SIGCONT)
+        assert torchrun.wait(60) == 0
+    assert {"memory_bandwidth", "store_write"} <= {probe.check for probe in alone.ranks[0].probes}
+    assert all(probe.status == "measured" for probe in alone.ranks[0].probes)
+    assert not set(probes(alone, "memory_bandwidth")) - {0} and alone.ranks[1].done == ("compute",)
+    after = measured(tmp_path)
+    assert [report.done for report in after.ranks] == [("compute", "memory", "storage")] * 2
+    assert json.loads((tmp_path / "result.json").read_text())["seconds"] > 0
+    _are_near_numpys(after)
+
+
+def _are_near_numpys(said):
+    left, source = np.random.rand(256, 256).astype("f4"), np.ones(8_000_000, "f4")
+    target = np.empty_like(source)
+    matmul = numpy_rate(lambda: left @ left, 2 * 256**3) / 1e12
+    copy = numpy_rate(lambda: np.copyto(target, source), 2 * source.nbytes) / 1e9
+    found = {("matmul_fp32", matmul): "TFLOP/s", ("memory_bandwidth", copy): "GB/s"}
+    for (check, expected), unit in found.items():
+        probe = probes(said, check)[0]
+        assert (probe.where, probe.unit) == ("rank 0", unit)
+        assert 0 < probe.measured <= probe.peers * 1.001
+        assert expected / 20 < probe.peers < expected * 20
+    assert "read and written" in probes(said, "memory_bandwidth")[0].said
+
+
+def test_one_rank_needs_no_process_group(tmp_path):
+    groups = ("compute", "memory", "collectives", "storage")
+    assert run(bench(tmp_path, *groups, seconds=0.1).rank)["seconds"] > 0
+    assert measured(tmp_path).ranks[0].done == ("compute", "memory", "storage", "collectives")
+
+
+def test_every_group_of_checks_has_a_room():
+    assert {"compute", "memory", "storage", "collectives", "training", "soak"} <= set(GROUPS) <= set(FULL)

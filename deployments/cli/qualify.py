@@ -1,0 +1,260 @@
+"""`headway qualify`: a cluster measured and judged; existing logs judged; a machine's history; drained machines put back.
+
+What is measured and how it is judged: docs/qualification.md. Judging logs is qualify_logs.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deployments.cli.checks import Config, Json, Set, parameters_of
+from deployments.cli.output import CommandError, say
+from deployments.cli.person import As, Reason, asked
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tasks.config import QualifyConfig
+    from tasks.registry.qualifications import Stored
+
+COLOURS = {"healthy": "green", "degraded": "yellow", "failed": "red", "unknown": "magenta"}
+MODES = {"--from": ("--sku",), "--history": (), "--resume": ("-c", "--set", "--reason")}
+"""What goes with each; all the rest is of measuring."""
+
+Quick = Annotated[
+    bool, typer.Option("--quick", help="The quick depth: health, rates, collectives, pairs. The default.")
+]
+Full = Annotated[
+    bool, typer.Option("--full", help="All: every collective and pair, storage, a training probe, a soak.")
+]
+Nodes = Annotated[
+    str, typer.Option("--nodes", metavar="LIST", help="Exactly these machines, with commas; of Slurm, ssh and Ray.")
+]
+Record = Annotated[
+    str,
+    typer.Option(
+        "--record", metavar="NAME", help="Write what was measured as the hardware NAME, for later runs to be judged by."
+    ),
+]
+Replace = Annotated[bool, typer.Option("--replace", help="With --record: over one of the same name.")]
+From = Annotated[
+    list[Path] | None,
+    typer.Option("--from", metavar="PATH...", help="Judge logs that are there, files or folders, and measure nothing."),
+]
+SkuName = Annotated[
+    str, typer.Option("--sku", help="With --from: the hardware, a name of `headway hardware` or a YAML file.")
+]
+History = Annotated[
+    str, typer.Option("--history", metavar="NODE", help="Show what earlier qualifications said of a machine.")
+]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Put drained machines back into Slurm: those named, or all that Headway drained."),
+]
+More = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[PATH|NODE]...", help="Further paths of --from, or the machines of --resume."),
+]
+
+
+def qualify(
+    more: More = None,
+    config: Config = None,
+    set_: Set = None,
+    quick: Quick = False,
+    full: Full = False,
+    nodes: Nodes = "",
+    record: Record = "",
+    replace: Replace = False,
+    from_: From = None,
+    sku: SkuName = "",
+    history: History = "",
+    resume: Resume = False,
+    reason: Reason = "",
+    as_: As = "",
+    as_json: Json = False,
+) -> None:
+    """Measure the cluster anew, and judge every machine by what its hardware must show.
+
+    The verdict is healthy, degraded, failed or unknown; only the first two leave with exit code 0, the others with 3.
+    """
+    given = {
+        "--from": from_, "--history": history, "--resume": resume, "--quick": quick, "--full": full, "--nodes": nodes,
+        "--record": record, "--replace": replace, "--sku": sku, "--reason": reason, "-c": config, "--set": set_,
+    }  # fmt: skip
+    _require_sense([name for name, value in given.items() if value], more or [])
+    if from_:
+        from deployments.cli.qualify_logs import judge_logs
+
+        judge_logs([*from_, *map(Path, more or [])], sku=sku, as_json=as_json)
+    elif history:
+        _history(history, as_json=as_json)
+    elif resume:
+        _resume(_settings(config, set_), more or [], reason, as_, as_json=as_json)
+    else:
+        depth = "full" if full else "quick" if quick else ""
+        changed = [*([f"benchmark.depth={depth}"] if depth else []), *_named(nodes), *(set_ or [])]
+        _measure(_settings(config, changed), record, replace, as_, as_json=as_json)
+
+
+def _require_sense(given: list[str], more: list[str]) -> None:
+    """Raise ValueError for options that do not go together."""
+    modes = [name for name in MODES if name in given]
+    if len(modes) > 1:
+        raise ValueError(f"{modes[0]} and {modes[1]} are different things: give one of them")
+    mode = modes[0] if modes else ""
+    if more and mode not in ("--from", "--resume"):
+        raise ValueError(f"{more[0]!r} stands alone: machines to qualify go into --nodes, logs behind --from")
+    alone = [
+        name for name in given if name != mode and (name not in MODES[mode] if mode else name in ("--sku", "--reason"))
+    ]
+    if alone:
+        remedy = "set benchmark.sku" if alone[0] == "--sku" else "leave it out"
+        raise ValueError(f"{alone[0]} does not go with {mode or 'a measurement'}: {remedy}")
+    if {"--quick", "--full"} <= set(given):
+        raise ValueError("--quick and --full are two depths: give one of them")
+    if "--replace" in given and "--record" not in given:
+        raise ValueError("--replace is of --record NAME")
+    if mode == "--from" and "--sku" not in given:
+        raise ValueError("--from needs --sku: say as which hardware the logs are judged; `headway hardware` lists them")
+
+
+def _named(nodes: str) -> list[str]:
+    names = [name.strip() for name in nodes.split(",") if name.strip()]
+    return [f"benchmark.nodes={json.dumps(names)}"] if names else []
+
+
+def _settings(config: list[str] | None, set_: list[str] | None) -> QualifyConfig:
+    from tasks.config import QualifyConfig
+
+    return QualifyConfig.model_validate(parameters_of("qualify", config, "", set_)["config"])
+
+
+def _measure(settings: QualifyConfig, record: str, replace: bool, as_: str, *, as_json: bool) -> None:
+    from tasks.registry.audit import audit
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    what = f"qualify {settings.cluster.name}"
+    with asked("run", as_, what=what):
+        from deployments.cli.running import run_and_tell
+
+        audit(open_store(home()), "start run", right="run", what=what)
+        look = partial(_preflight, settings, record)
+        run_and_tell("qualify", settings, {}, preflight=look, as_json=as_json, show=_table)
+    if record:
+        _record(settings, record, replace)
+
+
+def _preflight(settings: QualifyConfig, record: str) -> None:
+    """What can be known to be wrong before anything is spent."""
+    from tasks.benchmark import hardware_of
+    from tasks.outcast import require_possible
+
+    require_possible(settings.cluster, settings.benchmark)
+    judged_by = hardware_of(settings.cluster, settings.benchmark)
+    if record and record in (judged_by.name, settings.benchmark.sku):
+        raise ValueError(
+            f"--record {record}: this run is judged by it, and a run never writes what it is judged by. Give another name"
+        )
+
+
+def _record(settings: QualifyConfig, name: str, replace: bool) -> None:
+    """Only of a cluster whose gate opened: `run_and_tell` has raised for any other."""
+    from tasks.qualification.record import record
+
+    from tasks.benchmark import hardware_of
+    from tasks.registry.qualifications import newest_measurement
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    found = newest_measurement(open_store(home()), settings.cluster.name)
+    based_on = hardware_of(settings.cluster, settings.benchmark)
+    path = record(name, [found], based_on=based_on, folder=home() / "hardware", replace=replace)
+    typer.echo(f"Recorded as {path}; judge by it with --set benchmark.sku={name}", err=True)
+
+
+def _table(fields: dict[str, Any]) -> RenderableType:
+    """For people: the verdict, each machine, and the sentences."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    if not fields.get("verdict"):
+        return Text()
+    table = Table("machine", "verdict", "", box=None, pad_edge=False)
+    for node in fields["nodes"]:
+        table.add_row(node["name"], Text(node["verdict"], COLOURS[node["verdict"]]), _use(node["name"], fields))
+    sentences = [reason["sentence"] for node in fields["nodes"] for reason in node["reasons"]]
+    sentences += [reason["sentence"] for reason in fields["reasons"]]
+    done = [f"{one['node']}: {'drained' if one['done'] else 'not drained'}: {one['said']}" for one in fields["drained"]]
+    asks = [
+        f"{one['node']}: a request to {one['what']} it is in the qualification; nothing was sent"
+        for one in fields["requests"]
+    ]
+    last = f"{fields['verdict']}, as {fields['sku']}, until {fields['expires']}"
+    return Group(table, *(Text(line, overflow="fold") for line in (*sentences, *done, *asks, last)))
+
+
+def _use(name: str, fields: dict[str, Any]) -> str:
+    return "left out" if name in fields["excluded"] else "used" if name in fields["usable"] else ""
+
+
+def _history(node: str, *, as_json: bool) -> None:
+    from tasks.errors import Unknown
+    from tasks.registry.qualifications import stored
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    found = [told for one in stored(open_store(home())) for told in _past(one, node)]
+    if not found:
+        remedy = "`headway qualify` measures it; a machine is called as its scheduler calls it."
+        raise Unknown(f"no qualification knows a machine {node!r}", remedy=remedy)
+    say({"node": node, "history": found}, "\n".join(map(_line, found)), as_json=as_json)
+
+
+def _past(one: Stored, node: str) -> Iterator[dict[str, Any]]:
+    from tasks.qualification.gate import as_node
+
+    for verdict in one.verdict.nodes:
+        if verdict.name == node:
+            told = {
+                "time": one.time.isoformat(timespec="seconds"),
+                "qualification": one.manifest.ref,
+                "sku": one.verdict.sku,
+            }
+            yield {**told, **{key: value for key, value in as_node(verdict).items() if key != "name"}}
+
+
+def _line(told: dict[str, Any]) -> str:
+    rates = ", ".join(f"{check} {value:.4g}" for check, value in told["rates"].items())
+    said = [f"  {reason['sentence']}" for reason in told["reasons"]]
+    return "\n".join([f"{told['time']}  {told['verdict']:<9} {rates}".rstrip(), *said])
+
+
+def _resume(settings: QualifyConfig, names: list[str], reason: str, as_: str, *, as_json: bool) -> None:
+    from tasks.compute.draining import resume
+    from tasks.errors import Missing
+    from tasks.registry.audit import audited
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    what = f"{settings.cluster.name} {', '.join(names) or 'all that Headway drained'}"
+    with (
+        asked("run", as_, what=f"resume {what}", reason=reason),
+        audited(open_store(home()), "resume", right="run", what=what, reason=reason),
+    ):
+        done = resume(settings.cluster, names)
+    fields = {"resumed": [one.node for one in done if one.done], "nodes": [one.model_dump() for one in done]}
+    failed = [one for one in done if not one.done]
+    if failed:
+        said = "; ".join(f"{one.node}: {one.said}" for one in failed)
+        raise CommandError(Missing(f"not resumed: {said}"), fields)
+    lines = [f"{one.node}: {one.said}" for one in done] or ["Headway drained no machine that is still drained."]
+    say(fields, "\n".join(lines), as_json=as_json)

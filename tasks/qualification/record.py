@@ -1,0 +1,133 @@
+"""A baseline that was measured: what runs on sound machines reached, as a file of hardware that later runs are judged by.
+
+The run that was recorded stays judged by what it was judged by: its verdict and the digest of its baseline were there before, and
+a run that is judged by the new file is another one, as the digest tells. The form of a file is tasks/hardware/sku.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import yaml
+
+from tasks.hardware.files import known_skus, read_sku
+from tasks.hardware.sku import Sku, Source, plain_name
+from tasks.qualification.judge import judge
+from tasks.qualification.measured import Measurement
+from tasks.qualification.recorded import LOWEST, collectives, limits, margins_of
+from tasks.qualification.verdicts import ClusterVerdict
+from tasks.qualification_config import FULL, BenchmarkConfig
+
+
+def record(
+    name: str,
+    measurements: Sequence[Measurement],
+    *,
+    based_on: Sku,
+    folder: Path,
+    replace: bool = False,
+    at_least: int = 1,
+) -> Path:
+    """Write `folder/NAME.yaml`: medians over all machines of `at_least` or more runs; what judged them stays where it is sharper.
+
+    Raises ValueError for a name that is taken, also by a shipped file, unless `replace`; and for a run that was not sound:
+    failed, unknown or incomplete.
+    """
+    path = _place(name, folder, replace=replace)
+    if len(measurements) < at_least or not measurements:
+        raise ValueError(
+            f"record {name!r}: {len(measurements)} run(s) are there, and at least {max(at_least, 1)} needed"
+        )
+    for number, measurement in enumerate(measurements, start=1):
+        _require_sound(measurement, based_on, what=f"record {name!r}: run {number} of {len(measurements)}")
+    sku = _baseline(name, measurements, based_on)
+    folder.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(f".{os.getpid()}.new")
+    new.write_text(_text(sku), encoding="utf-8")
+    read_sku(new)
+    os.replace(new, path)
+    return path
+
+
+def _place(name: str, folder: Path, *, replace: bool) -> Path:
+    plain = plain_name(name)
+    if not plain or plain.startswith("_") or not plain.replace("_", "").replace("-", "").isalnum():
+        raise ValueError(f"record {name!r}: a name has letters, digits, '-' and '_', and does not begin with '_'")
+    taken = known_skus(folder).get(plain)
+    if taken and not replace:
+        raise ValueError(f"record {name!r}: {taken} has this name; choose another one, or replace it with --replace")
+    return taken if taken and taken.parent == folder else folder / f"{plain}.yaml"
+
+
+def _require_sound(measurement: Measurement, based_on: Sku, *, what: str) -> None:
+    """Judged once more, by what is missing and by what the hardware must show."""
+    wrong = next(_incomplete(measurement), "")
+    if wrong:
+        raise ValueError(f"{what} is not complete: {wrong}")
+    verdict = judge(measurement, based_on, _config(measurement))
+    if verdict.verdict not in ("healthy", "degraded") or verdict.named("failed", "unknown"):
+        raise ValueError(f"{what} was {verdict.verdict}: {_first(verdict)}")
+
+
+def _config(measurement: Measurement) -> BenchmarkConfig:
+    """The groups of checks that all ranks got through; that every rank did is asked by who ran them."""
+    done = set.intersection(*(set(report.done) for report in measurement.ranks))
+    return BenchmarkConfig(checks=tuple(name for name in FULL if name in done))
+
+
+def _incomplete(measurement: Measurement) -> Iterator[str]:
+    if measurement.error:
+        yield measurement.error
+    if not measurement.nodes or len(measurement.nodes) < measurement.expected_nodes:
+        yield f"{len(measurement.nodes)} of {measurement.expected_nodes} machines have a result"
+    ranks = measurement.expected_nodes * measurement.ranks_per_node
+    if len(measurement.ranks) < ranks or not measurement.ranks:
+        yield f"{len(measurement.ranks)} of {ranks} ranks have a result"
+    if measurement.ranks and len({report.done for report in measurement.ranks}) > 1:
+        yield "some ranks did not get through all groups of checks"
+    for report in measurement.ranks:
+        for probe in report.probes:
+            if probe.status not in ("measured", "skipped"):
+                yield f"{report.node}: {probe.check} is {probe.status}: {probe.said}"
+    for sweep in measurement.sweeps:
+        if sweep.status != "measured" or not sweep.rows:
+            yield f"{sweep.collective} of {', '.join(sweep.nodes)}: {sweep.said or 'no row'}"
+
+
+def _first(verdict: ClusterVerdict) -> str:
+    reasons = [*verdict.reasons, *(reason for node in verdict.nodes for reason in node.reasons)]
+    closed = [reason for reason in reasons if reason.verdict in ("failed", "unknown")]
+    return closed[0].sentence if closed else "no machine is left"
+
+
+def _baseline(name: str, measurements: Sequence[Measurement], based_on: Sku) -> Sku:
+    margins = margins_of(based_on)
+    nodes = {node for measurement in measurements for node in measurement.nodes}
+    source = (
+        f"headway qualify --record, Headway {version('headway')}: median of {len(measurements)} run(s) on {len(nodes)} "
+        f"machine(s), based on {based_on.name}; warn is {margins.warn} of it and fail {margins.fail}, or {LOWEST.warn} and "
+        f"{LOWEST.fail} of the lowest where that is less"
+    )
+    return based_on.model_copy(
+        update={
+            "name": name,
+            "aliases": (),
+            "based_on": "",
+            "sources": {**based_on.sources, "recorded": Source(what=source, date=datetime.now(UTC).date())},
+            "limits": {**based_on.limits, **dict(limits(measurements, based_on))},
+            "collectives": tuple(collectives(measurements, based_on)),
+        }
+    )
+
+
+def _text(sku: Sku) -> str:
+    fields = sku.model_copy(update={"sources": {key: sku.sources[key] for key in sorted(sku.named_sources)}})
+    said = fields.model_dump(mode="json", exclude_defaults=True)
+    return (
+        "# Written by headway qualify --record. Change what you know better, and give it a source.\n"
+        + yaml.safe_dump(said, sort_keys=False, allow_unicode=True, width=130)
+    )

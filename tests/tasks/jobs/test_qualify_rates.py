@@ -1,0 +1,141 @@
+"""Rates in windows, on this process's own core; rounds; what one rank alone notes of memory, heat and a soak."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from bench_stand import bench, measured, probes
+
+from tasks.jobs.qualify import gpus, memory, soak, temperatures
+from tasks.jobs.qualify.compute import matmul_windows
+from tasks.jobs.qualify.rates import Outcome, Rate, Together, any_behind
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As a rank has it: two threads on two busy cores wait for each other more than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_short_measurement_has_one_window():
+    assert len(matmul_windows(32, 0.1)) == 1
+
+
+def test_rates_are_per_second_and_not_per_window():
+    short, long = matmul_windows(128, 0.1), matmul_windows(128, 0.7)
+    assert 0.2 < short[0].on_core / long[0].on_core < 5.0  # seven times apart if it were per window
+
+
+def test_other_work_on_its_core_is_not_a_slow_part():
+    """Four busy processes share the rank's core: it gets a fifth, and is as fast as alone while it has it."""
+    own = os.sched_getaffinity(0)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        core = {min(own)}
+        os.sched_setaffinity(0, core)
+        for process in busy:
+            os.sched_setaffinity(process.pid, core)
+        shared = matmul_windows(128, 1.5)
+    finally:
+        os.sched_setaffinity(0, own)
+        for process in busy:
+            process.kill()
+            process.wait()
+    alone = max(window.on_core for window in matmul_windows(128, 1.5))
+    assert max(window.rate for window in shared) < 0.5 * alone
+    assert max(window.on_core for window in shared) > 0.7 * alone
+
+
+def test_slow_parts_are_measured_again_and_their_best_round_counts(tmp_path):
+    rounds = iter([[Rate(1, 1), Rate(9, 10)], [Rate(8, 9), Rate(2, 3)], [Rate(5, 5), Rate(5, 5)]])
+    together = Together(bench(tmp_path, rounds=3), "compute")
+    assert together.best("check", lambda: next(rounds)) == Outcome((Rate(8, 9), Rate(9, 10)))
+    assert len(list(rounds)) == 1
+
+
+def test_a_failure_is_said_and_does_not_take_back_what_was_measured(tmp_path):
+    def broken():
+        raise RuntimeError("CUDA error: uncorrectable ECC error\nmore")
+
+    rank = bench(tmp_path)
+    together = Together(rank, "compute")
+    outcome = together.best("one", broken)
+    assert outcome == Outcome(status="failed", said="CUDA error: uncorrectable ECC error")
+    together.note("matmul_bf16", "TFLOP/s", outcome, where=("GPU 0",), per=1)
+    found = probes(measured(tmp_path), "matmul_bf16")[0]
+    assert (found.status, found.measured, found.said) == ("failed", None, outcome.said)
+
+
+def test_a_group_whose_time_is_over_says_so(tmp_path):
+    together = Together(bench(tmp_path, check_seconds=1e-9), "compute")
+    assert together.best("one", lambda: [Rate(1, 1)]).status == "timed out"
+
+
+def test_who_is_behind_its_peers():
+    assert any_behind([10, 10, 6], 0.7) and not any_behind([10, 10, 8], 0.7)
+    assert not any_behind([10], 0.7) and not any_behind([], 0.7)
+
+
+def test_arrays_are_beyond_the_caches_and_within_the_memory(tmp_path):
+    (tmp_path / "size").write_text("32768K\n")
+    assert memory.array_bytes(1, tmp_path / "size") == 128 << 20
+    assert memory.array_bytes(4, tmp_path / "size") == memory.LEAST_ARRAY
+    assert memory.array_bytes(1, tmp_path / "none") == memory.LEAST_ARRAY
+    (tmp_path / "size").write_text("99999999K\n")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 8 * 3 * memory.array_bytes(8, tmp_path / "size") <= total / 20
+
+
+def test_a_triad_counts_three_arrays_and_a_copy_two():
+    """Both move bytes at the memory's rate, so they agree; counted alike they would be apart by half."""
+    triad, copy = memory.triad_and_copy(64 << 20, 1.0)
+    assert 0.3 < triad.on_core / copy.on_core < 3
+
+
+def test_a_soak_says_the_drop_and_each_tenth(tmp_path):
+    soak.measure(bench(tmp_path, soak_seconds=0.5))
+    found = probes(measured(tmp_path), "soak_drop")[0]
+    shares = [float(share) for share in found.said.partition(": ")[2].split(", ")]
+    assert len(shares) == 10 and shares[0] == 1
+    assert found.measured == pytest.approx(1 - shares[-1], abs=0.001)
+
+
+def test_a_soak_that_is_cut_off_is_not_a_soak(tmp_path):
+    soak.measure(bench(tmp_path, soak_seconds=0.5, check_seconds=1e-9))
+    assert probes(measured(tmp_path), "soak_drop")[0].status == "timed out"
+
+
+def test_zones_of_linux_in_degrees(tmp_path):
+    for number, (kind, degrees) in enumerate((("x86_pkg_temp", "48000"), ("acpitz", "27800"), ("broken", ""))):
+        zone = tmp_path / f"thermal_zone{number}"
+        zone.mkdir()
+        (zone / "type").write_text(f"{kind}\n")
+        (zone / "temp").write_text(f"{degrees}\n")
+    assert temperatures.of_zones(tmp_path) == {"x86_pkg_temp": 48.0, "acpitz": 27.8}
+    assert temperatures.of_zones(tmp_path / "none") == {}
+
+
+def test_degrees_of_gpus_by_the_vendors_tools(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert temperatures.of_gpus() == {}
+    amd = {
+        "card0": {"Temperature (Sensor edge) (C)": "41.0", "Temperature (Sensor junction) (C)": "45.5"},
+        "system": {},
+    }
+    amd["card1"] = {"Temperature (Sensor junction) (C)": "N/A"}
+    for tool, said in (("rocm-smi", json.dumps(amd)), ("nvidia-smi", "0, 41\n1, [N/A]\n10, 87\n")):
+        (tmp_path / tool).write_text(f"#!/bin/sh\ncat <<'END'\n{said}\nEND\n")
+        (tmp_path / tool).chmod(0o755)
+        expected = {"GPU 0": 45.5} if tool == "rocm-smi" else {"GPU 0": 41.0, "GPU 10": 87.0}
+        assert temperatures.of_gpus() == expected
+
+
+def test_cores_as_linux_lists_them():
+    assert gpus.read_cores("0-3,8\n") == {0, 1, 2, 3, 8}
+    assert gpus.read_cores("\n") == set()

@@ -1,0 +1,141 @@
+"""Machines against each other: humps, ties, two of them, parts of one, odd readings."""
+
+import random
+
+import pytest
+from made_measurements import BARE, CPU, GPU, ONLY, complete, config, found, names, quiet, rank, rates, sweep, together
+
+from tasks.qualification.humps import Item, reference
+from tasks.qualification.judge import judge
+from tasks.qualification.measured import Probe
+
+COMPUTE = config(*ONLY)
+
+
+def verdicts(*values, sku=BARE, settings=COMPUTE):
+    return [node.verdict for node in complete(judge(rates(*values), sku, settings)).nodes]
+
+
+def failed(*values, sku=BARE):
+    """Numbers of the machines that failed, of these rates."""
+    return [n for n, verdict in enumerate(verdicts(*values, sku=sku)) if verdict == "failed"]
+
+
+@pytest.mark.parametrize("sku", [BARE, CPU])
+@pytest.mark.parametrize(
+    ("values", "slow"),
+    [
+        ((10, 10, 7, 10), []),
+        ((10, 10, 6.9, 10), [2]),
+        ((10, 6, 10), [1]),
+        ((10, 6, 6, 10), [1, 2]),
+        ((10, 10, 10, 10), []),
+        ((10, 10, 10, 10, 1, 6), [4, 5]),
+        ((10, 10, 3, 3, 3, 3, 3, 3), [2, 3, 4, 5, 6, 7]),
+        ((0, 10, 10), [0]),
+    ],
+)
+def test_those_below_their_share_of_the_fast_ones_fail(values, slow, sku):
+    assert failed(*map(float, values), sku=sku) == slow
+
+
+@pytest.mark.parametrize("count", [4, 8, 64])
+def test_half_of_the_machines_may_be_slow(count):
+    dice = random.Random(count)
+    slow = sorted(dice.sample(range(count), count // 2))
+    values = [(0.5 if n in slow else 1.0) * dice.gauss(1, 0.01) for n in range(count)]
+    assert failed(*values) == slow
+
+
+def test_equal_figures_have_no_deviation_and_no_outliers():
+    fast = reference([Item(name, 5.0) for name in names(8)], 0.85)
+    assert fast is not None
+    assert (fast.center, fast.spread) == (5.0, 0.0)
+    assert verdicts(*[5.0] * 7, 4.9) == ["healthy"] * 8
+
+
+def test_two_cannot_outvote_each_other():
+    seen = complete(judge(rates(10.0, 6.0), BARE, COMPUTE))
+    assert [node.verdict for node in seen.nodes] == ["unknown", "unknown"]
+    assert "two cannot outvote each other: node00 10, node01 6" in seen.nodes[0].reasons[0].said
+    assert "spare_nodes" in seen.nodes[0].reasons[0].remedy
+    assert verdicts(10.0, 7.0) == ["healthy", "healthy"]
+
+
+def test_of_two_the_hardwares_file_decides():
+    assert verdicts(769.0, 500.0, sku=GPU) == ["healthy", "failed"]
+    assert verdicts(1200.0, 750.0, sku=GPU) == ["healthy", "degraded"]
+
+
+def test_parts_of_one_machine_are_that_machines_fault():
+    slow = Probe(check="matmul_bf16", measured=1.0, where="GPU 1")
+    ranks = [
+        rank(n, "node00", slow.model_copy(update={"measured": rate, "where": f"GPU {n}"}))
+        for n, rate in enumerate((10.0, 6.0))
+    ]
+    (node,) = complete(judge(together(ranks, ranks_per_node=2), BARE, COMPUTE)).nodes
+    assert [(r.where, r.verdict) for r in node.reasons] == [("GPU 1", "failed")]
+
+
+def test_one_slow_gpu_of_two_machines_is_named():
+    ranks = [
+        rank(n, f"node0{n // 8}", Probe(check="matmul_bf16", measured=6.0 if n == 11 else 10.0, where=f"GPU {n % 8}"))
+        for n in range(16)
+    ]
+    seen = complete(judge(together(ranks, ranks_per_node=8), BARE, COMPUTE))
+    assert [(r.node, r.where) for node in seen.nodes for r in node.reasons] == [("node01", "GPU 3")]
+
+
+def test_three_that_do_not_agree_are_measured_by_their_median():
+    assert failed(10.0, 8.0, 5.0) == [2]
+
+
+def test_one_far_ahead_is_odd_and_condemns_nobody():
+    seen = complete(judge(rates(16.0, 10.0, 10.0, 10.1), BARE, COMPUTE))
+    assert (seen.verdict, found(seen)) == ("degraded", {"": ["matmul_bf16 against its peers"]})
+    assert judge(rates(1200.0, 769.0, 769.0, 770.0), GPU, COMPUTE).verdict == "healthy"
+
+
+def test_a_little_slow_is_degraded_where_the_others_are_close():
+    close = [100.0, 100.4, 99.6, 100.2, 99.8, 100.1, 99.9, 100.0]
+    assert verdicts(*close, 93.0)[-1] == "degraded"
+    assert verdicts(*close, 96.0)[-1] == "healthy"
+    assert verdicts(*close, 93.0, sku=CPU)[-1] == "healthy"
+    wide = [100.0, 108.0, 92.0, 104.0, 96.0, 102.0, 98.0, 100.0]
+    assert verdicts(*wide, 86.0)[-1] == "healthy"
+
+
+def test_peers_are_compared_by_what_was_freed_of_other_work():
+    probes = [
+        Probe(check="matmul_fp32", measured=measured, peers=peers)
+        for measured, peers in ((4.0, 10.0), (10.0, 10.0), (9.0, 5.0))
+    ]
+    ranks = [rank(n, f"node0{n}", probe) for n, probe in enumerate(probes)]
+    assert found(judge(together(ranks), CPU, COMPUTE)) == {"node02": ["matmul_fp32 against its peers"]}
+
+
+def test_plain_rates_of_busy_cpus_are_not_compared():
+    ranks = [
+        rank(n, f"node0{n}", Probe(check="memory_bandwidth", measured=rate)) for n, rate in enumerate((10.0, 10.0, 3.0))
+    ]
+    assert judge(together(ranks), CPU, COMPUTE).verdict == "healthy"
+    assert found(judge(together(ranks), BARE, COMPUTE)) == {"node02": ["memory_bandwidth against its peers"]}
+
+
+def test_no_share_is_no_comparison():
+    assert verdicts(10.0, 1.0, 10.0, settings=config(*ONLY, min_of_peers=0.0)) == ["healthy"] * 3
+
+
+def test_sweeps_within_machines_are_compared():
+    sweeps = [
+        sweep("all", names(4)),
+        *(sweep("node", (name,), 100.0 if name == "node02" else 480.0) for name in names(4)),
+    ]
+    seen = complete(judge(quiet(4, sweeps), BARE, config("collectives")))
+    assert found(seen) == {"node02": ["all_reduce of node against its peers"]}
+
+
+def test_the_fastest_stand_first():
+    seen = judge(rates(10.0, 9.0, 9.5), BARE, COMPUTE)
+    standing = [node.standing for node in seen.nodes]
+    assert standing[1] < standing[2] <= standing[0] == 1.0

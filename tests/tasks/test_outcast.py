@@ -1,0 +1,252 @@
+"""Machines that did not qualify: what the gate says, which are left for the jobs to come, what may be asked of Azure."""
+
+import json
+
+import pytest
+from azure.ai.ml._restclient.arm_ml_service.models import ClusterUpdateParameters
+
+from tasks.cluster_config import ClusterConfig
+from tasks.compute.azure_requests import requests
+from tasks.compute.draining import CANNOT, drain, resume
+from tasks.config import QualifyConfig, RetrainConfig
+from tasks.outcast import left_of, machines, needed_nodes, require_possible, require_proof, subject_of
+from tasks.programs import Program, job_of
+from tasks.qualification.gate import as_told, gate_checks
+from tasks.qualification.remaining import Remaining
+from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, PairVerdict, Reason
+from tasks.qualification_config import ActConfig, BenchmarkConfig
+
+SSH = {"backend": "ssh", "nodes": 3, "ssh": {"hosts": ["a", "b", "c", "d"]}}
+AZURE = {
+    "backend": "azureml", "nodes": 2,
+    "azureml": {"subscription_id": "s", "resource_group": "g", "workspace": "w", "compute": "nd"},
+}  # fmt: skip
+
+
+def cluster(**changes):
+    return ClusterConfig.model_validate({**SSH, **changes})
+
+
+def node(name, verdict="healthy", check="matmul_fp32"):
+    reason = Reason(
+        node=name,
+        check=check,
+        measured=1.0,
+        unit="TFLOP/s",
+        limit=">= 2",
+        source="a page, 2026",
+        verdict=verdict,
+        remedy="R.",
+    )
+    return NodeVerdict(name=name, verdict=verdict, reasons=() if verdict == "healthy" else (reason,))
+
+
+def verdict_of(*nodes, verdict="failed", **more):
+    return ClusterVerdict(verdict=verdict, sku="local-cpu", sku_digest="d", nodes=nodes, **more)
+
+
+def rest(names, excluded=(), *, enough=True, verdict="healthy", reasons=()):
+    out = dict.fromkeys(excluded, "why")
+    return Remaining(nodes=names, excluded=out, enough=enough, verdict=verdict, reasons=reasons)
+
+
+def outcomes(*arguments, needed=2):
+    checks = gate_checks(*arguments, needed=needed)
+    return all(check.passed for check in checks), {check.name: check.outcome for check in checks}
+
+
+def test_healthy_passes_and_degraded_is_warned():
+    passed, told = outcomes(verdict_of(node("a"), node("b", "degraded")), rest(("a", "b"), verdict="degraded"))
+    assert passed
+    assert told == {"machines that qualified": "passed", "a": "passed", "b matmul_fp32": "warned"}
+
+
+@pytest.mark.parametrize("bad", ["failed", "unknown"])
+def test_a_bad_machine_is_a_warning_when_it_is_left_out_and_enough_remain(bad):
+    found = verdict_of(node("a"), node("b"), node("c", bad))
+    passed, told = outcomes(found, rest(("a", "b"), ["c"]))
+    assert passed and told["c matmul_fp32"] == told["machines that qualified"] == "warned"
+    passed, told = outcomes(found, rest(("a", "b"), ["c"], enough=False, verdict=bad), needed=3)
+    assert not passed and told["c matmul_fp32"] == told["machines that qualified"] == "failed"
+    passed, told = outcomes(found, rest(("a", "b", "c"), verdict=bad))  # nobody may leave it out
+    assert not passed and told["c matmul_fp32"] == "failed"
+
+
+def test_what_the_machines_do_together_closes_the_gate():
+    slow = node("", "failed", "all_reduce").reasons
+    passed, told = outcomes(verdict_of(node("a"), node("b")), rest(("a", "b"), verdict="failed", reasons=slow))
+    assert not passed and told["all_reduce"] == "failed"
+
+
+@pytest.mark.parametrize("verdict", ["failed", "unknown"])
+def test_a_verdict_without_a_reason_closes_the_gate_too(verdict):
+    passed, told = outcomes(verdict_of(node("a"), node("b")), rest(("a", "b"), verdict=verdict))
+    assert not passed and told["verdict"] == "failed"
+    passed, _ = outcomes(verdict_of(NodeVerdict(name="a", verdict=verdict)), rest(("a",), verdict=verdict), needed=1)
+    assert not passed
+
+
+def test_silence_is_no_health():
+    silent = Reason(
+        node="a", check="ranks", measured=None, limit="all", source="Headway", verdict="unknown", said="no result"
+    )
+    found = verdict_of(NodeVerdict(name="a", verdict="unknown", reasons=(silent,)))
+    (check,) = [c for c in gate_checks(found, rest(("a",), verdict="unknown"), needed=1) if c.name == "a ranks"]
+    assert (check.measured, check.passed) == ("no result", False)
+
+
+def test_jobs_go_on_with_the_machines_that_qualified():
+    config = BenchmarkConfig(spare_nodes=1, act=ActConfig(min_nodes=2))
+    assert machines(cluster(), config).nodes == 4
+    left = left_of(verdict_of(node("a"), node("b"), node("c", "failed"), node("d", "failed")), cluster(), config)
+    assert (left.enough, set(left.excluded)) == (True, {"c", "d"})
+    subject = subject_of(cluster(exclude=["z"]), config, left)
+    assert (subject.nodes, subject.world_size, subject.proven) == (2, 4, ("a", "b"))
+    assert (subject.config.nodes, subject.config.exclude) == (2, ("z", "c", "d"))
+    job = job_of("train", "0" * 64, Program("tasks.jobs.train", {}), on=subject, folders={})
+    assert (job.nodes, job.only_nodes, job.excluded_nodes) == (2, ("a", "b"), ("z", "c", "d"))
+
+
+def test_spares_are_used_when_one_fails_and_not_when_none_does():
+    config = BenchmarkConfig(spare_nodes=1)
+    left = left_of(verdict_of(*map(node, "abcd"), verdict="healthy"), cluster(), config)
+    sound = subject_of(cluster(), config, left)
+    assert (sound.nodes, sound.config.exclude, set(sound.proven)) == (3, (), set("abcd"))
+    left = left_of(verdict_of(node("a", "failed"), *map(node, "bcd")), cluster(), config)
+    assert subject_of(cluster(), config, left).nodes == 3
+    left = left_of(verdict_of(node("a", "failed"), node("b", "unknown"), *map(node, "cd")), cluster(), config)
+    assert not left.enough
+
+
+def test_where_no_machine_can_be_chosen_none_is_left_out():
+    azure = ClusterConfig.model_validate(AZURE)
+    left = left_of(verdict_of(node("a"), node("b", "failed")), azure, BenchmarkConfig(act=ActConfig(min_nodes=1)))
+    assert (left.excluded, left.verdict) == ({}, "failed")
+    assert subject_of(azure, BenchmarkConfig(), left).proven == ()
+
+
+def test_a_machine_that_never_came_is_no_name_that_a_scheduler_knows():
+    left = rest(("a", "b"), ["machine 3 of 3"])
+    assert subject_of(cluster(), BenchmarkConfig(act=ActConfig(min_nodes=2)), left).config.exclude == ()
+
+
+def test_an_elastic_job_grows_no_further_than_what_qualified():
+    slurm = ClusterConfig.model_validate({"backend": "slurm", "elastic": {"min_nodes": 2, "max_nodes": 4}})
+    on = machines(slurm, BenchmarkConfig())
+    assert (on.nodes, on.config.elastic, needed_nodes(slurm, BenchmarkConfig())) == (4, None, 2)
+    subject = subject_of(slurm, BenchmarkConfig(), rest(("n1", "n2", "n4"), ["n3"]))
+    assert (subject.config.elastic.min_nodes, subject.config.elastic.max_nodes) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "config, changes, said",
+    [
+        ({"backend": "local"}, {"spare_nodes": 1}, "backend local has one machine"),
+        ({"backend": "local"}, {"nodes": ("x",)}, "benchmark.nodes is x: backend local has one machine"),
+        (AZURE, {"spare_nodes": 1}, "lets nobody choose the nodes"),
+    ],
+)
+def test_machines_that_cannot_be_chosen_are_refused(config, changes, said):
+    with pytest.raises(ValueError, match=said):
+        require_possible(ClusterConfig.model_validate(config), BenchmarkConfig(**changes))
+
+
+def test_a_qualification_that_could_not_let_training_start_is_refused_before_it():
+    with pytest.raises(ValueError, match="lacks collectives: the plan"):
+        require_proof(ClusterConfig(), BenchmarkConfig(checks=("health", "compute")))
+    with pytest.raises(ValueError, match="names 1 machines, and training needs 3"):
+        require_proof(cluster(), BenchmarkConfig(nodes=("a",)))
+    require_proof(cluster(), BenchmarkConfig(nodes=("a",), act=ActConfig(min_nodes=1)))
+
+
+def test_every_number_of_machines_that_may_be_left_must_divide_the_batch():
+    def config(least, batch):
+        act = {"act": {"min_nodes": least}}
+        return {
+            "cluster": {**SSH, "nodes": 4},
+            "benchmark": act,
+            "training": {"global_batch_size": batch, "micro_batch_size": 1},
+        }
+
+    assert RetrainConfig.model_validate(config(3, 24)).world_sizes == (6, 8)
+    with pytest.raises(ValueError, match="global_batch_size 8 must be a multiple of .* = 1 x 6 = 6"):
+        RetrainConfig.model_validate(config(3, 8))
+    with pytest.raises(ValueError, match="min_nodes 5 must not be above cluster.nodes 4"):
+        QualifyConfig.model_validate({k: v for k, v in config(5, 8).items() if k != "training"})
+
+
+def test_the_json_has_what_the_sentences_are_made_of():
+    pair = PairVerdict(a="a", b="b", busbw_gb_s=None, verdict="unknown")
+    told = json.loads(json.dumps(as_told(verdict_of(node("a", "failed"), pairs=(pair,)))))
+    (first,) = told["nodes"]
+    wanted = {"check": "matmul_fp32", "measured": 1.0, "unit": "TFLOP/s", "limit": ">= 2", "source": "a page, 2026"}
+    assert (first["name"], first["verdict"]) == ("a", "failed")
+    assert {key: first["reasons"][0][key] for key in wanted} == wanted
+    assert told["pairs"][0]["busbw_gb_s"] is None
+
+
+@pytest.mark.parametrize("backend", CANNOT)
+def test_only_slurm_drains(backend):
+    config = {"local": {}, "ssh": SSH, "ray": {"backend": "ray"}, "azureml": AZURE}[backend]
+    (told,) = drain(ClusterConfig.model_validate(config), {"a": "slow"})
+    assert (told.node, told.done, told.said) == ("a", False, CANNOT[backend])
+    with pytest.raises(ValueError, match="has no drained machines"):
+        resume(ClusterConfig.model_validate(config))
+
+
+VM = "/subscriptions/s-1/resourceGroups/g/providers/Microsoft.Compute/virtualMachines/gpu-7"
+FACTS = {"resource_id": VM, "vm_id": "0f1e", "physical_host": "GGBB90904476"}
+FOUND = {
+    "check": "nvlink_down",
+    "said": "gpu-7: nvlink_down is failed: 2, limit 0",
+    "when": "2026-11-22T10:00:00+00:00",
+}
+
+
+def test_a_guest_health_report_and_a_redeploy_are_rendered_for_a_vm():
+    report, redeploy = requests("gpu-7", FACTS, cluster=cluster(), **FOUND)
+    assert (report.what, report.method) == ("report", "PUT")
+    assert report.url.startswith(
+        "https://management.azure.com/subscriptions/s-1/providers/Microsoft.Impact/workloadImpacts/"
+    )
+    assert report.url.endswith("?api-version=2023-02-01-preview")
+    assert report.body == {
+        "properties": {
+            "startDateTime": "2026-11-22T10:00:00+00:00",
+            "impactCategory": "Resource.Hpc.Unhealthy.NvLink",
+            "impactDescription": "gpu-7: nvlink_down is failed: 2, limit 0",
+            "impactedResourceId": VM,
+            "additionalProperties": {"PhysicalHostName": "GGBB90904476", "VmUniqueId": "0f1e"},
+        }
+    }
+    assert (redeploy.method, redeploy.body) == ("POST", None)
+    assert redeploy.url == f"https://management.azure.com{VM}/redeploy?api-version=2024-07-01"
+    assert requests("gpu-7", FACTS, cluster=cluster(), **FOUND)[0] == report  # a name, so that it is not sent twice
+
+
+@pytest.mark.parametrize(
+    "check, category",
+    [("NHC2009", "HpcMissingGpu"), ("ib_ports_active", "IBPortDown"), ("all_reduce of pair", "ManualInvestigation")],
+)
+def test_the_category_of_a_report(check, category):
+    report, _ = requests("n", FACTS, cluster=cluster(), **{**FOUND, "check": check})
+    assert report.body["properties"]["impactCategory"] == f"Resource.Hpc.Unhealthy.{category}"
+
+
+def test_a_machine_that_did_not_say_who_it_is_is_not_reported():
+    assert requests("n", {}, cluster=cluster(), **FOUND) == ()
+    (only,) = requests("n", {"resource_id": VM}, cluster=cluster(), **FOUND)  # Azure takes no report without the host
+    assert only.what == "redeploy"
+
+
+def test_azure_ml_gets_a_change_of_the_cluster_that_its_own_model_takes():
+    (request,) = requests("node-1", FACTS, cluster=ClusterConfig.model_validate(AZURE), **FOUND)
+    assert (request.what, request.method) == ("replace", "PATCH")
+    assert "/Microsoft.MachineLearningServices/workspaces/w/computes/nd?api-version=" in request.url
+    model = ClusterUpdateParameters(request.body)
+    scale = model.properties.properties.scale_settings
+    assert (scale.min_node_count, scale.max_node_count, scale.node_idle_time_before_scale_down.total_seconds()) == (
+        0,
+        2,
+        120,
+    )
