@@ -6,6 +6,7 @@ docs/qualification.md, "What happens to a bad machine".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,6 +24,8 @@ from tasks.workbench import at_work
 
 CHOOSES: tuple[BackendName, ...] = ("ssh", "slurm", "ray")
 """Backends whose jobs can be kept on some machines."""
+FAULT_CODE = re.compile(r"\bNHC\d{4}\b")
+"""Of AzNHC."""
 WHY_NOT = {
     "local": "backend local has one machine",
     "azureml": "Azure ML lets nobody choose the nodes of a job",
@@ -155,9 +158,9 @@ def _not_chosen(cluster: ClusterConfig) -> Iterator[Check]:
 
 
 def _requests(node: NodeVerdict, measured: Measurement, cluster: ClusterConfig) -> tuple[Request, ...]:
-    facts = {k: v for report in measured.ranks if report.node == node.name for k, v in report.versions.items()}
+    facts = {k: v for report in measured.ranks if report.node == node.name for k, v in report.machine.items()}
     found = _worst(node)
-    code = found.said if found and found.said.startswith("NHC") else ""
-    check = code or (found.check if found else "")
+    code = FAULT_CODE.search(f"{found.source} {found.said}") if found else None
+    check = code[0] if code else found.check if found else ""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return requests(node.name, facts, cluster=cluster, check=check, said=why(node), when=now)

@@ -57,23 +57,33 @@ def free_port():
         return found.getsockname()[1]
 
 
+def places(ranks, nodes):
+    """Machine, launcher and environment of each process: torchrun on one machine; else ranks with places, as under mpirun."""
+    if nodes == 1:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        return [(0, torchrun if ranks > 1 else [], {})]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(nodes * ranks)}
+    local = {"LOCAL_WORLD_SIZE": str(ranks)}
+    return [
+        (rank // ranks, [], {**meeting, **local, "RANK": str(rank), "LOCAL_RANK": str(rank % ranks)})
+        for rank in range(nodes * ranks)
+    ]
+
+
 @contextmanager
-def launched(folder, said, *, ranks=1, nodes=1, **popen):
-    """The launchers' processes, one a machine; what is left of them is killed, ranks too."""
+def launched(folder, said, *, ranks=1, nodes=1):
+    """The launchers' processes; what is left of them is killed, and their ranks with them."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"settings": said, "inputs": {}}))
-    port, running = free_port(), []
-    for node in range(nodes):
-        meeting = ["--master-addr", "127.0.0.1", "--master-port", str(port), "--node-rank", str(node)]
-        torchrun = ["-m", "torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node", str(ranks), *meeting]
-        place = {"HEADWAY_JOB": str(folder), "OMP_NUM_THREADS": "1", "HEADWAY_NODE_NAME": f"node-{node}"}
+    running = []
+    for node, launcher, place in places(ranks, nodes):
+        ours = {"HEADWAY_JOB": str(folder), "OMP_NUM_THREADS": "1", "HEADWAY_NODE_NAME": f"node-{node}"}
         running.append(
             subprocess.Popen(
-                [sys.executable, *(torchrun if nodes * ranks > 1 else []), "-m", "tasks.jobs.benchmark"],
-                env={**os.environ, "PYTHONPATH": str(ROOT), **place},
+                [sys.executable, *launcher, "-m", "tasks.jobs.benchmark"],
+                env={**os.environ, "PYTHONPATH": str(ROOT), **ours, **place},
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                **popen,
             )
         )
     try:
@@ -84,9 +94,9 @@ def launched(folder, said, *, ranks=1, nodes=1, **popen):
             process.wait()
 
 
-def launch(folder, said, *, ranks=1, nodes=1, seconds=120, **popen):
+def launch(folder, said, *, ranks=1, nodes=1, seconds=120):
     """Run it to its end; the measurement."""
-    with launched(folder, said, ranks=ranks, nodes=nodes, **popen) as running:
+    with launched(folder, said, ranks=ranks, nodes=nodes) as running:
         ended = [process.wait(seconds) for process in running]
     logs = "".join(path.read_text() for path in sorted(folder.glob("logs/*.log")))
     assert not any(ended), logs

@@ -4,6 +4,7 @@ Run as `python fake_gpu_tools.py STATE TOOL ARGUMENTS`; STATE is rewritten by wh
 """
 
 import json
+import os
 import sys
 import time
 
@@ -38,7 +39,7 @@ def query(rows, asked):
 
 
 def set_clocks(state, index, clocks):
-    if state.get("no_rights"):
+    if state.get("no_rights") and "SUDO" not in os.environ:
         return 4, "The current user does not have permission to change clocks: Insufficient Permissions\n"
     gpu = next(gpu for gpu in state["gpus"] if gpu["index"] == index)
     memory, graphics = clocks.split(",")

@@ -2,10 +2,11 @@
 
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 from tasks.config import TrainingConfig
-from tasks.hardware.sku import load_sku
+from tasks.hardware import sku as hardware
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine
 from tasks.jobs.runtime import Rank
@@ -55,6 +56,7 @@ V100 = H100 | {
     "retired_pages.single_bit_ecc.count": "2",
     "retired_pages.double_bit.count": "0",
 }
+NO_REMAPPING = {f"remapped_rows.{what}": "[N/A]" for what in ("uncorrectable", "pending", "failure")}
 V100["clocks_throttle_reasons.active"] = V100.pop("clocks_event_reasons.active")
 BOOTED = (
     "[    0.000000] Linux version 6.8.0-1021-azure\n[   12.345678] NVRM: loading NVIDIA UNIX x86_64 Kernel Module\n"
@@ -165,6 +167,12 @@ def nvlink(name, active, *, links=18, rate="26.562 GB/s"):
         )
         for gpu, up in enumerate(active)
     )
+
+
+@cache
+def load_sku(name):
+    """A shipped file, read once."""
+    return hardware.load_sku(name)
 
 
 def bench_of(folder, sku="nd96isr_h100_v5", **config):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -53,7 +53,7 @@ def _row(path: Path, own: Path) -> dict[str, Any]:
         sku = read_sku(path, own)
     except ValueError as error:
         return {**row, "problem": str(error)}
-    names = ("gpu", "gpus", "gpu_memory_gb", "peak_bf16_tflops", "achievable_bf16_tflops")
+    names: tuple[str, ...] = ("gpu", "gpus", "gpu_memory_gb", "peak_bf16_tflops", "achievable_bf16_tflops")
     names += ("infiniband_ports", "infiniband_gbit_s")
     specs = {name: sku.specs[name].value if name in sku.specs else None for name in names}
     limits = [limit for limit in sku.collectives if (limit.collective, limit.scope) == ("all_reduce", "node")]
@@ -86,19 +86,26 @@ def _page(sku: Sku, path: Path) -> Iterator[str]:
     yield sku.name + (f", also {', '.join(sku.aliases)}" if sku.aliases else "")
     yield f"{path}" + (f", on top of {sku.based_on}" if sku.based_on else "")
     if sku.family:
-        yield f"quota family {sku.family}, counted in vCPUs [{sku.section_sources.get('family', '')}]"
+        yield f"quota family {sku.family}, counted in vCPUs{_of(sku, 'family')}"
     yield from _section("It has", [_number(name, number) for name, number in sku.specs.items()])
     levels = [(check, limit.better, *_levels(limit), limit.unit, _cited(limit)) for check, limit in sku.limits.items()]
     yield from _section("It must show", [("", "better", "norm", "warn", "fail", "", ""), *levels] if levels else [])
     yield from _section("Bus bandwidth in GB/s, from a message on", list(_collectives(sku)))
-    yield from _section("NCCL must use", [(scope, *names) for scope, names in sku.transports.items()])
+    yield from _section(
+        f"NCCL must use{_of(sku, 'transports')}", [(scope, *names) for scope, names in sku.transports.items()]
+    )
     topology = [("NCCL_TOPO_FILE", sku.topology)] if sku.topology else []
-    yield from _section("Environment", [*sku.environment.items(), *topology])
+    yield from _section(f"Environment{_of(sku, 'environment')}", [*sku.environment.items(), *topology])
     yield from _section("Azure ML", [_number(name, number) for name, number in sku.azureml.items()])
     images = [(i.urn, *(f"{k} {v}" for k, v in i.versions.items()), f"[{i.source}]") for i in sku.images]
     yield from _section("Images", images)
     sources = [(f"[{key}]", sku.cite(key)) for key in sku.sources if key in sku.named_sources]
     yield from _section("Sources", sources)
+
+
+def _of(sku: Sku, section: Literal["family", "transports", "environment"]) -> str:
+    key = sku.section_sources.get(section, "")
+    return f" [{key}]" if key else ""
 
 
 def _collectives(sku: Sku) -> Iterator[tuple[str, ...]]:

@@ -146,16 +146,18 @@ def _measure(settings: QualifyConfig, record: str, replace: bool, as_: str, *, a
         from deployments.cli.running import run_and_tell
 
         audit(open_store(home()), "start run", right="run", what=what)
-        look = partial(_preflight, settings, record)
+        look = partial(_preflight, settings, record, replace)
         run_and_tell("qualify", settings, {}, preflight=look, as_json=as_json, show=_table)
     if record:
         _record(settings, record, replace)
 
 
-def _preflight(settings: QualifyConfig, record: str) -> None:
+def _preflight(settings: QualifyConfig, record: str, replace: bool) -> None:
     """What can be known to be wrong before anything is spent."""
     from tasks.benchmark import hardware_of
     from tasks.outcast import require_possible
+    from tasks.qualification.record import place
+    from tasks.settings import home
 
     require_possible(settings.cluster, settings.benchmark)
     judged_by = hardware_of(settings.cluster, settings.benchmark)
@@ -163,13 +165,14 @@ def _preflight(settings: QualifyConfig, record: str) -> None:
         raise ValueError(
             f"--record {record}: this run is judged by it, and a run never writes what it is judged by. Give another name"
         )
+    if record:
+        place(record, home() / "hardware", replace=replace)
 
 
 def _record(settings: QualifyConfig, name: str, replace: bool) -> None:
     """Only of a cluster whose gate opened: `run_and_tell` has raised for any other."""
-    from tasks.qualification.record import record
-
     from tasks.benchmark import hardware_of
+    from tasks.qualification.record import record
     from tasks.registry.qualifications import newest_measurement
     from tasks.settings import home
     from tasks.storage import open_store

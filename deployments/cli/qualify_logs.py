@@ -112,13 +112,15 @@ def _first(found: LogsVerdict) -> str:
 
 def _page(found: LogsVerdict) -> Iterator[str]:
     """For people: the verdict, machines, pairs, logs."""
-    yield f"{found.verdict}: {len(found.nodes)} machines in {len(found.logs)} logs, judged as {found.sku}; until {found.expires:%Y-%m-%d %H:%M} UTC"
+    counts = f"{len(found.nodes)} machines in {len(found.logs)} logs"
+    yield f"{found.verdict}: {counts}, judged as {found.sku}; until {found.expires:%Y-%m-%d %H:%M} UTC"
     yield from _table("machines", [[node.name, node.verdict] for node in found.nodes])
     yield from _table(
         "pairs", [[f"{pair.a} - {pair.b}", pair.verdict, _figure(pair.busbw_gb_s)] for pair in found.pairs]
     )
     yield from _table("logs", [_line(judged) for judged in found.logs])
-    sentences = list(dict.fromkeys(_sentence(reason) for reason in _all(found)))
+    unjudged = [reason for judged in found.logs if judged.soft for reason in judged.reasons]
+    sentences = list(dict.fromkeys(_sentence(reason) for reason in (*_all(found), *unjudged)))
     if sentences:
         yield from ("", "why", *(f"  {sentence}" for sentence in sentences[: SHOWN * max(len(found.nodes), 1)]))
 

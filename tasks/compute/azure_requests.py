@@ -2,8 +2,8 @@
 
 A Guest Health Report tells Azure that the hardware under a VM is bad (preview; the subscription must be onboarded); a redeploy
 moves the VM to other hardware; a node of Azure ML's compute cluster is replaced when the cluster gives it back. Sources:
-MicrosoftDocs/azure-compute-docs, articles/azure-impact-reporting/guest-health-report.md (2025-09), Azure/azurehpc-health-checks
-@0e0a1ac triggerGHR/config/nhc_fault_dictionary.cfg; REST reference of Microsoft.Compute and Microsoft.MachineLearningServices.
+MicrosoftDocs/azure-compute-docs, articles/azure-impact-reporting/guest-health-report.md (2025-09);
+REST reference of Microsoft.Compute and Microsoft.MachineLearningServices.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from tasks.cluster_config import AzureMlConfig, ClusterConfig
+from tasks.qualification.aznhc_findings import impact_of
 
 IMPACT_VERSION, COMPUTE_VERSION, ML_VERSION = "2023-02-01-preview", "2024-07-01", "2024-10-01"
 UNHEALTHY = "Resource.Hpc.Unhealthy."
@@ -36,17 +37,8 @@ CATEGORIES = {
     "xid": "HpcGenericFailure",
     "nvme_count": "HpcGenericFailure",
 }
-"""Azure's category of a check; of any other, somebody looks at the machine."""
+"""Azure's category of a check of ours; of any other, somebody looks at the machine."""
 ANY = "ManualInvestigation"
-NHC = {
-    "NHC2001": "HpcGenericFailure", "NHC2002": "MissingIB", "NHC2003": "IBPerformance", "NHC2004": "IBPortDown",
-    "NHC2005": "IBPortFlapping", "NHC2007": "HpcRowRemapFailure", "NHC2008": "HpcInforomCorruption", "NHC2009": "HpcMissingGpu",
-    "NHC2010": "ManualInvestigation", "NHC2011": "XID95UncontainedECCError", "NHC2012": "XID94ContainedECCError",
-    "NHC2013": "XID79FallenOffBus", "NHC2014": "XID48DoubleBitECC", "NHC2015": "UnhealthyGPUNvidiasmi", "NHC2016": "NvLink",
-    "NHC2017": "HpcDcgmiThermalReport", "NHC2018": "ECCPageRetirementTableFull", "NHC2019": "DBEOverLimit",
-    "NHC2020": "HpcGpuDcgmDiagFailure", "NHC2021": "GPUMemoryBWFailure", "NHC2022": "CPUPerformance", "NHC2023": "HpcGenericFailure",
-}  # fmt: skip
-"""Of AzNHC's fault codes."""
 
 
 class Request(BaseModel):
@@ -92,7 +84,7 @@ def _report(
     more = {"VmUniqueId": facts["vm_id"]} if facts.get("vm_id") else {}
     properties = {
         "startDateTime": when,
-        "impactCategory": UNHEALTHY + (NHC.get(check) or CATEGORIES.get(check, ANY)),
+        "impactCategory": impact_of(check) or UNHEALTHY + CATEGORIES.get(check, ANY),
         "impactDescription": said,
         "impactedResourceId": vm,
         "additionalProperties": {"PhysicalHostName": physical, **more},

@@ -226,7 +226,7 @@ def require_enough(job: Job) -> None:
     without = f" without {', '.join(gone)}" if gone else ""
     raise ValueError(
         f"{job.name} needs {job.fewest_nodes} machines, and of those that qualified {len(left)} are left{without}: "
-        f"{', '.join(left) or 'none'}. Qualify others with `headway qualify`, and with benchmark.spare_nodes more than the job needs"
+        f"{', '.join(left) or 'none'}. Qualify others: `headway qualify`, with benchmark.spare_nodes more than the job needs"
     )
 
 

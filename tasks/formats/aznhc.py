@@ -31,7 +31,7 @@ _RESULT = re.compile(
     r"|WARNING:\s+\S+:\s+(Nearing) a failure threshold):\s*(.*)"
 )
 _THROTTLED = re.compile(r"Warning: GPU (\d+) throttled, reason=(0x[0-9a-fA-F]+)")
-_EXIT = re.compile(r"Health checks completed with exit code:\s*(-?\d+)")
+_EXIT = re.compile(r"Health checks completed with exit code:\s*(-?\d{1,9})")
 _UNSUPPORTED = re.compile(r"The vm SKU '([^']*)' is currently not supported by Azure health checks")
 _DISTRIBUTED = re.compile(r"^\s*([A-Za-z0-9][\w.-]*)\s+\|\s+(.*?)\s*$")
 _NO_RESULTS = "No results reported"
@@ -169,7 +169,7 @@ def _reading(line: str) -> NhcReading | None:
     for check, pattern in _READINGS:
         if found := pattern.search(line.rstrip()):
             value = float(found[2]) / (_BITS if found[3] == "Gbps" else 1)
-            return NhcReading(check, found[1], value)
+            return NhcReading(check, f"GPU {found[1]}" if found[1][0].isdigit() else found[1], value)
     return None
 
 

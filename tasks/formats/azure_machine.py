@@ -6,7 +6,6 @@ Pure: who reads is tasks/jobs/qualify/versions.py.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,7 +49,7 @@ def components(text: str) -> dict[str, str]:
 def os_release(text: str) -> str:
     """/etc/os-release: ID and VERSION_ID, as `ubuntu 22.04`."""
     pairs = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    return " ".join(" ".join(shlex.split(pairs[key])) for key in ("ID", "VERSION_ID") if pairs.get(key))
+    return " ".join(pairs[key].strip().strip("\"'") for key in ("ID", "VERSION_ID") if pairs.get(key))
 
 
 def _text(raw: bytes) -> str:

@@ -51,6 +51,8 @@ class Rules:
     command_seconds: float
     xid_hours: float = 2.0
     """Before a qualification, an older Xid only warns."""
+    xid_programs: frozenset[int] = frozenset()
+    """What somebody's program causes; before a qualification it says nothing of the machine."""
     rows_fail: int = 512
     """Uncorrectable errors in remapped rows."""
     pages_fail: int = 62
@@ -102,6 +104,7 @@ def read_rules(text: str) -> Rules:
         flaps_fail=said["links"]["flaps_fail"],
         command_seconds=said["command_seconds"],
         xid_hours=said["xid_seen"]["hours"],
+        xid_programs=frozenset(said["xid_programs"]["codes"]),
         rows_fail=said["rows"]["uncorrectable"],
         pages_fail=said["rows"]["retired_pages"],
     )

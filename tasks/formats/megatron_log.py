@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 WARM_UP = 3
 """Iterations that build caches and connections first; they are in no median when there are more."""
-ITERATION = re.compile(r"iteration\s+(\d+)\s*/\s*(\d+)\s*\|")
+ITERATION = re.compile(r"iteration\s+(\d{1,15})\s*/\s*(\d{1,15})\s*\|")
 _FLOAT = r"([-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|nan|inf|NaN|Inf))"
 _SECONDS = re.compile(rf"elapsed time per iteration \((ms|s)\):\s*{_FLOAT}(?:/{_FLOAT})?")
 _TFLOPS = (
@@ -34,7 +34,7 @@ _FIELDS = {
     "tokens_per_second": re.compile(rf"tokens/s/GPU(?: inst/harmonic mean)?:\s*{_FLOAT}"),
 }
 _HOST = re.compile(r"^\s*(?:\[[^\]]*\]:?\s*)?([A-Za-z][\w.-]*):\s.*?iteration\s+\d+\s*/")
-_WORLD = re.compile(r"\bworld[ _-]size:?[ .]+\s*(\d+)|\busing world size:?\s*(\d+)")
+_WORLD = re.compile(r"\bworld[ _-]size:?[ .]+\s*(\d{1,9})\b")
 _SAVING = re.compile(r"saving checkpoint at iteration\s+(\d+)")
 _SAVED = re.compile(r"successfully saved checkpoint (?:at|from) iteration\s+(\d+)|save-checkpoint\s*\.*:\s*\(")
 _DONE = re.compile(r"\[after training is done\]|\[exiting program|exiting program at iteration")
@@ -127,6 +127,8 @@ def read_megatron(text: str) -> MegatronRun | None:
         return None
     lines = text.split("\n")
     iterations = tuple(one for number, line in enumerate(lines, 1) for one in iterations_of(line, number))
+    if not iterations:
+        return None
     saving, saved = _checkpoints(lines)
     return MegatronRun(
         tool="megatron-deepspeed" if _is_deepspeed(text) else "megatron",
@@ -156,7 +158,8 @@ def iterations_of(line: str, number: int = 0) -> Iterator[Iteration]:
 def _iteration(start: re.Match[str], said: str, line: int) -> Iteration:
     time = _SECONDS.search(said)
     tflops = next((found for pattern in _TFLOPS if (found := pattern.search(said))), None)
-    fields = {name: float(found[1]) if (found := pattern.search(said)) else None for name, pattern in _FIELDS.items()}
+    fields = {name: float(found[1]) for name, pattern in _FIELDS.items() if (found := pattern.search(said))}
+    finite = {name: value for name, value in fields.items() if name == "loss" or math.isfinite(value)}
     return Iteration(
         number=int(start[1]),
         total=int(start[2]),
@@ -164,7 +167,7 @@ def _iteration(start: re.Match[str], said: str, line: int) -> Iteration:
         tflops=_positive(float(tflops[1])) if tflops else None,
         tflops_average=_positive(float(tflops[2])) if tflops and tflops[2] else None,
         line=line,
-        **fields,
+        **finite,
     )
 
 
@@ -198,7 +201,7 @@ def _host(line: str) -> re.Match[str] | None:
 
 def _world(text: str) -> int | None:
     found = _WORLD.search(text)
-    return int(found[1] or found[2]) if found else None
+    return int(found[1]) if found else None
 
 
 def _median(values: list[float | None]) -> float | None:

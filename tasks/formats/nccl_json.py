@@ -7,12 +7,11 @@ run that was killed leaves the object open. Nothing is raised: what is missing o
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import replace
 from typing import Any
 
-from tasks.formats.nccl_run import Figures, NcclRun, Rank, TestRow, collective_by_figures, collective_of
+from tasks.formats.nccl_run import Figures, NcclRun, Rank, TestRow, collective_by_figures, collective_of, finite
 from tasks.redaction import MARK, redact, without_secrets
 
 _INFINITE = re.compile(r"(?<=[:\[,])\s*-?(?:inf|nan)(?=[,}\]])")
@@ -34,7 +33,7 @@ def read_nccl_json(text: str, name: str = "") -> NcclRun | None:
         rows=tuple(row for row in rows if row),
         header="results" in said,
         out_of_bounds=_integer(_dict(said.get("out_of_bounds")).get("count")),
-        average_printed=_number(_dict(said.get("average_bus_bandwidth")).get("bandwidth")),
+        average_printed=finite(_dict(said.get("average_bus_bandwidth")).get("bandwidth")),
         average_accepted={"true": True, "false": False}.get(
             str(_dict(said.get("average_bus_bandwidth")).get("okay")).lower()
         ),
@@ -119,9 +118,7 @@ def _row(result: dict[str, Any]) -> TestRow | None:
 
 def _figures(said: dict[str, Any]) -> Figures:
     time = said.get("time", said.get("cpu_time"))
-    return Figures(
-        _number(time), _number(said.get("alg_bw")), _number(said.get("bus_bw")), _integer(said.get("nwrong"))
-    )
+    return Figures(finite(time), finite(said.get("alg_bw")), finite(said.get("bus_bw")), _integer(said.get("nwrong")))
 
 
 def _version(code: Any) -> str:
@@ -137,16 +134,8 @@ def _version(code: Any) -> str:
     return f"{major}.{minor}.{patch}"
 
 
-def _number(value: Any) -> float | None:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
-
-
 def _integer(value: Any) -> int | None:
-    number = _number(value)
+    number = finite(value)
     return None if number is None else int(number)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MESSAGE = re.compile(
-    r"(?<![\w.])(?P<host>[A-Za-z0-9_][\w.-]{0,254}):(?P<pid>\d+):(?P<thread>\d+) \[(?P<device>-?\d+)\] "
+    r"(?:\[\d[^\]\n]{6,40}\] )?(?<![\w.])(?P<host>[A-Za-z0-9_][\w.-]{0,254}):(?P<pid>\d+):(?P<thread>\d+) \[(?P<device>-?\d+)\] "
     r"(?:\S+:\d+ (?:\([^)\n]*\) )?|[\d.]+ \S+:\d+ )?(?:NCCL )?(?P<level>INFO|WARN|TRACE|ABORT) (?P<text>[^\n]*)"
 )
 """One message, wherever it stands in a line; host and level are always there."""
@@ -22,7 +22,7 @@ _LOCAL = re.compile(r"via (?:(?P<p2p>P2P)/|(?P<shm>SHM/|direct shared memory))")
 _NVLS = re.compile(r"Connected NVLS tree|NVLS comm ")
 _USING = re.compile(r"Using network (.+)")
 _TOPOLOGY = re.compile(r"Loading topology file (\S+)|NCCL_TOPO_FILE set by environment to (\S+)")
-_RANK = re.compile(r"\brank (\d+) n[rR]anks (\d+)\b")
+_RANK = re.compile(r"\brank (\d{1,9}) n[rR]anks (\d{1,9})\b")
 _NO_TOPOLOGY = "Could not open XML topology file"
 _NO_DEVICE = "NET/IB : No device found"
 

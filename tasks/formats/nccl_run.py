@@ -5,9 +5,11 @@ Pure. What is good or bad about the figures is tasks/qualification/from_logs.py.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import PurePath
+from typing import Any
 
 FACTORS = {
     "all_reduce": 2,
@@ -22,7 +24,7 @@ FACTORS = {
 }
 """Bus bandwidth is algorithm bandwidth times k(n-1)/n over n ranks, and times 1 where k is 0: nccl-tests doc/PERFORMANCE.md."""
 PROGRAM = re.compile(
-    r"\b(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv|reduce|gather|scatter)(?:_perf|\b)"
+    r"(?<![a-z])(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv|reduce|gather|scatter)(?![a-z])"
 )
 _PLAIN = {name.replace("_", ""): name for name in FACTORS}
 
@@ -150,6 +152,15 @@ class NcclRun:
         coarse = max((figure.busbw or 0.0 for row in self.rows for figure in (row.out, row.in_place)), default=0.0)
         rounding = 0.006 if coarse < 1000 else 0.06
         return abs(self.average_printed - self.average) <= rounding + 1e-4 * abs(self.average)
+
+
+def finite(value: Any) -> float | None:
+    """A number, or a text of one; None for all else, not-a-number and infinity too."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def collective_of(text: str) -> str:

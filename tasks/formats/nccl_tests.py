@@ -12,20 +12,20 @@ from dataclasses import dataclass, field, replace
 from tasks.formats.log_text import Line, lines
 from tasks.formats.nccl_log import MESSAGE, VERSION
 from tasks.formats.nccl_rows import HEADER, ROW, Columns, Cut, Unread, columns_of, row_of
-from tasks.formats.nccl_run import NcclRun, Rank, TestRow, collective_by_figures, collective_of
+from tasks.formats.nccl_run import NcclRun, Rank, TestRow, collective_by_figures, collective_of, finite
 
 _RANK = re.compile(
-    r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d+)\s*(?:\[[^\]]*\])?[ \t]*(.*)"
+    r"#\s+Rank\s+(\d{1,9})(?:\s+Group\s+(\d{1,9}))?\s+Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d{1,9})\s*(?:\[[^\]]*\])?[ \t]*(.*)"
 )
 _STARTS = {
     "tool": re.compile(r"#?\s*(nccl|rccl)-tests:?\s+[Vv]ersion\s+(\S+)"),
     "test": re.compile(r"#\s*Collective test starting:\s*(\S+)"),
     "config": re.compile(r"#\s*nThread\s+\d+.*"),
 }
-"""Lines of which a run has one each: a second one begins another run."""
-_BOUNDS = re.compile(r"\bOut of bounds values\s*:\s*(\d+)")
+"""Lines that a run begins with: one after all else begins another."""
+_BOUNDS = re.compile(r"\bOut of bounds values\s*:\s*(\d{1,18})")
 _AVERAGE = re.compile(r"\bAvg bus bandwidth\s*:\s*(\S+)\s*(OK|FAILED)?")
-_REDUCED = re.compile(r"#\s*Reducing maxBytes to (\d+)")
+_REDUCED = re.compile(r"#\s*Reducing maxBytes to (\d{1,18})")
 _VALIDATION = re.compile(r"validation:\s*(\d+)")
 _ERROR = re.compile(r"#\s*error:\s*(\S.*)")
 _TRACE = re.compile(r"nThread \d|bus bandwidth|algbw|_perf\b|Test (?:NCCL|CUDA|HIP) failure|ccl-tests", re.IGNORECASE)
@@ -106,8 +106,8 @@ class _Run:
 
     @property
     def begun(self) -> bool:
-        """Whether more than the first lines were seen."""
-        return bool(self.columns or self.ranks or self.rows or self.failures or "average_printed" in self.said)
+        """Whether more than the first lines were seen; processes that do not know each other each write those."""
+        return bool(self.columns or self.ranks or self.rows or "average_printed" in self.said)
 
     def say(self, name: str, value: object) -> None:
         self.said.setdefault(name, value)
@@ -153,7 +153,7 @@ class _Reader:
 
     def take(self, line: Line) -> None:
         text = self._without_messages(line.text)
-        if ("#" in text or " : " in text) and self._comment(line, text):
+        if ("#" in text or " : " in text or "ccl-tests" in text) and self._comment(line, text):
             return
         if text.strip() and not self._row(line, text):
             self._other(line, text)
@@ -176,7 +176,7 @@ class _Reader:
         known = max((name for name in self.hosts if host.endswith(name)), key=len, default="")
         glued = re.match(r"\d+(?=[A-Za-z_])", host)
         if known:
-            return message.end("host") - len(known)
+            return message.start() if known == host else message.end("host") - len(known)
         return message.start() + (glued.end() if glued else 0)
 
     def _library(self, version: str) -> None:
@@ -202,7 +202,7 @@ class _Reader:
 
     def _start_line(self, line: Line, kind: str, found: re.Match[str]) -> None:
         run = self.open.get(line.tag)
-        if run and (kind in run.seen or (run.begun and kind != "config")):
+        if run and (run.begun or (run.failures and kind in run.seen)):
             self._end(line.tag)
         run = self._run(line)
         run.seen.add(kind)
@@ -229,10 +229,11 @@ class _Reader:
 
     def _average(self, run: _Run, said: re.Match[str]) -> None:
         run.close_row()
-        try:
-            run.say("average_printed", float(said[1]))
-        except ValueError:
+        average = finite(said[1])
+        if average is None:
             run.unread.append(f"average {said[1]!r}")
+        else:
+            run.say("average_printed", average)
         if said[2]:
             run.say("average_accepted", said[2] == "OK")
 

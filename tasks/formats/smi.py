@@ -77,7 +77,8 @@ def links(said: str) -> dict[str, Links]:
     """The answer to `nvidia-smi nvlink --status`, by GPU; empty where no GPU has NVLink."""
     found = {}
     starts = [*GPU.finditer(said)]
-    for start, end in zip(starts, [*(s.start() for s in starts[1:]), len(said)], strict=True):
+    ends = [*(start.start() for start in starts[1:]), len(said)]
+    for start, end in zip(starts, ends, strict=False):  # nothing starts in an empty answer
         block = said[start.end() : end]
         states = [match[2].startswith("<") for match in LINK.finditer(block)]
         all_down = ALL_INACTIVE in block.lower()
@@ -134,6 +135,11 @@ def recovery(gpu: Mapping[str, str]) -> str:
 def name(gpu: Mapping[str, str]) -> str:
     """A GPU as findings name it."""
     return f"GPU {gpu.get('index', '?')} ({gpu.get('pci.bus_id', '?')})"
+
+
+def is_read(text: str | None) -> bool:
+    """Whether a field has a value: [N/A] and other words in brackets are none."""
+    return bool(text) and not str(text).strip().startswith("[")
 
 
 def number(text: str | None) -> float | None:

@@ -19,6 +19,8 @@ from tasks.hardware.units import CHECKS, SPECS
 
 FOLDER = Path(__file__).parent
 ENDINGS = (".yaml", ".yml")
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The fast one where libyaml is there."""
 SAME = ("collective", "scope", "nodes", "bytes")
 """What two collectives of one file cannot share."""
 OWN = ("name", "aliases", "based_on")
@@ -42,8 +44,7 @@ def find_sku(name: str, *folders: Path) -> Path:
     if plain_name(name) in known:
         return known[plain_name(name)]
     for path in known.values():
-        said = _said(path)
-        if plain_name(name) in map(plain_name, map(str, (said.get("name", ""), *(said.get("aliases") or ())))):
+        if plain_name(name) in map(plain_name, _names(path)):
             return path
     raise ValueError(
         f"hardware {name!r}: nothing is known of it; known are {', '.join(display_names(known))}, or the path of a .yaml file of "
@@ -53,7 +54,7 @@ def find_sku(name: str, *folders: Path) -> Path:
 
 def display_names(known: dict[str, Path]) -> list[str]:
     """Names as the files write them: Standard_ND96isr_H100_v5."""
-    return sorted((str(_said(path).get("name") or plain) for plain, path in known.items()), key=str.lower)
+    return sorted((_names(path)[0] for path in known.values()), key=str.lower)
 
 
 def read_sku(path: Path, *folders: Path) -> Sku:
@@ -67,6 +68,16 @@ def read_sku(path: Path, *folders: Path) -> Sku:
     if path.parent in (*folders, FOLDER) and plain_name(sku.name) != plain_name(path.stem):
         raise ValueError(f"{path}: its name is {sku.name!r}; a file of this folder is called as its hardware")
     return sku
+
+
+def _names(path: Path) -> list[str]:
+    """The name of a file and its others; of one that cannot be read, what it is called."""
+    try:
+        said = _said(path)
+    except ValueError:
+        return [path.stem]
+    aliases = said.get("aliases")
+    return [str(said.get("name") or path.stem), *map(str, aliases if isinstance(aliases, list) else ())]
 
 
 def _files(*folders: Path) -> list[Path]:
@@ -114,7 +125,7 @@ def _collectives(entries: list[Any]) -> list[Any]:
 
 def _said(path: Path) -> dict[str, Any]:
     try:
-        said = yaml.safe_load(path.read_text(encoding="utf-8"))
+        said = yaml.load(path.read_text(encoding="utf-8"), LOADER)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"hardware {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
     except yaml.YAMLError as error:

@@ -37,7 +37,7 @@ def run(rank: Rank) -> dict[str, Any]:
         if name in bench.config.groups:
             with bench.group(name), throttling.watched(bench, name):
                 measure(bench)
-    bench.share("end", True, seconds=bench.config.check_seconds)
+    bench.leave(seconds=bench.config.check_seconds)
     return {"seconds": time.monotonic() - began}
 
 

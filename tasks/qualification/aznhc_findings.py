@@ -66,7 +66,6 @@ def _of_result(result: NhcResult) -> list[Probe]:
 
 def _probe(result: NhcResult, **said: Any) -> Probe:
     fault = fault_of(result)
-    expected = f", expected {result.limit:g}" if result.limit is not None else ""
     measured = result.measured if result.measured is not None else fault or result.said[:120]
     return Probe(
         check=CHECK,
@@ -74,7 +73,8 @@ def _probe(result: NhcResult, **said: Any) -> Probe:
         measured=None if said.get("status") else measured,
         unit=result.unit,
         said=result.said[:500],
-        source=f"AzNHC {result.check or 'health check'}{expected}{': ' + fault if fault else ''}",
+        source=f"AzNHC {result.check or 'health check'}{': ' + fault if fault else ''}",
+        limit="" if result.limit is None else f"{'>=' if result.unit else '='} {result.limit:g}",
         **said,
     )
 

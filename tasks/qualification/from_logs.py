@@ -9,7 +9,7 @@ neither clears nor condemns.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tasks.hardware.sku import Sku, plain_name
@@ -24,13 +24,19 @@ from tasks.qualification.probes import of_probe
 from tasks.qualification.sweeps import of_sweep
 from tasks.qualification.training import of_training
 from tasks.qualification.transports import of_transport
-from tasks.qualification.verdicts import NodeVerdict, PairVerdict, Reason, worst
+from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, PairVerdict, Reason, worst
 from tasks.qualification_config import BenchmarkConfig
 from tasks.qualification_names import Verdict
 
 SOURCE = "Headway: what is missing is unknown"
 NOTHING = "no limit"
 """Check of a reason that says that nothing is known to judge a log by."""
+
+
+def seen(reasons: Iterable[Reason]) -> Verdict:
+    """Of one machine or log: what was seen to be bad has failed, whatever else is unknown of it."""
+    found = [reason.verdict for reason in reasons]
+    return "failed" if "failed" in found else worst(*found)
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class JudgedLog:
 
     @property
     def verdict(self) -> Verdict:
-        return worst(*(reason.verdict for reason in self.reasons))
+        return seen(self.reasons)
 
     @property
     def soft(self) -> bool:
@@ -78,13 +84,12 @@ def judge_logs(logs: Sequence[Log], sku: Sku, config: BenchmarkConfig, *, now: d
     judged = [_judged(log, sku, config) for log in _same_names(logs)]
     measurement = _measurement(judged)
     together = judge(measurement, sku, config)
-    doubts = [*(reason for log in judged if not log.soft for reason in log.own), *together.reasons]
+    soft = all(log.soft for log in judged)
+    doubts = [*(reason for log in judged if soft or not log.soft for reason in log.own), *together.reasons]
     nodes = tuple(_node(name, judged, together.nodes, doubts) for name in _names(judged))
     reasons = tuple(dict.fromkeys(reason for reason in doubts if not reason.node and _says_something(reason, judged)))
     return LogsVerdict(
-        verdict=worst(*(node.verdict for node in nodes), *(reason.verdict for reason in reasons))
-        if judged
-        else "unknown",
+        verdict=_of_cluster(judged, together, nodes),
         sku=sku.name,
         expires=min((log.written for log in logs if log.written), default=now)
         + datetime.timedelta(hours=config.max_age_hours),
@@ -107,7 +112,8 @@ def _judged(log: Log, sku: Sku, config: BenchmarkConfig) -> JudgedLog:
     own = [*_unread(log), *_of_run(log, sku), *_other_size(log, sku), *_of_words(log, sku)]
     figures = [*_of_figures(log, sweeps, sku, config)]
     for report in reports:
-        figures += [reason for probe in report.probes for reason in of_probe(report.node, probe, sku)]
+        found = [reason for probe in report.probes for reason in of_probe(report.node, probe, sku)]
+        (figures if report.node else own).extend(found)
     if not (own or figures) and _nothing_to_judge_by(log, sweeps, sku):
         own = [_missing(log, f"{_what(log)} {NOTHING}", "no figure of it in the hardware's file", "a limit")]
     return JudgedLog(log, _of_one(own, log), _of_one(figures, log), sweeps, reports)
@@ -125,7 +131,7 @@ def _of_one(reasons: Sequence[Reason], log: Log) -> tuple[Reason, ...]:
 def _unread(log: Log) -> Iterator[Reason]:
     for problem in log.problems:
         yield _missing(log, "log", problem, "a log that can be read")
-    if log.tool and not log.nodes and log.tool != "nccl":
+    if log.nccl and not log.nodes:
         yield _missing(log, "machines", "neither the log nor its file's name says which it is of", "names of machines")
 
 
@@ -151,9 +157,8 @@ def _sweeps(log: Log) -> tuple[Sweep, ...]:
 def _reports(log: Log) -> Iterator[RankReport]:
     for run in log.aznhc:
         name = one_name((*log.nodes, run.host)).get(run.host) or next(iter(log.nodes), "")
-        if name:
-            probes = aznhc_findings.probes_of(run)
-            yield RankReport(rank=0, local_rank=0, node=name, host=run.host or name, probes=probes)
+        probes = aznhc_findings.probes_of(run)
+        yield RankReport(rank=0, local_rank=0, node=name, host=run.host or name, probes=probes)
 
 
 def _of_run(log: Log, sku: Sku) -> Iterator[Reason]:
@@ -214,7 +219,7 @@ def _measurement(judged: Sequence[JudgedLog]) -> Measurement:
         else sweep
         for sweep in sweeps
     ]
-    reports = [report for log in judged for report in log.reports]
+    reports = [report for log in judged for report in log.reports if report.node]
     points = [megatron_findings.point_of(log.log.training, log.log.nodes) for log in judged if log.log.training]
     return Measurement(
         nodes=tuple(_names(judged)),
@@ -239,14 +244,22 @@ def _node(
     """A machine's: its own reasons; what is said of several it shares unless another log clears it; no good word is unknown."""
     found = next((node for node in nodes if node.name == name), NodeVerdict(name=name, verdict="healthy"))
     mine = [*found.reasons, *(reason for reason in doubts if reason.node == name)]
-    good = [log for log in judged if name in log.log.nodes and log.verdict in ("healthy", "degraded")]
+    good = any(_clears(log, name) for log in judged)
     for reason in doubts:
         if not reason.node and name in reason.nodes and (reason.verdict == "degraded" or not good):
             mine.append(_shared(reason, name))
     mine = list({(reason.check, reason.where, str(reason.measured)): reason for reason in mine}.values())
     if not mine and not good:
-        mine = [reason for log in judged if name in log.log.nodes for reason in log.reasons]
-    return found.model_copy(update={"verdict": worst(*(reason.verdict for reason in mine)), "reasons": tuple(mine)})
+        mine = [
+            reason for log in judged if name in log.log.nodes for reason in log.reasons if reason.node in ("", name)
+        ]
+    return found.model_copy(update={"verdict": seen(mine), "reasons": tuple(mine)})
+
+
+def _clears(log: JudgedLog, name: str) -> bool:
+    """Whether a log has a good word for a machine: it was judged, and neither it nor all of the log's together is bad."""
+    about = [reason for reason in log.reasons if reason.node in ("", name)]
+    return name in log.log.nodes and not log.soft and seen(about) in ("healthy", "degraded")
 
 
 def _shared(reason: Reason, name: str) -> Reason:
@@ -259,11 +272,24 @@ def _shared(reason: Reason, name: str) -> Reason:
 def _pairs(judged: Sequence[JudgedLog], pairs: Sequence[PairVerdict]) -> tuple[PairVerdict, ...]:
     """Pairs by their figures, and no better than the logs that they come from."""
     found = {(pair.a, pair.b): pair for pair in pairs}
+    logs: dict[tuple[str, str], list[JudgedLog]] = {}
     for log in judged:
         if log.log.nccl and len(log.log.nodes) == 2 and log.log.nccl.groups < 2:
             a, b = sorted(log.log.nodes)
-            pair = found.get((a, b), PairVerdict(a=a, b=b, busbw_gb_s=None, verdict="healthy"))
-            verdict = log.verdict if "failed" not in (pair.verdict, log.verdict) else "failed"
-            if not log.soft:
-                found[a, b] = pair.model_copy(update={"verdict": worst(pair.verdict, verdict)})
-    return tuple(found.values())
+            logs.setdefault((a, b), []).append(log)
+    for (a, b), mine in logs.items():
+        pair = found.get((a, b), PairVerdict(a=a, b=b, busbw_gb_s=None, verdict="healthy"))
+        hard = [log.verdict for log in mine if not log.soft] or ["unknown"]
+        verdict = "failed" if "failed" in (pair.verdict, *hard) else worst(pair.verdict, *hard)
+        found[a, b] = pair.model_copy(update={"verdict": verdict})
+    return tuple(pair for _, pair in sorted(found.items()))
+
+
+def _of_cluster(judged: Sequence[JudgedLog], together: ClusterVerdict, nodes: Sequence[NodeVerdict]) -> Verdict:
+    """The worst of what logs, machines and all machines together show; a machine that nothing speaks for is unknown."""
+    hard = [log for log in judged if not log.soft]
+    named = {name for log in hard for name in log.log.nodes}
+    silent: list[Verdict] = ["unknown"] if not hard or any(node.name not in named for node in nodes) else []
+    said = [reason for reason in together.reasons if _says_something(reason, judged)]
+    jointly = [seen(reasons) for reasons in (said, *(node.reasons for node in together.nodes))]
+    return worst(*silent, *(log.verdict for log in hard), *jointly)

@@ -11,6 +11,7 @@ from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, Reason
 from tasks.qualification_names import Verdict
 
 OPEN: tuple[Verdict, ...] = ("healthy", "degraded")
+PAIR = {"a", "b", "busbw_gb_s", "verdict", "said"}
 REMEDY = "Repair or replace what is named, set benchmark.spare_nodes, or lower benchmark.act.min_nodes."
 
 
@@ -36,10 +37,14 @@ def gate_checks(verdict: ClusterVerdict, left: Remaining, *, needed: int) -> tup
 
 def as_reason(reason: Reason) -> dict[str, Any]:
     """One reason; the sentence is for people."""
+    shown = {
+        "measured": reason.measured if reason.measured is not None else reason.said or None,
+        "sentence": reason.sentence,
+    }
     told = reason.model_dump(
         mode="json", include={"check", "where", "measured", "unit", "limit", "source", "verdict", "remedy"}
     )
-    return {**told, "sentence": reason.sentence}
+    return {**told, **shown}
 
 
 def as_told(verdict: ClusterVerdict) -> dict[str, Any]:
@@ -48,7 +53,7 @@ def as_told(verdict: ClusterVerdict) -> dict[str, Any]:
         "verdict": verdict.verdict,
         "sku": verdict.sku,
         "nodes": [as_node(node) for node in verdict.nodes],
-        "pairs": [pair.model_dump(mode="json") for pair in verdict.pairs],
+        "pairs": [pair.model_dump(mode="json", include=PAIR) for pair in verdict.pairs],
         "reasons": [as_reason(reason) for reason in verdict.reasons],
     }
 

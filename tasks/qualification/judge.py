@@ -66,7 +66,7 @@ def judge(measurement: Measurement, sku: Sku, config: BenchmarkConfig, history: 
     reasons = [*_of_machines(case), *network.reasons, *of_training(measurement, sku, config)]
     reasons += against_peers(rates, sku, config)
     nodes = (*_nodes(case, reasons, history), *presence.absent(measurement, len(names)))
-    unfinished = tuple(node.name for node in nodes if node.verdict in ("unknown", "failed") and node.name in names)
+    unfinished = tuple(node.name for node in nodes if node.verdict in ("unknown", "failed"))
     reasons += presence.of_cluster(measurement, unfinished)
     of_cluster = _in_order(reason for reason in reasons if not reason.node)
     return ClusterVerdict(
@@ -178,10 +178,10 @@ def _own_rates(case: Case) -> dict[str, dict[str, float]]:
     for rate in case.rates:
         mine = found[rate.node]
         mine[rate.check] = min(mine.get(rate.check, rate.value), rate.value)
-    for name in case.names:
-        of_pairs: dict[str, list[float]] = {}
-        for sweep in case.sweeps:
-            if sweep.scope == "pair" and name in sweep.nodes and sweep.rate is not None:
-                of_pairs.setdefault(f"{sweep.collective} of pair", []).append(sweep.rate)
-        found[name].update({check: statistics.median(values) for check, values in of_pairs.items()})
+    of_pairs: dict[tuple[str, str], list[float]] = {}
+    for sweep in case.sweeps:
+        for name in sweep.nodes if sweep.scope == "pair" and sweep.rate is not None else ():
+            of_pairs.setdefault((name, f"{sweep.collective} of pair"), []).append(sweep.rate or 0.0)
+    for (name, check), values in sorted(of_pairs.items()):
+        found[name][check] = statistics.median(values)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tasks.hardware.sku import BusBandwidth, Image, Level, Limit, Sku
+from tasks.hardware.sku import BusBandwidth, Level, Limit, Sku
 from tasks.qualification_names import Verdict
 
 
@@ -16,11 +16,15 @@ class Judged(NamedTuple):
     """With its direction."""
 
 
-def cited(sku: Sku, level: Level | Image, verdict: Verdict = "failed") -> str:
-    """Its source as sentences name it; a warning may have one of its own."""
-    key = (verdict == "degraded" and isinstance(level, Level) and level.warn_source) or level.source
+def cited(sku: Sku, key: str) -> str:
+    """A source as sentences name it."""
     source = sku.sources[key]
     return f"{sku.name}: {source.what}, {source.date}"
+
+
+def cited_by(sku: Sku, limit: Level, verdict: Verdict) -> str:
+    """The source of what a limit said; its warning may have one of its own."""
+    return cited(sku, (verdict == "degraded" and limit.warn_source) or limit.source)
 
 
 def by_limit(measured: float | str | None, limit: Limit) -> Judged:
@@ -79,9 +83,7 @@ def bandwidths(sku: Sku, collective: str, scope: str, nodes: int) -> tuple[BusBa
     exact = [limit for limit in mine if limit.nodes == nodes]
     found = exact or [limit for limit in mine if limit.nodes is None]
     if not found and where == "pair":
-        found = [
-            limit for limit in sku.collectives if (limit.collective, limit.scope, limit.nodes) == (collective, "all", 2)
-        ]
+        return bandwidths(sku, collective, "all", nodes)
     return tuple(sorted(found, key=lambda limit: limit.bytes))
 
 

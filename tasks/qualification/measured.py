@@ -41,6 +41,8 @@ class Probe(Measured):
     remedy: str = ""
     source: str = ""
     """Of a finding: whose rule it is."""
+    limit: str = ""
+    """Of a finding: what it should have been, where that was said, such as >= 460."""
     peers: float | None = None
     """What is compared with other machines instead of `measured`, such as a rate without what other work took."""
 

@@ -62,7 +62,7 @@ def _figures(run: MegatronRun, sku: Sku) -> Iterator[Reason]:
             "throughput", "unknown", run.tflops, f"<= {ceiling.value}, which no matmul exceeds", unit="TFLOP/s"
         )
         said = "another convention of FLOPs, other hardware, or numbers of 8 bits"
-        yield found.model_copy(update={"source": cited(sku, ceiling.source), "said": said})
+        yield found.model_copy(update={"source": cited(sku, str(ceiling.source)), "said": said})
 
 
 def _reason(

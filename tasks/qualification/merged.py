@@ -64,7 +64,7 @@ def merged(sweeps: Iterable[Sweep]) -> tuple[Merged, ...]:
 
 
 def _merge(rounds: list[Sweep], nodes: tuple[str, ...]) -> Merged:
-    rounds = sorted(rounds, key=lambda sweep: (sweep.round, sweep.model_dump_json()))
+    rounds = sorted(rounds, key=lambda sweep: (sweep.round, sweep.model_dump_json())) if len(rounds) > 1 else rounds
     good = [sweep for sweep in rounds if sweep.status == "measured" and sweep.rows]
     best = max(good, key=_rate, default=None)
     shown = best or min(rounds, key=lambda sweep: SHORT[sweep.status])

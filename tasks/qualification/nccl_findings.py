@@ -26,7 +26,7 @@ _ROUNDED = 0.02
 def sweeps_of(run: NcclRun, hosts: tuple[str, ...], transport: tuple[str, ...]) -> tuple[Sweep, ...]:
     """The run as our own job leaves one: with NCCL_TESTS_SPLIT one for each group, whose figures are all groups' mean."""
     collective = next((name for name in COLLECTIVES if name == run.collective), None)
-    if not collective or not run.rows:
+    if not collective or not run.rows or run.world == 1:
         return ()
     groups = _hosts_of_groups(run) or [hosts]
     return tuple(

@@ -19,6 +19,9 @@ from tasks.qualification_names import Verdict
 
 NAMED = 4
 """Most pairs that a sentence names."""
+SPREADS = 4.0
+"""Standard deviations of sound pairs by which one pair alone must be slower than they are."""
+Key = tuple[int, int, tuple[str, ...]]
 BAD: tuple[Verdict, ...] = ("failed", "unknown")
 
 
@@ -27,6 +30,8 @@ class Bad(NamedTuple):
 
     faults: tuple[Reason, ...]
     rate: float | None
+    doubtful: bool = False
+    """Slow beside the others, and not by so much that it would be believed alone: it counts in votes only."""
 
     @property
     def verdict(self) -> Verdict:
@@ -48,13 +53,14 @@ def of_pairs(
 ) -> Attributed:
     """Judge and attribute all pairs. `missing`: pairs that were to be measured and were not."""
     sweeps = [sweep for sweep in sweeps if len(sweep.nodes) == 2]
-    slow = _slower_than_others(sweeps, sku, config)
+    slow, alone = _slower_than_others(sweeps, sku, config)
     found: dict[Pair, Bad] = {}
     for sweep in sweeps:
         pair = (sweep.nodes[0], sweep.nodes[1])
-        mine = (*of_sweep(sweep, sku, ours=ours), *slow.get(sweep.key, ()))
-        before = found.get(pair, Bad((), sweep.rate))
-        found[pair] = Bad((*before.faults, *mine), before.rate if before.rate is not None else sweep.rate)
+        before, mine = found.get(pair, Bad((), sweep.rate)), of_sweep(sweep, sku, ours=ours)
+        faults = (*before.faults, *mine, *slow.get(sweep.key, ()))
+        doubtful = not any(fault.verdict in BAD for fault in (*before.faults, *mine)) and sweep.key not in alone
+        found[pair] = Bad(faults, before.rate if before.rate is not None else sweep.rate, doubtful)
     for pair in missing:
         found.setdefault(pair, Bad((_unmeasured(),), None))
     return _attribute({pair: found[pair] for pair in sorted(found)})
@@ -63,27 +69,30 @@ def of_pairs(
 def unmeasured(sweeps: Sequence[Merged], names: Sequence[str], *, every: bool) -> tuple[Pair, ...]:
     """Pairs of machines that were not measured; where not every pair was to be: only those of machines that have none at all."""
     there = {sweep.nodes for sweep in sweeps}
-    lonely = {name for name in names if not any(name in nodes for nodes in there)}
+    lonely = set(names) - {name for nodes in there for name in nodes}
     pairs = itertools.combinations(sorted(names), 2)
     return tuple(pair for pair in pairs if pair not in there and (every or {*pair} & lonely))
 
 
 def _slower_than_others(
     sweeps: Sequence[Merged], sku: Sku, config: BenchmarkConfig
-) -> dict[tuple[int, int, tuple[str, ...]], tuple[Reason, ...]]:
+) -> tuple[dict[Key, tuple[Reason, ...]], set[Key]]:
+    """Reasons of the slow ones, and which of them are so far outside the others' spread that one alone is believed."""
     groups: dict[tuple[str, int], list[tuple[Merged, float]]] = {}
     for sweep in sweeps:
         if sweep.rate is not None:
             groups.setdefault((sweep.collective, sweep.points[-1].bytes), []).append((sweep, sweep.rate))
-    found: dict[tuple[int, int, tuple[str, ...]], tuple[Reason, ...]] = {}
+    found, alone, allowed = dict[Key, tuple[Reason, ...]](), set[Key](), tolerances(sku)
     for (_, largest), members in sorted(groups.items()):
         items = [Item(" ".join(sweep.nodes), rate) for sweep, rate in members]
-        fast = reference(items, (1 + config.min_of_peers) / 2, lone=tolerances(sku).lone_pair)
+        fast = reference(items, (1 + config.min_of_peers) / 2, lone=allowed.lone_pair)
         center = fast.center if fast else statistics.median(item.value for item in items)
+        believed = min(allowed.link, 1 - SPREADS * fast.spread if fast else 1.0) * center
         for sweep, rate in members:
             if rate < config.min_of_peers * center:
                 found[sweep.key] = (_slow(sweep, rate, config.min_of_peers * center, largest),)
-    return found
+                alone |= {sweep.key} if rate < believed else set()
+    return found, alone
 
 
 def _slow(sweep: Merged, rate: float, limit: float, largest: int) -> Reason:
@@ -115,15 +124,21 @@ def _unmeasured() -> Reason:
 def _attribute(found: dict[Pair, Bad]) -> Attributed:
     """Those that failed or are unknown first, then what is merely degraded among the machines that are left."""
     bad = [pair for pair, what in found.items() if what.verdict in BAD]
-    first = blame([pair for pair in found if pair not in bad], bad)
+    first = blame([pair for pair, what in found.items() if what.verdict not in BAD], bad)
+    noise = {pair for pair in first.links if found[pair].doubtful}
+    found = {pair: Bad((), what.rate) if pair in noise else what for pair, what in found.items()}
+    first = first._replace(links=tuple(pair for pair in first.links if pair not in noise))
+    bad = [pair for pair in bad if pair not in noise]
     out = {*first.nodes, *first.cut_off, *(name for pair in first.either for name in pair)}
-    rest = [pair for pair in found if pair not in bad and not {*pair} & out]
-    warned = [pair for pair in rest if found[pair].verdict == "degraded"]
-    second = blame([pair for pair in rest if pair not in warned], warned)
+    rest = {pair: what.verdict for pair, what in found.items() if what.verdict not in BAD and not {*pair} & out}
+    warned = [pair for pair, verdict in rest.items() if verdict == "degraded"]
+    second = blame([pair for pair, verdict in rest.items() if verdict == "healthy"], warned)
+    guilty = {name for votes in (first, second) for name in (*votes.nodes, *votes.cut_off)}
+    links = {*first.links, *second.links}
     return Attributed(
         (*_of_nodes(first, found, bad), *_of_nodes(second, found, warned)),
         (*_of_cluster(first, found, bad), *_of_cluster(second, found, warned)),
-        tuple(_verdict(pair, what, (first, second)) for pair, what in found.items()),
+        tuple(_verdict(pair, what, guilty, links) for pair, what in found.items()),
     )
 
 
@@ -197,24 +212,12 @@ def _rate(rate: float | None) -> str:
     return " no result" if rate is None else f" {rate:.4g} GB/s"
 
 
-def _verdict(pair: Pair, what: Bad, votes: tuple[Blame, ...]) -> PairVerdict:
+def _verdict(pair: Pair, what: Bad, guilty: set[str], links: set[Pair]) -> PairVerdict:
     a, b = pair
     if what.verdict == "healthy":
         return PairVerdict(a=a, b=b, busbw_gb_s=what.rate, verdict="healthy")
-    guilty = {name for vote in votes for name in (*vote.nodes, *vote.cut_off)}
-    return PairVerdict(
-        a=a,
-        b=b,
-        busbw_gb_s=what.rate,
-        verdict=what.verdict,
-        blamed="a"
-        if a in guilty and b not in guilty
-        else "b"
-        if b in guilty and a not in guilty
-        else _link(pair, votes),
-        said=next((f"{f.check}: {f.said or f.limit}" for f in what.faults if f.verdict == what.verdict), ""),
-    )
-
-
-def _link(pair: Pair, votes: tuple[Blame, ...]) -> Literal["link", ""]:
-    return "link" if any(pair in vote.links for vote in votes) else ""
+    blamed: Literal["a", "b", "link", ""] = "link" if pair in links else ""
+    if (a in guilty) != (b in guilty):
+        blamed = "a" if a in guilty else "b"
+    said = next(f"{fault.check}: {fault.said or fault.limit}" for fault in what.faults if fault.verdict == what.verdict)
+    return PairVerdict(a=a, b=b, busbw_gb_s=what.rate, verdict=what.verdict, blamed=blamed, said=said)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tasks.hardware.sku import Sku
-from tasks.qualification.limits import by_limit, cited
+from tasks.qualification.limits import by_limit, cited_by
 from tasks.qualification.measured import Probe
 from tasks.qualification.verdicts import Reason
 from tasks.qualification_names import Verdict
@@ -81,7 +81,7 @@ def _found(node: str, probe: Probe) -> Reason:
         where=probe.where,
         measured=probe.measured,
         unit=probe.unit,
-        limit="no such finding",
+        limit=probe.limit or "no such finding",
         source=probe.source or f"the machine's own {probe.check}",
         verdict=verdict,
         said=probe.said,
@@ -102,7 +102,7 @@ def _by_file(node: str, probe: Probe, sku: Sku) -> Iterator[Reason]:
             measured=probe.measured,
             unit=probe.unit or limit.unit,
             limit=judged.limit,
-            source=cited(sku, limit, judged.verdict),
+            source=cited_by(sku, limit, judged.verdict),
             verdict=judged.verdict,
             said=probe.said or ("" if probe.measured is not None else "it gave no value"),
             remedy=probe.remedy or _act(judged.verdict),

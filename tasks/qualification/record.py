@@ -7,10 +7,12 @@ a run that is judged by the new file is another one, as the digest tells. The fo
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -21,6 +23,8 @@ from tasks.qualification.measured import Measurement
 from tasks.qualification.recorded import LOWEST, collectives, limits, margins_of
 from tasks.qualification.verdicts import ClusterVerdict
 from tasks.qualification_config import FULL, BenchmarkConfig
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 
 
 def record(
@@ -37,7 +41,7 @@ def record(
     Raises ValueError for a name that is taken, also by a shipped file, unless `replace`; and for a run that was not sound:
     failed, unknown or incomplete.
     """
-    path = _place(name, folder, replace=replace)
+    path = place(name, folder, replace=replace)
     if len(measurements) < at_least or not measurements:
         raise ValueError(
             f"record {name!r}: {len(measurements)} run(s) are there, and at least {max(at_least, 1)} needed"
@@ -53,10 +57,13 @@ def record(
     return path
 
 
-def _place(name: str, folder: Path, *, replace: bool) -> Path:
+def place(name: str, folder: Path, *, replace: bool) -> Path:
+    """Where a name will be written. Raises ValueError for one that is no name, and for one that is taken, unless `replace`."""
+    if not re.fullmatch(NAME, name):
+        raise ValueError(
+            f"record {name!r}: a name has letters, digits, '-' and '_', and begins with a letter or a digit"
+        )
     plain = plain_name(name)
-    if not plain or plain.startswith("_") or not plain.replace("_", "").replace("-", "").isalnum():
-        raise ValueError(f"record {name!r}: a name has letters, digits, '-' and '_', and does not begin with '_'")
     taken = known_skus(folder).get(plain)
     if taken and not replace:
         raise ValueError(f"record {name!r}: {taken} has this name; choose another one, or replace it with --replace")
@@ -107,7 +114,8 @@ def _first(verdict: ClusterVerdict) -> str:
 def _baseline(name: str, measurements: Sequence[Measurement], based_on: Sku) -> Sku:
     margins = margins_of(based_on)
     nodes = {node for measurement in measurements for node in measurement.nodes}
-    source = (
+    source = _free(based_on)
+    what = (
         f"headway qualify --record, Headway {version('headway')}: median of {len(measurements)} run(s) on {len(nodes)} "
         f"machine(s), based on {based_on.name}; warn is {margins.warn} of it and fail {margins.fail}, or {LOWEST.warn} and "
         f"{LOWEST.fail} of the lowest where that is less"
@@ -117,17 +125,27 @@ def _baseline(name: str, measurements: Sequence[Measurement], based_on: Sku) -> 
             "name": name,
             "aliases": (),
             "based_on": "",
-            "sources": {**based_on.sources, "recorded": Source(what=source, date=datetime.now(UTC).date())},
-            "limits": {**based_on.limits, **dict(limits(measurements, based_on))},
-            "collectives": tuple(collectives(measurements, based_on)),
+            "sources": {**based_on.sources, source: Source(what=what, date=datetime.now(UTC).date())},
+            "limits": {**based_on.limits, **dict(limits(measurements, based_on, source=source))},
+            "collectives": tuple(collectives(measurements, based_on, source=source)),
         }
     )
 
 
+def _free(based_on: Sku) -> str:
+    """A key of sources that is not there: what was recorded earlier keeps its own."""
+    keys = ("recorded", *(f"recorded_{number}" for number in range(2, len(based_on.sources) + 3)))
+    return next(key for key in keys if key not in based_on.sources)
+
+
 def _text(sku: Sku) -> str:
     fields = sku.model_copy(update={"sources": {key: sku.sources[key] for key in sorted(sku.named_sources)}})
-    said = fields.model_dump(mode="json", exclude_defaults=True)
-    return (
-        "# Written by headway qualify --record. Change what you know better, and give it a source.\n"
-        + yaml.safe_dump(said, sort_keys=False, allow_unicode=True, width=130)
-    )
+    said = yaml.safe_dump(_filled(fields.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=130)
+    return f"# Written by headway qualify --record. Change what you know better, and give it a source.\n{said}"
+
+
+def _filled(value: Any) -> Any:
+    """Without what says nothing."""
+    if isinstance(value, dict):
+        return {key: _filled(each) for key, each in value.items() if each not in (None, "", [], {})}
+    return [_filled(each) for each in value] if isinstance(value, list) else value

@@ -42,32 +42,32 @@ def margins_of(sku: Sku) -> Margins:
     return CPU if sku.vendor == "cpu" else GPU
 
 
-def limits(measurements: Sequence[Measurement], based_on: Sku) -> Iterator[tuple[str, Limit]]:
+def limits(measurements: Sequence[Measurement], based_on: Sku, *, source: str) -> Iterator[tuple[str, Limit]]:
     """What was measured of single machines, by check; without what the machines were judged by more sharply.
 
     Raises ValueError where machines differ in what they have.
     """
-    for check, limit in _limits(measurements, margins_of(based_on)):
+    for check, limit in _limits(measurements, margins_of(based_on), source):
         if _sharper(limit, based_on.limits.get(check)):
             yield check, limit
 
 
-def _limits(measurements: Sequence[Measurement], margins: Margins) -> Iterator[tuple[str, Limit]]:
+def _limits(measurements: Sequence[Measurement], margins: Margins, source: str) -> Iterator[tuple[str, Limit]]:
     for check in (*RATES, *COUNTS, *FLOORS, "memory_gib"):
         values = list(_measured(measurements, check))
         if not values:
             continue
         unit = CHECKS[check]
         if check in COUNTS:
-            yield check, Limit(unit=unit, better="equal", fail=_same(check, values), source="recorded")
+            yield check, Limit(unit=unit, better="equal", fail=_same(check, values), source=source)
         elif check in FLOORS:
-            yield check, Limit(unit=unit, norm=_same(check, values), fail=_same(check, values), source="recorded")
+            yield check, Limit(unit=unit, norm=_same(check, values), fail=_same(check, values), source=source)
         elif check == "memory_gib":
             fail = _rounded(MEMORY_FLOOR * min(values))
-            yield check, Limit(unit=unit, norm=_rounded(min(values)), fail=fail, source="recorded")
+            yield check, Limit(unit=unit, norm=_rounded(min(values)), fail=fail, source=source)
         else:
             norm, warn, fail = _levels(values, margins)
-            yield check, Limit(unit=unit, norm=norm, warn=warn, fail=fail, source="recorded")
+            yield check, Limit(unit=unit, norm=norm, warn=warn, fail=fail, source=source)
 
 
 def _measured(measurements: Iterable[Measurement], check: str) -> Iterator[float]:
@@ -101,13 +101,13 @@ def _sharper(limit: Limit, base: Limit | None) -> bool:
     return isinstance(limit.fail, float) and limit.fail > base.fail
 
 
-def collectives(measurements: Sequence[Measurement], based_on: Sku) -> Iterator[BusBandwidth]:
+def collectives(measurements: Sequence[Measurement], based_on: Sku, *, source: str) -> Iterator[BusBandwidth]:
     """Those of the file, and one for each size that was measured; of small messages only the norm. Of two the sharper stays."""
     margins, found = margins_of(based_on), {_key(limit): limit for limit in based_on.collectives}
     for kind in _kinds(measurements):
-        for limit in _curve(kind, measurements, margins):
+        for limit in _curve(kind, measurements, margins, source):
             base = found.get(_key(limit))
-            if base is None or (limit.fail or 0.0) > (base.fail or 0.0):
+            if base is None or base.fail is None or (limit.fail or 0.0) > base.fail:
                 found[_key(limit)] = limit
     yield from found.values()
 
@@ -132,7 +132,7 @@ def _kinds(measurements: Sequence[Measurement]) -> list[Kind]:
     return sorted(found, key=lambda kind: (kind[0], kind[1], kind[2] or 0))
 
 
-def _curve(kind: Kind, measurements: Sequence[Measurement], margins: Margins) -> Iterator[BusBandwidth]:
+def _curve(kind: Kind, measurements: Sequence[Measurement], margins: Margins, source: str) -> Iterator[BusBandwidth]:
     """A limit holds from its message on, so it is no higher than what larger messages keep."""
     sizes = _by_size(kind, measurements)
     medians = {size: statistics.median(values) for size, values in sizes.items()}
@@ -143,7 +143,7 @@ def _curve(kind: Kind, measurements: Sequence[Measurement], margins: Margins) ->
             "scope": kind[1],
             "nodes": kind[2],
             "bytes": size,
-            "source": "recorded",
+            "source": source,
         }
         fields["norm"] = _rounded(medians[size])
         if medians[size] >= BOUND * best > 0:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tasks.hardware.sku import BusBandwidth, Sku
 from tasks.qualification.curve import of_curve
-from tasks.qualification.limits import Judged, bandwidths, by_bandwidth, cited
+from tasks.qualification.limits import Judged, bandwidths, by_bandwidth, cited, cited_by
 from tasks.qualification.merged import Merged, Point, size
 from tasks.qualification.tolerances import tolerances
 from tasks.qualification.transports import of_transport
@@ -18,7 +18,7 @@ from tasks.qualification.verdicts import Reason
 
 ORDER = ("healthy", "degraded", "failed")
 NEAR, FAR = 1 / 16, 0.8
-"""Of the message that a limit is for, and of the limit: curves are level from a sixteenth on, within a few percent in public logs."""
+"""Of the message that a limit is for, and of the limit: from a sixteenth on, public curves are level within a few percent."""
 CORRUPT = "Silent data corruption: take the machines out, and find the part with the pairs and the ECC counters."
 NETWORK = "Look at the links between the machines, NCCL's environment and its topology file (`headway hardware`)."
 AGAIN = "See the job's logs; give it more time with benchmark.collective_seconds where it ran out of it."
@@ -90,7 +90,7 @@ def _by_smaller(sweep: Merged, limit: BusBandwidth, sku: Sku) -> Iterator[Reason
     near = last.bytes >= NEAR * limit.bytes and limit.fail is not None
     if near and (sweep.rate or 0.0) < FAR * (limit.fail or 0.0):
         yield _slowest(sweep, (last, limit, judged), sku)
-    elif judged.verdict != "healthy" and limit.scope == sweep.scope:
+    elif judged.verdict != "healthy" and (limit.scope != "all" or sweep.scope == "all"):
         yield _too_small(sweep, limit, sku)
 
 
@@ -112,7 +112,7 @@ def _slowest(sweep: Merged, found: tuple[Point, BusBandwidth, Judged], sku: Sku)
         measured=point.rate,
         unit="GB/s",
         limit=judged.limit,
-        source=cited(sku, limit, judged.verdict),
+        source=cited_by(sku, limit, judged.verdict),
         verdict=judged.verdict,
         said=f"already at {size(point.bytes)}" if point.bytes < limit.bytes else "",
         remedy=NETWORK,
@@ -126,7 +126,7 @@ def _too_small(sweep: Merged, limit: BusBandwidth, sku: Sku) -> Reason:
         measured=sweep.rate,
         unit=f"GB/s at {size(sweep.points[-1].bytes)}",
         limit=f"{by_bandwidth(None, limit).limit} from {size(limit.bytes)} on",
-        source=cited(sku, limit),
+        source=cited(sku, limit.source),
         verdict="unknown",
         said="its limit holds for larger messages than were measured",
         remedy="Measure larger messages: benchmark.largest_megabytes on CPUs, -e of nccl-tests.",

@@ -33,8 +33,10 @@ class Tolerances(NamedTuple):
     """Short of the peers by more than this, and far outside their spread, is degraded. None: not judged."""
     own_warn: float = 0.9
     """Of the machine's own earlier median."""
-    lone_pair: float = 0.5
+    lone_pair: float = 0.6
     """A single fast pair is the measure of the others where they are below this share of it."""
+    link: float = 1.0
+    """A single slow pair is believed below this share of the others, too."""
     peers_by_measured: bool = True
     """Whether plain measurements are compared; else only those that were freed of what other work took (Probe.peers)."""
 
@@ -51,6 +53,7 @@ CPU = Tolerances(
     peers_warn=None,
     own_warn=0.5,
     lone_pair=0.34,
+    link=0.4,
     peers_by_measured=False,
 )
 

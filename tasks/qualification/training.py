@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tasks.hardware.sku import Sku
-from tasks.qualification.limits import by_limit, cited
+from tasks.qualification.limits import by_limit, cited_by
 from tasks.qualification.measured import Measurement, TrainingPoint
 from tasks.qualification.peers import Rate
 from tasks.qualification.tolerances import tolerances
 from tasks.qualification.verdicts import Reason
 from tasks.qualification_config import BenchmarkConfig
 
-SLOW = "See the probe's shares of data, communication and compute; compare with the plan (`headway plan`)."
+SLOW = "See the probe's shares of data, communication and compute; compare with the plan (`headway retrain --to plan`)."
 
 
 def of_training(measurement: Measurement, sku: Sku, config: BenchmarkConfig) -> Iterator[Reason]:
@@ -78,7 +78,7 @@ def _by_file(point: TrainingPoint, check: str, measured: float, unit: str, sku: 
     if judged.verdict != "healthy":
         found = _reason(point, measured=measured, check=check, unit=unit, limit=judged.limit, said=point.said)
         yield found.model_copy(
-            update={"verdict": judged.verdict, "source": cited(sku, limit, judged.verdict), "remedy": SLOW}
+            update={"verdict": judged.verdict, "source": cited_by(sku, limit, judged.verdict), "remedy": SLOW}
         )
 
 

@@ -72,7 +72,7 @@ def unlike_image(node: str, mine: Mapping[str, str], sku: Sku) -> Iterator[Reaso
             check=f"{PREFIX}{name}",
             measured=mine[name],
             limit=f"= {nearest.versions[name]}",
-            source=f"{nearest.urn}: {cited(sku, nearest)}",
+            source=f"{nearest.urn}: {cited(sku, nearest.source)}",
             verdict="degraded",
             said=f"not as in {nearest.urn}",
             remedy=RENEW,

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 Pair = tuple[str, str]
+Near = dict[str, set[str]]
 MOST = 0.5
 """More than this share of a machine's pairs must be bad, and two at least."""
 
@@ -40,57 +41,60 @@ def blame(good: Iterable[Pair], bad: Iterable[Pair]) -> Blame:
         return Blame()
     if not sound:
         return Blame(all=True) if len(names) > 2 else Blame(either=tuple(sorted(slow)))
-    groups = [group for group in _groups(names, sound) if len(group) > 1]
-    apart = [group for group in groups[1:] if _separated(group, groups[0], slow)]
-    if apart and len(groups[0]) == len(apart[0]) and _separated(groups[0], apart[0], slow):
+    good_of, bad_of = _near(sound), _near(slow)
+    groups = [group for group in _groups(names, good_of) if len(group) > 1]
+    apart = [group for group in groups[1:] if _separated(group, groups[0], bad_of)]
+    if apart and len(groups[0]) == len(apart[0]) and _separated(groups[0], apart[0], bad_of):
         return Blame(halves=(groups[0], *apart))
     cut_off = {name for group in apart for name in group}
-    nodes = _outvoted(names - cut_off, sound, slow) | _outvoted(cut_off, sound, slow)
+    nodes = _outvoted(names - cut_off, good_of, bad_of) | _outvoted(cut_off, good_of, bad_of)
     left = [pair for pair in sorted(slow) if not {*pair} & (nodes | cut_off)]
     return _of_links(Blame(tuple(sorted(nodes)), tuple(sorted(cut_off - nodes))), left, sound)
 
 
-def _groups(names: set[str], sound: set[Pair]) -> list[tuple[str, ...]]:
+def _near(pairs: set[Pair]) -> Near:
+    """Of each machine, those with which it has one of the pairs."""
+    near: Near = {}
+    for a, b in pairs:
+        near.setdefault(a, set()).add(b)
+        near.setdefault(b, set()).add(a)
+    return near
+
+
+def _groups(names: set[str], sound: Near) -> list[tuple[str, ...]]:
     """Machines that sound pairs connect, the largest group first."""
-    near: dict[str, set[str]] = {name: set() for name in names}
-    for a, b in sound:
-        near[a].add(b)
-        near[b].add(a)
     groups, left = list[tuple[str, ...]](), set(names)
     while left:
         group, front = set[str](), {min(left)}
         while front:
             group |= front
-            front = {other for name in front for other in near[name]} - group
+            front = {other for name in front for other in sound.get(name, ())} - group
         groups.append(tuple(sorted(group)))
         left -= group
     return sorted(groups, key=lambda group: (-len(group), group))
 
 
-def _separated(group: tuple[str, ...], other: tuple[str, ...], slow: set[Pair]) -> bool:
+def _separated(group: tuple[str, ...], other: tuple[str, ...], slow: Near) -> bool:
     """Whether each machine of the group has a bad pair with the other group: one slow link alone cuts nobody off."""
-    return all(any((min(a, b), max(a, b)) in slow for b in other) for a in group)
+    return all(slow.get(name, set()) & set(other) for name in group)
 
 
-def _outvoted(names: set[str], sound: set[Pair], slow: set[Pair]) -> set[str]:
+def _outvoted(names: set[str], sound: Near, slow: Near) -> set[str]:
     """The worst by its share of bad pairs goes first, with all that are as bad, until none is mostly bad."""
     blamed, inside = set[str](), set(names)
     while True:
-        shares = {name: share for name in inside if (share := _share(name, inside, sound, slow)) is not None}
+        shares = {name: _share(name, inside, sound, slow) for name in inside}
         worst = max(shares.values(), default=0.0)
-        if worst <= MOST:
-            return blamed
         now = {name for name, share in shares.items() if share == worst}
-        if now == inside:
+        if worst <= MOST or now == inside:
             return blamed
         blamed |= now
         inside -= now
 
 
-def _share(name: str, inside: set[str], sound: set[Pair], slow: set[Pair]) -> float | None:
-    bad = sum(name in pair and {*pair} <= inside for pair in slow)
-    good = sum(name in pair and {*pair} <= inside for pair in sound)
-    return bad / (bad + good) if bad > 1 else None
+def _share(name: str, inside: set[str], sound: Near, slow: Near) -> float:
+    bad = len(slow.get(name, set()) & inside)
+    return bad / (bad + len(sound.get(name, set()) & inside)) if bad > 1 else 0.0
 
 
 def _of_links(found: Blame, left: list[Pair], sound: set[Pair]) -> Blame:

@@ -102,7 +102,7 @@ class Axes:
         for value in _ticks(*self.y):
             y = self.at(self.x[0], value)[1]
             shapes.append(f'<path class="grid-line" d="M{LEFT:g},{y:.1f}H{RIGHT:g}"/>')
-            shapes.append(f'<text x="{LEFT - 7:g}" y="{y + 4:.1f}" text-anchor="end">{number(value)}</text>')
+            shapes.append(f'<text x="{LEFT - 7:g}" y="{y + 4:.1f}" text-anchor="end">{_brief(value)}</text>')
         for value in _ticks(*self.x) if bytes_ else _doubled(*self.x):
             x = self.at(value, self.y[0])[0]
             said = size_text(value) if bytes_ else number(value)
@@ -142,6 +142,10 @@ def _ticks(low: float, high: float) -> list[float]:
         return few
     tens = [10.0**power for power in powers if low <= 10.0**power <= high]
     return tens if len(tens) <= MOST_TICKS else [value for value in tens if round(math.log10(value)) % 3 == 0]
+
+
+def _brief(value: float) -> str:
+    return f"{number(value / 1000)}k" if value >= 10_000 else number(value)
 
 
 def _doubled(low: float, high: float) -> list[float]:

@@ -66,6 +66,11 @@ class Found:
         together = sorted(self.verdict.reasons, key=lambda reason: WORST.index(reason.verdict))
         return (*together, *(reason for node in self.nodes for reason in node.reasons))
 
+    def holds(self, reason: Reason) -> bool:
+        """Whether it is said of machines that are used, and not of one that is left out, or of all with it."""
+        who = {reason.node} if reason.node else set(reason.nodes)
+        return not who & set(self.excluded)
+
     @cached_property
     def suspects(self) -> frozenset[str]:
         """Machines that are not healthy."""

@@ -16,6 +16,7 @@ from string import Template
 from tasks.qualification.verdicts import NodeVerdict, Reason
 from tasks.qualification_names import Verdict
 from tasks.report.data import duration, number
+from tasks.report.evidence_markup import said
 from tasks.report.markup import Html, folded, grid, join, tag
 from tasks.report.qualification_acts import acts
 from tasks.report.qualification_bandwidth import bandwidth
@@ -73,26 +74,37 @@ def badge(verdict: Verdict) -> Html:
 
 def _about(found: Found) -> str:
     measured = found.measured
-    said = (
+    told = (
         f"judged as {found.sku.name}",
         f"{found.answered:,} of {count(measured.expected_nodes, 'machine')} answered",
         measured.seconds and f"{duration(measured.seconds)} of measuring",
         measured.seconds and f"{measured.seconds * measured.expected_nodes / 3600:.3g} machine hours",
         found.expires and f"holds until {until(found.expires)}",
     )
-    return " · ".join(part for part in said if part)
+    return " · ".join(part for part in told if part)
 
 
 def _verdict(found: Found) -> Html:
     verdict = found.verdict.verdict
     head = tag("h2", tag("span", SIGN[verdict], aria_hidden="true"), f" {verdict}")
-    told = [tag("li", *_sentence(found, reason)) for reason in found.reasons]
-    shown = tag("ul", *told[:SENTENCES_OPEN], class_="sentences")
-    more = folded(f"{len(told) - SENTENCES_OPEN:,} more", tag("ul", *told[SENTENCES_OPEN:], class_="sentences"))
+    lead = join(tag("p", MEANS[verdict], class_="lead"), tag("p", _counts(found), class_="lead"))
     lost = f"{count(found.absent, 'machine')} left no word at all." if found.absent else ""
-    counted = tag("p", _counts(found), class_="lead")
-    body = (head, tag("p", MEANS[verdict], class_="lead"), counted, tag("p", lost), shown, more, acts(found))
+    holds = [reason for reason in found.reasons if found.holds(reason)]
+    others = [reason for reason in found.reasons if not found.holds(reason)]
+    out = _part("Of machines that are left out", _sentences(found, others))
+    body = (head, lead, tag("p", lost), _sentences(found, holds), acts(found), out)
     return tag("div", *body, class_=f"verdict {STYLES[verdict]}", role="status")
+
+
+def _sentences(found: Found, reasons: Sequence[Reason]) -> Html:
+    """The first of them, the others folded."""
+    told = [tag("li", *_sentence(found, reason)) for reason in reasons]
+    more = tag("ul", *told[SENTENCES_OPEN:])
+    return join(tag("ul", *told[:SENTENCES_OPEN]), folded(f"{len(told) - SENTENCES_OPEN:,} more", more))
+
+
+def _part(heading: str, body: Html) -> Html:
+    return join(tag("h3", heading), body) if body else Html()
 
 
 def _counts(found: Found) -> Html:
@@ -113,12 +125,14 @@ def _sentence(found: Found, reason: Reason) -> tuple[Html, ...]:
     else:
         shown = number(float(f"{reason.measured:.4g}")) if isinstance(reason.measured, float) else reason.measured
     head = tag("span", f"{SIGN[reason.verdict]} {reason.verdict}", class_=f"word {STYLES[reason.verdict]}")
-    said = tag(
+    told = tag(
         "span", tag("strong", who), f": {reason.check} ", tag("strong", f"{shown}{unit}"), f", limit {reason.limit}"
     )
     evidence = reason.said if reason.measured is not None else ""
-    below = " ".join(part for part in (f"({found.source(reason.source)})", evidence, reason.remedy) if part)
-    return (head, Html(" "), said, Html(" "), tag("small", below))
+    below = ". ".join(
+        part.rstrip(".") for part in (f"({found.source(reason.source)})", evidence, reason.remedy) if part
+    )
+    return (head, Html(" "), told, Html(" "), tag("small", said(below)))
 
 
 def _machines(found: Found) -> Html:
@@ -176,8 +190,8 @@ def _findings(found: Found) -> Html:
         for report, probe in found.probes()
         if probe.finding
     ]
-    said = folded("What machines said in words", words(found))
-    return join(grid(("Machine", "Check", "Where", "Finding", "Said"), rows), said)
+    told = folded("What machines said in words", words(found))
+    return join(grid(("Machine", "Check", "Where", "Finding", "Said"), rows), told)
 
 
 def _hardware(found: Found) -> Html:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tasks.hardware.sku import Limit
@@ -31,8 +31,8 @@ class Rate:
     values: tuple[tuple[float, str], ...]
     """With who measured it, worst first."""
     limit: Limit | None
-    bad: frozenset[str]
-    """Who breaks a limit, by the verdict."""
+    bad: Mapping[str, str]
+    """Who breaks a limit by the verdict: warn or bad."""
 
 
 def rates(found: Found, *, storage: bool) -> Html:
@@ -115,20 +115,21 @@ def _rates(found: Found) -> Iterator[Rate]:
             values[probe.check].append((value, _who(report, probe)))
             units[probe.check] = probe.unit or units.get(probe.check, "")
     order = list(found.sku.limits)
-    bad: dict[str, set[str]] = defaultdict(set)
-    for reason in found.reasons:
-        bad[reason.check.partition(" ")[0]].add(f"{reason.node} {reason.where}".strip())
+    bad: dict[str, dict[str, str]] = defaultdict(dict)
+    for reason in reversed(found.reasons):  # the worst of a machine stands first, and is the one that is kept
+        style = "warn" if reason.verdict == "degraded" else "bad"
+        bad[reason.check.partition(" ")[0]][f"{reason.node} {reason.where}".strip()] = style
     for check in sorted(values, key=lambda check: (order.index(check) if check in order else len(order), check)):
         limit = found.sku.limits.get(check)
         lower = limit.better == "lower" if limit else check.endswith(("_seconds", "_drop", "temperature", "skew"))
         ranked = tuple(sorted(values[check], reverse=lower))
-        yield Rate(check, units[check] or (limit.unit if limit else ""), ranked, limit, frozenset(bad[check]))
+        yield Rate(check, units[check] or (limit.unit if limit else ""), ranked, limit, bad[check])
 
 
 def _row(rate: Rate, found: Found) -> tuple[str, ...]:
     only = [value for value, _ in rate.values]
     worst, who = rate.values[0]
-    bad = [value for value, name in rate.values if name in rate.bad]
+    bad = [(value, rate.bad[name]) for value, name in rate.values if name in rate.bad]
     limits = _limits(rate.limit)
     said = f"{rate.check} of {len(only):,}: {_short(min(only))} to {_short(max(only))} {rate.unit}"
     drawn = (
@@ -138,7 +139,7 @@ def _row(rate: Rate, found: Found) -> tuple[str, ...]:
     )
     return (
         join(tag("span", rate.check), tag("small", rate.unit)),
-        join(tag("span", _short(worst), class_="bad" if bad else "plain"), tag("small", who)),
+        join(tag("span", _short(worst), class_=rate.bad.get(who, "plain")), tag("small", who)),
         _short(statistics.median(only)),
         _short(rate.values[-1][0]),
         _limit_text(rate.limit, found),

@@ -5,7 +5,7 @@ In percent of the width, so that a strip fills a table's cell at any width. Thou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from tasks.report.markup import Html
@@ -13,9 +13,11 @@ from tasks.report.markup import Html
 HEIGHT, MARGIN = 28, 2.5
 GRAIN = 0.4
 """Percent of the width within which ticks are one."""
+Marked = tuple[float, str]
+"""A value, and warn or bad."""
 
 
-def strip(values: Sequence[float], bad: Sequence[float], limits: dict[str, float], *, name: str, said: str) -> Html:
+def strip(values: Sequence[float], bad: Sequence[Marked], limits: dict[str, float], *, name: str, said: str) -> Html:
     """Values on a line from the least to the largest; `bad` are those that break a limit, limits are by norm, warn, fail."""
     every = [*values, *limits.values()]
     if not values:
@@ -34,13 +36,14 @@ def strip(values: Sequence[float], bad: Sequence[float], limits: dict[str, float
         for kind, value in limits.items()
     ]
     shapes += [
-        f'<svg x="{x:.2f}%" y="{HEIGHT / 2}" overflow="visible" class="found"><path d="M0,-7 L6,0 L0,7 L-6,0 Z"/></svg>'
-        for x in _thinned(map(at, bad))
+        f'<svg x="{x:.2f}%" y="{HEIGHT / 2}" overflow="visible" class="found {style}"><path d="M0,-7 L6,0 L0,7 L-6,0 Z"/></svg>'
+        for style in ("warn", "bad")
+        for x in _thinned(at(value) for value, its in bad if its == style)
     ]
     head = f'<svg class="strip" width="100%" height="{HEIGHT}" role="img" aria-labelledby="{name}-t">'
     return Html(f'{head}<title id="{name}-t">{escape(said)}</title>{"".join(shapes)}</svg>')
 
 
-def _thinned(places: Sequence[float] | map[float]) -> list[float]:
+def _thinned(places: Iterable[float]) -> list[float]:
     kept = {round(place / GRAIN): place for place in places}
     return [kept[grain] for grain in sorted(kept)]

@@ -29,6 +29,8 @@ POLL_SECONDS = 0.05
 RANKS_AT_FULL_POLL = 512
 """More ranks than this ask less often: the launcher's store is one thread."""
 
+LEAVE_SECONDS = 30.0
+
 
 class Bench:
     """State: what this rank found so far, and its connection to the store."""
@@ -111,6 +113,16 @@ class Bench:
         there = keys if said == len(keys) else {rank: key for rank, key in keys.items() if store.check([key])}
         self._absent = set(keys) - set(there)
         return {rank: json.loads(text) for rank, text in zip(there, store.multi_get(list(there.values())), strict=True)}
+
+    def leave(self, *, seconds: float) -> None:
+        """Meet for the last time. Rank 0 goes last: without torchrun the store ends with its process."""
+        there = self.share("end", True, seconds=seconds)
+        if self.world_size == 1:
+            return
+        deadline, gone = time.monotonic() + LEAVE_SECONDS, self.store.add("gone", 1)
+        while self.rank.rank == 0 and gone < len(there) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            gone = self.store.add("gone", 0)
 
     @property
     def store(self) -> distributed.Store:

@@ -14,7 +14,6 @@ from tasks.jobs.asking import Hangs
 from tasks.jobs.qualify import (
     health_amd,
     health_aznhc,
-    health_clocks,
     health_links,
     health_machine,
     health_nvidia,
@@ -45,7 +44,6 @@ LOOKS = (
     Look(("sriov",), health_links.virtual_functions),
     Look(("gpu_count",), health_nvidia.count, ("nvidia",)),
     Look(("xid",), health_nvidia.errors, ("nvidia",)),
-    Look(("sm_clock",), health_clocks.set_to_maximum, ("nvidia",)),
     Look(("gpu_smi",), health_nvidia.gpus, ("nvidia",)),
     Look(("rows",), health_nvidia.remapped_rows, ("nvidia",)),
     Look(("nvlink_down",), health_nvidia.nvlinks, ("nvidia",)),

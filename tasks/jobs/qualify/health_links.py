@@ -40,7 +40,10 @@ def infiniband(bench: Bench, machine: Machine) -> Iterator[Probe]:
 
 
 def link_flaps(bench: Bench, machine: Machine) -> Iterator[Probe]:
-    """How often links went down in 24 hours: the most of what the kernel, the machine's log and the ports' counters say."""
+    """How often links went down in 24 hours: the most of what the kernel, the machine's log and the ports' counters say.
+
+    A counter has no times: what all ports of the machine had together is its start, or that of a switch.
+    """
     found = ports(machine.root / "sys/class/infiniband")
     if not found and "link_flaps" not in bench.sku.limits:
         return
@@ -48,9 +51,9 @@ def link_flaps(bench: Bench, machine: Machine) -> Iterator[Probe]:
     times: Counter[str] = Counter()
     for log in _logs(machine):
         times |= gpu_health.flaps(log, since=max(0.0, uptime - DAY))
+    at_once = min((port.downed for port in found.values()), default=0)
     for name, port in found.items():
-        if port.downed:
-            times[name] = max(times[name], round(links.per_day(port.downed, uptime)))
+        times[name] = max(times[name], round(links.per_day(port.downed - at_once, uptime)))
     said = f"of the last {min(uptime, DAY) / 3600:.1f} h"
     flapped = {name: count for name, count in sorted(times.items()) if count}
     for name, count in (flapped or {"": 0}).items():

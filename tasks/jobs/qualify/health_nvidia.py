@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Literal
 
 from tasks.formats import gpu_health, smi
-from tasks.formats.gpu_health import ROW_FIELDS, Finding
+from tasks.formats.gpu_health import Finding, Rules
 from tasks.formats.links import DAY
-from tasks.jobs.asking import query_smi
 from tasks.jobs.qualify.bench import Bench
+from tasks.jobs.qualify.health_clocks import clock_probes, set_to_maximum
 from tasks.jobs.qualify.machine import Machine
+from tasks.jobs.qualify.nvidia_smi import ask_gpus, ask_rows, failure
 from tasks.qualification.measured import Probe
 
 SOURCE = "tasks/hardware/health.json"
+READ = {
+    "ecc": tuple(field for field in smi.FIELDS if field.startswith("ecc.")),
+    "throttle": ("clocks_event_reasons.active",),
+}
+"""Of them a GPU must say at least one, or nothing was looked at."""
 
 
 def count(bench: Bench, machine: Machine) -> Iterator[Probe]:
@@ -20,13 +27,14 @@ def count(bench: Bench, machine: Machine) -> Iterator[Probe]:
     code, said = machine.ask("nvidia-smi", "--list-gpus")
     gpus = smi.listed(said)
     if code and not gpus:
-        raise ValueError(f"nvidia-smi --list-gpus ended with {code}: {' '.join(said.split())[:200]}")
+        raise failure(code, said, "nvidia-smi --list-gpus")
     lost = "; ".join(line.strip() for line in said.splitlines() if line.strip() and not smi.GPU.match(line))
     yield Probe(check="gpu_count", measured=float(gpus), said=lost[:400])
 
 
 def gpus(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """How nvidia-smi ends, and of each GPU errors of its memory, throttling, clocks and persistence."""
+    were_set = set_to_maximum(bench, machine)
     code, said, rows = ask_gpus(machine)
     bad = gpu_health.smi_finding(code, said, machine.rules)
     wants = "; ".join(f"{smi.name(gpu)}: the driver asks for {asked}" for gpu in rows if (asked := smi.recovery(gpu)))
@@ -40,22 +48,29 @@ def gpus(bench: Bench, machine: Machine) -> Iterator[Probe]:
         source=SOURCE if told else "",
     )
     found = [finding for gpu in rows for finding in _findings(gpu, machine)]
-    yield from _of_findings(found, ("ecc", "throttle") if rows else ())
-    yield from (probe_of(finding) for finding in found if finding.check == "rows")
+    yield from map(probe_of, found)
+    for check, what in READ.items():
+        unread = [smi.name(gpu) for gpu in rows if not any(smi.is_read(gpu.get(field)) for field in what)]
+        if unread:
+            yield Probe(check=check, status="missing", where=", ".join(unread), said="nvidia-smi says nothing of it")
+        elif rows and not any(finding.check == check for finding in found):
+            yield Probe(check=check, measured=0.0)
     for gpu in rows:
-        yield from clock_probes(gpu)
+        yield from clock_probes(bench, gpu, were_set.get(gpu["index"], ""))
         yield _persistence(gpu)
 
 
 def remapped_rows(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """Rows of memory that wait to be remapped or could not be; the retired pages of older GPUs are with gpus()."""
-    asked = {field: field for field in ROW_FIELDS}
-    code, said = query_smi("remapped-rows", asked, machine.ask, lambda field: None)
-    rows = gpu_health.rows(said, tuple(asked))
+    code, said, rows = ask_rows(machine)
     if code and not rows:
-        raise ValueError(f"nvidia-smi ended with {code}: {' '.join(said.split())[:200]}")
+        raise failure(code, said)
     found = [f for row in rows for f in (*gpu_health.row_findings(row), *smi.row_findings(row, machine.rules))]
-    yield from _of_findings(found, ("rows",))
+    yield from map(probe_of, found)
+    if not any(smi.is_read(value) for row in rows for field, value in row.items() if field != "gpu_bus_id"):
+        yield Probe(check="rows", status="skipped", said="these GPUs remap no rows; retired pages are looked at")
+    elif not found:
+        yield Probe(check="rows", measured=0.0)
 
 
 def errors(bench: Bench, machine: Machine) -> Iterator[Probe]:
@@ -69,7 +84,7 @@ def errors(bench: Bench, machine: Machine) -> Iterator[Probe]:
             check="xid",
             measured=float(error.code),
             where=f"GPU {error.bus}",
-            finding=finding.level if error.seconds >= fresh else "warn",
+            finding=_level(error.code, finding, fresh=error.seconds >= fresh, rules=machine.rules),
             said=f"{hours:.1f} h ago: {finding.message}",
             remedy=finding.remedy or ("Reset the GPU, or restart the machine." if finding.level == "fail" else ""),
             source=SOURCE,
@@ -83,7 +98,7 @@ def nvlinks(bench: Bench, machine: Machine) -> Iterator[Probe]:
     code, said = machine.ask("nvidia-smi", "nvlink", "--status")
     found = smi.links(said)
     if code:
-        raise ValueError(f"nvidia-smi nvlink ended with {code}: {' '.join(said.split())[:200]}")
+        raise failure(code, said, "nvidia-smi nvlink")
     asked_for, any_active = "nvlink_down" in bench.sku.limits, any(links.active for links in found.values())
     if not found and asked_for:
         raise ValueError(f"nvidia-smi nvlink --status names no link: {' '.join(said.split())[:200]}")
@@ -102,31 +117,11 @@ def nvlinks(bench: Bench, machine: Machine) -> Iterator[Probe]:
     )
 
 
-def ask_gpus(machine: Machine) -> tuple[int, str, list[dict[str, str]]]:
-    """How nvidia-smi ended, what it said, and its rows of smi.FIELDS, without fields that this driver does not know."""
-    asked = {field: field for field in smi.FIELDS}
-    code, said = query_smi("gpu", asked, machine.ask, lambda field: None)
-    return code, said, gpu_health.rows(said, tuple(asked))
-
-
-def clock_probes(gpu: Mapping[str, str]) -> Iterator[Probe]:
-    """Application clocks against the GPU's own maximum."""
-    for check, kind in (("sm_clock", "graphics"), ("memory_clock", "memory")):
-        clock = smi.clocks(gpu, kind)
-        if clock is None:
-            continue
-        below = clock.in_force < clock.maximum
-        fixed = "" if clock.application is not None else "; this driver has no application clocks"
-        yield Probe(
-            check=check,
-            measured=clock.in_force,
-            unit="MHz",
-            where=smi.name(gpu),
-            finding="warn" if below else None,
-            said=f"its maximum is {clock.maximum:.0f}{fixed}",
-            remedy=f"{' '.join(smi.set_clocks_command(gpu))} (as root), or benchmark.set_clocks" if below else "",
-            source="the GPU's own maximum" if below else "",
-        )
+def _level(code: int, finding: Finding, *, fresh: bool, rules: Rules) -> Literal["warn", "fail"] | None:
+    """What a program of somebody's caused says nothing of the machine before a run."""
+    if code in rules.xid_programs:
+        return None
+    return finding.level if fresh else "warn"
 
 
 def _persistence(gpu: Mapping[str, str]) -> Probe:
@@ -149,16 +144,6 @@ def _findings(gpu: Mapping[str, str], machine: Machine) -> list[Finding]:
         *smi.ecc_findings(gpu, rules),
         *smi.page_findings(gpu, rules),
     ]
-
-
-def _of_findings(found: list[Finding], checks: tuple[str, ...]) -> Iterator[Probe]:
-    """A probe a finding, and one for each check in which nothing was found."""
-    for finding in found:
-        if finding.check in checks:
-            yield probe_of(finding)
-    for check in checks:
-        if not any(finding.check == check for finding in found):
-            yield Probe(check=check, measured=0.0)
 
 
 def probe_of(finding: Finding) -> Probe:

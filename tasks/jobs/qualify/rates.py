@@ -105,9 +105,9 @@ def _better(one: Outcome, two: Outcome) -> Outcome:
 
 
 def any_behind(rates: Sequence[float], share: float) -> bool:
-    """Whether a part is slower than its share of the median of the others."""
-    peers = [[*rates[:part], *rates[part + 1 :]] for part in range(len(rates))]
-    return any(rate < share * statistics.median(others) for rate, others in zip(rates, peers, strict=True) if others)
+    """Whether a part is slower than its share of the median of the others: if any is, the slowest is."""
+    slowest, *others = sorted(rates) or [0.0]
+    return bool(others) and slowest < share * statistics.median(others)
 
 
 def steady(windows: Sequence[Rate]) -> Rate:

@@ -1,7 +1,7 @@
 """How far the clocks of machines are apart, asked through the launcher's store, as NTP asks: half of a round trip is the bound.
 
-The first machine asks the others, one after another, a few times; the shortest round trip counts. A clock that is further from
-the others' median than the bound is really off; less than the bound says nothing, and that is noted.
+The first machine asks the others, one after another, a few times; the shortest round trip counts. What is noted is how far a
+clock is from the median of the others for sure: less than the bound says nothing.
 """
 
 from __future__ import annotations
@@ -109,6 +109,6 @@ def _probe(offsets: dict[int, Offset], node: int) -> Probe:
     if node not in offsets or len(offsets) < 2:
         return Probe(check="time_skew", status="timed out", said="no other machine answered in time")
     off = apart(offsets, node)
-    within = "; no more than can be told" if abs(off.seconds) <= off.bound else ""
-    said = f"{off.seconds * 1000:+.1f} ms from the median of the others, known to {off.bound * 1000:.1f} ms{within}"
-    return Probe(check="time_skew", measured=abs(off.seconds), unit="s", said=said)
+    surely = max(0.0, abs(off.seconds) - off.bound)
+    said = f"{off.seconds * 1000:+.1f} ms from the median of the others, known to {off.bound * 1000:.1f} ms"
+    return Probe(check="time_skew", measured=surely, unit="s", said=said)

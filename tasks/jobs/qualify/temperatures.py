@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
+
+from tasks.jobs.asking import Hangs, ask
 
 ZONES = Path("/sys/class/thermal")
 NVIDIA = ("nvidia-smi", "--query-gpu=index,temperature.gpu", "--format=csv,noheader,nounits")
@@ -60,6 +61,6 @@ def _is_number(text: str) -> bool:
 
 def _ask(command: tuple[str, ...]) -> str:
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
+        return ask(*command, seconds=SECONDS)[1]
+    except (OSError, Hangs):
         return ""

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tasks.formats import gpu_health, rocm
-from tasks.jobs.asking import Hangs, query_smi
+from tasks.jobs.asking import Hangs
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing
+from tasks.jobs.qualify.nvidia_smi import ask_gpus, failure
 from tasks.qualification.measured import Probe
 
 LOADS = ("compute", "soak")
@@ -78,16 +79,16 @@ class Watch:
 
 
 @contextmanager
-def watched(bench: Bench, group: str, machine: Machine | None = None) -> Iterator[None]:
+def watched(bench: Bench, group: str, machine: Machine | None = None) -> Iterator[Watch | None]:
     """Watch this machine's GPUs during a group of checks that loads them, and note what was seen."""
     look = {"nvidia": nvidia, "amd": amd}.get(bench.sku.vendor)
     if look is None or group not in LOADS or bench.local_rank:
-        yield
+        yield None
         return
     watch = Watch(machine or Machine(), look)
     watch.start()
     try:
-        yield
+        yield watch
     finally:
         watch.stop()
         bench.note(*watch.probes(group))
@@ -95,11 +96,10 @@ def watched(bench: Bench, group: str, machine: Machine | None = None) -> Iterato
 
 def nvidia(machine: Machine) -> dict[str, str]:
     """Why each GPU is throttled now, where it is. Raises ValueError when nvidia-smi does not end well."""
-    asked = {field: field for field in FIELDS}
-    code, said = query_smi("gpu", asked, machine.ask, lambda field: None)
+    code, said, gpus = ask_gpus(machine, FIELDS)
     if code:
-        raise ValueError(f"nvidia-smi ended with {code}: {' '.join(said.split())[:200]}")
-    found = [f for gpu in gpu_health.rows(said, tuple(asked)) for f in gpu_health.gpu_findings(gpu, machine.rules)]
+        raise failure(code, said)
+    found = [finding for gpu in gpus for finding in gpu_health.gpu_findings(gpu, machine.rules)]
     parts = [finding.message.partition(" is throttled: ") for finding in found]
     return {name: reasons for name, _, reasons in parts}
 

@@ -8,8 +8,8 @@ first four. What a step is: training_steps.py. See docs/qualification.md.
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -25,16 +25,19 @@ TERA = 1e12
 
 
 def measure(bench: Bench) -> None:
-    """Write a TrainingPoint a size; local rank 0 notes `training_tflops` of its machine alone, rank 0 `scaling_efficiency`."""
+    """Write a TrainingPoint a machine, and one for each number of machines together; what is left of the rate is judged."""
     together = Together(bench, "training")
     torch.set_num_threads(bench.threads)
     names, complete = _who_is_there(together)
     if bench.node_rank not in complete:
-        bench.note(Probe(check="training_tflops", status="skipped", said="not all ranks of this machine came in time"))
+        said = "not all ranks of this machine came in time"
+        bench.note(Probe(check="training_tflops", status="timed out", unit="TFLOP/s", said=said))
         return
-    alone = _alone(together, names)
+    _train(together, names, [bench.node_rank])
     for count in scales(len(complete))[1:]:
-        _several(together, names, complete[:count], alone)
+        together.meet(f"{count} machines")
+        if bench.node_rank in complete[:count]:
+            _train(together, names, complete[:count])
 
 
 def scales(nodes: int) -> list[int]:
@@ -55,77 +58,33 @@ def _who_is_there(together: Together) -> tuple[dict[int, str], list[int]]:
     return {int(rank) // per_node: name for rank, name in came.items()}, complete
 
 
-def _alone(together: Together, names: dict[int, str]) -> dict[int, float]:
-    """Every machine by itself; TFLOP/s a rank by node rank."""
-    bench = together.bench
-    point = _train(together, names, [bench.node_rank])
-    if bench.local_rank == 0:
-        bench.trained(point)
-        bench.note(_probe(point, alike=bench.cuda))
-    said = together.meet("1/done", point.tflops_per_rank)
-    return {rank // bench.ranks_per_node: tflops for rank, tflops in said.items() if tflops}
-
-
-def _several(together: Together, names: dict[int, str], nodes: Sequence[int], alone: dict[int, float]) -> None:
-    """The first so many machines together, while the others wait."""
-    bench = together.bench
-    together.meet(f"{len(nodes)}/ready")
-    if bench.node_rank in nodes:
-        point = _train(together, names, nodes)
-        if bench.rank.rank == nodes[0] * bench.ranks_per_node:
-            bench.trained(point)
-            bench.note(_efficiency(point, [alone[node] for node in nodes if node in alone]))
-    together.meet(f"{len(nodes)}/done")
-
-
-def _train(together: Together, names: dict[int, str], nodes: Sequence[int]) -> TrainingPoint:
-    """What was measured on some machines, this one among them."""
-    from tasks.jobs.qualify.training_steps import train  # the network's library takes seconds to load
-
+def _train(together: Together, names: dict[int, str], nodes: Sequence[int]) -> None:
+    """On some machines, this one among them; their first rank writes what came of it."""
     bench = together.bench
     ranks = len(nodes) * bench.ranks_per_node
     bare = TrainingPoint(nodes=tuple(names[node] for node in nodes), ranks=ranks, convention=CONVENTION)
+    found = _probe(together, nodes, flops_a_rank=flops_per_token(bench) / ranks)
+    if bench.rank.rank == nodes[0] * bench.ranks_per_node:
+        bench.trained(bare.model_copy(update=found))
+
+
+def _probe(together: Together, nodes: Sequence[int], *, flops_a_rank: float) -> dict[str, Any]:
+    """What a TrainingPoint says of some steps, or why there are none."""
+    from tasks.jobs.qualify.training_steps import train  # the network's library takes seconds to load
+
     if together.left <= 0:
-        return bare.model_copy(update={"status": "timed out", "said": together.late})
+        return {"status": "timed out", "said": together.late}
     try:
-        done = train(bench, nodes, seconds=together.left)
+        done = train(together.bench, nodes, seconds=together.left)
     except (RuntimeError, MemoryError, ArithmeticError) as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
-        return bare.model_copy(update={"status": "timed out" if "imed out" in said else "failed", "said": said})
-    flops = flops_per_token(bench) * done.tokens / ranks / TERA
-    return bare.model_copy(
-        update={
-            "step_seconds": done.step_seconds,
-            "tokens_per_step": done.tokens,
-            "tflops_per_rank": flops / done.step_seconds,
-            "data_share": done.data_share,
-            "communication_share": done.communication_share,
-            "compute_share": 1 - done.data_share - done.communication_share,
-            "said": done.said,
-        }
-    )
-
-
-def _probe(point: TrainingPoint, *, alike: bool) -> Probe:
-    """Of one machine. Machines are compared by it where they are `alike` in what they have to do beside: not on CPUs."""
-    said, tflops = f"a rank; {point.said}", point.tflops_per_rank
-    return Probe(
-        check="training_tflops",
-        status=point.status,
-        measured=tflops,
-        peers=tflops if alike else None,
-        unit="TFLOP/s",
-        said=point.said if tflops is None else said,
-    )
-
-
-def _efficiency(point: TrainingPoint, alone: Sequence[float]) -> Probe:
-    """Against the median of the same machines, each by itself."""
-    where = f"{len(point.nodes)} machines"
-    if point.tflops_per_rank is None or not alone:
-        status = point.status if point.tflops_per_rank is None else "failed"
-        return Probe(
-            check="scaling_efficiency", status=status, where=where, said=point.said or "none of them trained alone"
-        )
-    share = point.tflops_per_rank / statistics.median(alone)
-    return Probe(check="scaling_efficiency", measured=share, where=where, said="against one machine, weak scaling")
+        return {"status": "timed out" if "imed out" in said else "failed", "said": said}
+    return {
+        "step_seconds": done.step_seconds,
+        "tokens_per_step": done.tokens,
+        "tflops_per_rank": flops_a_rank * done.tokens / done.step_seconds / TERA,
+        "data_share": done.data_share,
+        "communication_share": done.communication_share,
+        "compute_share": 1 - done.data_share - done.communication_share,
+        "said": done.said,
+    }

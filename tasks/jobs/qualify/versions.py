@@ -12,6 +12,7 @@ import re
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from http.client import HTTPException
 
 import torch
 from torch import cuda
@@ -41,7 +42,9 @@ def note(bench: Bench, machine: Machine) -> None:
 
 def image_of(urn: str, system: str, *, known: bool) -> str:
     """The image that versions are compared by; empty: by themselves. In a container they are not those of the machine's image."""
-    return urn if known else f"{urn or system} without its component_versions.txt"
+    if known:
+        return urn
+    return f"{urn} without its component_versions.txt" if urn else system
 
 
 def metadata(machine: Machine) -> dict[str, object]:
@@ -53,7 +56,7 @@ def metadata(machine: Machine) -> dict[str, object]:
     try:
         with opener.open(request, timeout=IMDS_SECONDS) as answer:
             said = json.load(answer)
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):
         return {}
     return said if isinstance(said, dict) else {}
 

@@ -217,7 +217,7 @@ def test_a_killed_driver_or_actor_takes_all_processes_with_it(stand, base, backe
 
 def test_what_waits_for_room_is_queued_with_words_and_excluded_machines_are_not_taken(stand, base, backend):
     """Both jobs want all of n2: one waits until the other has ended."""
-    first, second = (job(base, token, excluded_nodes=("n1",)) for token in "56")
+    first, second = job(base, "5", excluded_nodes=("n1",)), job(base, "6", only_nodes=("n2", "n7"))
     one = backend.submit(first, base / "one")
     until(backend, one, base / "one", "running")
     two = backend.submit(second, base / "two")

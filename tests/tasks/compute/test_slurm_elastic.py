@@ -138,7 +138,7 @@ def waiting(shown, backend, tokens, tmp_path):
     """An elastic job of two machines whose program waits."""
     (tmp_path / "program.py").write_text("import time; time.sleep(600)")
     program = {"program": str(tmp_path / "program.py"), "module": False, "token": "5eed" * 8, "progress": ""}
-    job = elastic_job(tokens, CONFIG, most=2).model_copy(update={**program, "only_nodes": ("n1", "n3")})
+    job = elastic_job(tokens, CONFIG, most=2).model_copy(update={**program, "only_nodes": ("n2", "n3")})
     folder = tmp_path / "job"
     handle = backend.submit(job, folder)
     yield job, folder, handle
@@ -165,7 +165,7 @@ def test_a_machine_whose_processes_die_is_submitted_again_and_cancel_ends_all(cl
     wait(again)
     assert names(cluster) == parts
     where = cluster.command("squeue", "--noheader", "--format=%N", "--states=RUNNING").split()
-    assert where and set(where) <= {"n1", "n3"}, "machines that did not qualify do not join"
+    assert where and set(where) <= {"n2", "n3"}, "machines that did not qualify do not join"
     holder = process.read_json(folder / "rendezvous" / "handle.json")
     assert process.alive(holder)
     backend.cancel(handle, folder)

@@ -1,10 +1,14 @@
 """Machines as recorded, looked at before a run: what is well is not flagged, and what is broken is seen and named."""
 
-import pytest
-from machine_material import A100, V100, RecordedMachine, bench_of, nvlink, report_of
+from dataclasses import replace
 
-from tasks.hardware.sku import load_sku
+import pytest
+from machine_material import A100, V100, RecordedMachine, bench_of, load_sku, nvlink, report_of
+
+from tasks.hardware.files import known_skus
 from tasks.jobs.qualify import health
+from tasks.jobs.qualify.machine import Machine
+from tasks.qualification.presence import HEALTH
 from tasks.qualification.probes import of_probe
 
 FELL_OFF = "NVRM: Xid (PCI:0002:00:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -15,12 +19,15 @@ def recorded(tmp_path, monkeypatch):
     return RecordedMachine(tmp_path / "machine", monkeypatch)
 
 
-def looked(recorded, *, sku="nd96isr_h100_v5", seconds=30.0, **config):
-    """What a qualification notes of the machine, by check."""
+def looked(recorded, *only, sku="nd96isr_h100_v5", seconds=30.0, **config):
+    """What a qualification notes of the machine, by check; of all looks, or only of those at some checks."""
     bench = bench_of(recorded.folder / "job", sku, **config)
-    machine = recorded.machine()
-    rules = machine.rules.__class__(**{**machine.rules.__dict__, "command_seconds": seconds})
-    health.measure(bench, recorded.machine(rules=rules))
+    machine = recorded.machine(rules=replace(Machine().rules, command_seconds=seconds))
+    if not only:
+        health.measure(bench, machine)
+    for one in health.LOOKS:
+        if set(only) & set(one.checks) and bench.sku.vendor in one.vendors:
+            bench.note(*health.guarded(one, bench, machine))
     found = {}
     for probe in report_of(recorded.folder / "job").probes:
         found.setdefault(probe.check, []).append(probe)
@@ -60,7 +67,7 @@ def test_a_gpu_that_fell_off_the_bus_is_missed_and_its_xid_named(recorded):
         says="Unable to determine the device handle for GPU0002:00:00.0: Unknown Error",
     )
     machine.log(f"[{89000.5:.6f}] {FELL_OFF}")
-    found = looked(machine)
+    found = looked(machine, "gpu_count", "gpu_smi", "xid")
     (xid,) = found["xid"]
     assert (xid.measured, xid.finding, xid.where) == (79.0, "fail", "GPU 0002:00:00")
     assert "restart the machine" in xid.remedy
@@ -72,7 +79,7 @@ def test_a_gpu_that_fell_off_the_bus_is_missed_and_its_xid_named(recorded):
 def test_seven_gpus_of_eight_fail_even_when_nvidia_smi_ends_well(recorded):
     machine = recorded.nd_h100()
     machine.change(gpus=machine.gpus[:7], lost="Unable to determine the device handle for gpu 0008:00:00.0")
-    found = looked(machine)
+    found = looked(machine, "gpu_count")
     assert values(found, "gpu_count") == [7.0]
     assert verdicts(found, "gpu_count") == ["failed"]
     assert "0008:00:00.0" in found["gpu_count"][0].said
@@ -80,29 +87,29 @@ def test_seven_gpus_of_eight_fail_even_when_nvidia_smi_ends_well(recorded):
 
 @pytest.mark.parametrize(
     ("code", "at", "finding"),
-    [(79, 89000.0, "fail"), (94, 89000.0, "warn"), (95, 89000.0, "fail"), (79, 60000.0, "warn"), (13, 89000.0, "warn")],
+    [(79, 89000.0, "fail"), (94, 89000.0, "warn"), (95, 89000.0, "fail"), (79, 60000.0, "warn"), (13, 89000.0, None)],
 )
 def test_xids_fail_by_the_list_and_only_while_they_are_new(recorded, code, at, finding):
     machine = recorded.nd_h100()
     machine.log(f"[{at:.6f}] {FELL_OFF.replace('79', str(code))}")
-    (xid,) = looked(machine)["xid"]
+    (xid,) = looked(machine, "xid")["xid"]
     assert (xid.measured, xid.finding) == (float(code), finding)
 
 
 def test_xids_of_before_yesterday_are_nobodys(recorded):
     machine = recorded.nd_h100()
     machine.log(f"[{100.0:.6f}] {FELL_OFF}")
-    assert values(looked(machine), "xid") == [0.0]
+    assert values(looked(machine, "xid"), "xid") == [0.0]
 
 
 def test_without_dmesg_the_machines_log_is_read_and_without_both_it_is_unknown(recorded):
     machine = recorded.nd_h100()
     machine.command("dmesg", "echo 'dmesg: read kernel buffer failed: Operation not permitted'; exit 1")
-    found = looked(machine)
+    found = looked(machine, "xid")
     assert (found["xid"][0].status, verdicts(found, "xid")) == ("missing", ["unknown"])
     assert "Operation not permitted" in found["xid"][0].said
     machine.file("var/log/syslog", f"2026-09-21T14:00:00.5+00:00 n0 kernel: [ 1.5] {FELL_OFF}")
-    assert values(looked(machine), "xid") == [79.0]
+    assert values(looked(machine, "xid"), "xid") == [79.0]
 
 
 @pytest.mark.parametrize(
@@ -115,22 +122,31 @@ def test_without_dmesg_the_machines_log_is_read_and_without_both_it_is_unknown(r
         ({"clocks_event_reasons__active": "0x0000000000000040"}, "throttle", "warn", 1.0),
         ({"gpu_recovery_action": "Drain and Reset"}, "gpu_smi", "fail", "ended with 0"),
         ({"persistence_mode": "Disabled"}, "persistence", "warn", "Disabled"),
-        ({"clocks__applications__graphics": "1410"}, "sm_clock", "warn", 1410.0),
     ],
 )
 def test_what_nvidia_smi_says_of_one_gpu_is_found_there(recorded, fields, check, finding, count):
     machine = recorded.nd_h100()
     machine.gpu(3, **fields)
-    (probe,) = [probe for probe in looked(machine)[check] if probe.finding]
+    (probe,) = [probe for probe in looked(machine, "gpu_smi")[check] if probe.finding]
     assert (probe.finding, probe.measured) == (finding, count)
     assert "GPU 3 (00000004:00:00.0)" in f"{probe.where} {probe.said}"
     assert probe.remedy or check in ("ecc", "throttle")
 
 
+def test_what_a_gpu_does_not_say_is_not_read_as_no_error(recorded):
+    machine = recorded.nd_h100()
+    silent = {field.replace(".", "__"): "[N/A]" for field in machine.gpus[0] if field.startswith("ecc.")}
+    machine.gpu(6, **silent, clocks_event_reasons__active="[N/A]")
+    found = looked(machine, "gpu_smi")
+    for check in ("ecc", "throttle"):
+        assert [(probe.status, probe.where) for probe in found[check]] == [("missing", "GPU 6 (00000007:00:00.0)")]
+        assert verdicts(found, check) == ["unknown"]
+
+
 def test_idle_and_the_power_cap_are_no_throttling(recorded):
     machine = recorded.nd_h100()
     machine.gpu(0, clocks_event_reasons__active="0x0000000000000005")
-    assert values(looked(machine), "throttle") == [0.0]
+    assert values(looked(machine, "gpu_smi"), "throttle") == [0.0]
 
 
 @pytest.mark.parametrize(("what", "value"), [("pending", "1"), ("failure", "Yes"), ("uncorrectable", "513")])
@@ -139,35 +155,47 @@ def test_rows_that_cannot_be_remapped_fail(recorded, what, value):
     rows = [{"gpu_bus_id": "00000001:00:00.0", "remapped_rows.uncorrectable": "0", "remapped_rows.pending": "0"}]
     rows[0] |= {"remapped_rows.failure": "0", f"remapped_rows.{what}": value}
     machine.change(**{"remapped-rows": rows})
-    (probe,) = looked(machine)["rows"]
+    (probe,) = looked(machine, "rows")["rows"]
     assert (probe.finding, probe.where) == ("fail", "GPU 00000001:00:00.0")
 
 
 def test_inactive_nvlinks_are_counted(recorded):
     machine = recorded.nd_h100()
     machine.change(nvlink=nvlink("NVIDIA H100 80GB HBM3", [18, 18, 16, 18, 18, 18, 18, 18]))
-    found = looked(machine)
+    found = looked(machine, "nvlink_down")
     assert (values(found, "nvlink_down"), found["nvlink_down"][0].where) == ([2.0], "GPU 2")
     assert verdicts(found, "nvlink_down") == ["failed"]
     all_down = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)\nNVML: Unable to retrieve NVLink information as all links are inActive"
     machine.change(nvlink=all_down)
-    assert verdicts(looked(machine), "nvlink_down") == ["failed"]
+    assert verdicts(looked(machine, "nvlink_down"), "nvlink_down") == ["failed"]
     machine.change(nvlink="")
-    assert verdicts(looked(machine), "nvlink_down") == ["unknown"]
+    assert verdicts(looked(machine, "nvlink_down"), "nvlink_down") == ["unknown"]
 
 
 def test_a_port_that_is_down_one_at_half_rate_and_links_that_flap(recorded):
     machine = recorded.nd_h100()
     machine.port("mlx5_ib3", state="1: DOWN", physical="2: Polling", rate="10 Gb/sec (4X SDR)")
     machine.port("mlx5_ib5", rate="200 Gb/sec (4X HDR)", downed=7)
+    machine.port("mlx5_ib7", downed=1)
     machine.log(*(f"[{80000 + n}.5] mlx5_core 0101:00:00.0 mlx5_ib6: Link down" for n in range(3)))
-    found = looked(machine)
+    found = looked(machine, "ib_rate", "link_flaps")
     assert (values(found, "ib_ports_active"), verdicts(found, "ib_ports_active")) == ([7.0], ["failed"])
     assert "mlx5_ib3:1 is DOWN" in found["ib_ports_active"][0].said
     slow = [probe.where for probe in found["ib_rate"] if probe.measured == 200.0]
     assert (slow, verdicts(found, "ib_rate")) == (["mlx5_ib5:1"], ["failed"])
-    assert {probe.where: probe.measured for probe in found["link_flaps"]} == {"mlx5_ib5:1": 7.0, "mlx5_ib6": 3.0}
-    assert sorted(verdicts(found, "link_flaps")) == ["degraded", "failed"]
+    assert {probe.where: probe.measured for probe in found["link_flaps"]} == {
+        "mlx5_ib5:1": 7.0,
+        "mlx5_ib6": 3.0,
+        "mlx5_ib7:1": 1.0,
+    }
+    assert sorted(verdicts(found, "link_flaps")) == ["degraded", "degraded", "failed"]
+
+
+def test_a_start_of_the_machine_takes_all_links_down_and_is_no_flap(recorded):
+    machine = recorded.nd_h100()
+    for number in range(8):
+        machine.port(f"mlx5_ib{number}", downed=2)
+    assert values(looked(machine, "link_flaps"), "link_flaps") == [0.0]
 
 
 def test_lost_carriers_in_the_machines_log_are_flaps(recorded):
@@ -176,65 +204,84 @@ def test_lost_carriers_in_the_machines_log_are_flaps(recorded):
         "var/log/syslog",
         "\n".join(f"2026-09-21T13:00:0{n}Z n0 systemd-networkd[9]: ib0: Lost carrier" for n in range(6)),
     )
-    assert {probe.where: probe.measured for probe in looked(machine)["link_flaps"]} == {"ib0": 6.0}
+    assert {probe.where: probe.measured for probe in looked(machine, "link_flaps")["link_flaps"]} == {"ib0": 6.0}
 
 
 def test_seven_disks_of_eight_fail_and_remote_ones_do_not_count(recorded):
     machine = recorded.nd_h100()
     (machine.root / "sys/class/nvme/nvme4/model").write_text("MSFT NVMe Accelerator v1.0\n")
-    found = looked(machine)
+    found = looked(machine, "nvme_count")
     assert (values(found, "nvme_count"), verdicts(found, "nvme_count")) == ([7.0], ["failed"])
 
 
 def test_accelerated_networking_that_is_off_or_down_warns(recorded):
     machine = recorded.nd_h100()
     (machine.root / "sys/class/net/enP27939s1/operstate").write_text("down\n")
-    (probe,) = looked(machine)["sriov"]
+    (probe,) = looked(machine, "sriov")["sriov"]
     assert (probe.measured, probe.finding, probe.where) == (0.0, "warn", "eth0")
     (machine.root / "sys/class/net/enP27939s1/address").write_text("00:0d:3a:ff:ff:ff\n")
-    (probe,) = looked(machine)["sriov"]
+    (probe,) = looked(machine, "sriov")["sriov"]
     assert probe.said == "no virtual function"
 
 
 def test_a_command_that_hangs_is_timed_out_and_one_that_is_not_there_missing(recorded):
     machine = recorded.nd_h100()
     machine.change(hangs=True)
-    found = looked(machine, seconds=0.5)
+    found = looked(machine, "gpu_count", "gpu_smi", "rows", "nvlink_down", seconds=0.5)
     for check in ("gpu_count", "gpu_smi", "rows", "nvlink_down"):
         assert (found[check][0].status, verdicts(found, check)) == ("timed out", ["unknown"])
     (machine.bin / "nvidia-smi").unlink()
-    found = looked(machine)
+    found = looked(machine, "gpu_count", "gpu_smi", "rows", "nvlink_down")
     assert (found["gpu_smi"][0].status, verdicts(found, "gpu_smi")) == ("missing", ["unknown"])
     assert found["gpu_smi"][0].said == "there is no nvidia-smi"
 
 
 def test_a100_clocks_below_their_maximum_are_warned_of_and_set_where_it_is_asked_for(recorded):
     machine = recorded.nvidia(A100, links=12, rate="25 GB/s")
-    found = looked(machine, sku="nd96asr_v4")
-    assert values(found, "sm_clock") == [1095.0] * 8
-    assert found["sm_clock"][3].remedy.startswith("nvidia-smi -i 3 -ac 1215,1410 ")
+    found = looked(machine, "gpu_smi", sku="nd96asr_v4")
+    assert (values(found, "sm_clock"), verdicts(found, "sm_clock", sku="nd96asr_v4")) == (
+        [1095.0] * 8,
+        ["degraded"] * 8,
+    )
+    assert found["sm_clock"][3].remedy.startswith("Run `sudo nvidia-smi -i 3 -ac 1215,1410`")
     assert found["gpu_smi"][0].finding is None  # its driver does not know gpu_recovery_action
-    found = looked(machine, sku="nd96asr_v4", set_clocks=True)
-    assert {probe.finding for probe in found["sm_clock"]} == {None}
-    assert values(found, "sm_clock") == [1410.0] * 16  # what was set, and what is
-    assert 'Applications clocks set to "(MEM 1215, SM 1410)"' in found["sm_clock"][0].said
+    found = looked(machine, "gpu_smi", sku="nd96asr_v4", set_clocks=True)
+    assert (values(found, "sm_clock"), verdicts(found, "sm_clock", sku="nd96asr_v4")) == ([1410.0] * 8, [])
+    assert 'set_clocks set it: Applications clocks set to "(MEM 1215, SM 1410)"' in found["sm_clock"][0].said
+    assert [gpu["clocks.applications.graphics"] for gpu in machine.gpus] == ["1410"] * 8
+
+
+def test_hardware_of_which_nothing_is_known_has_its_own_maximum(recorded):
+    found = looked(recorded.nvidia(A100, gpus=1, links=12), "gpu_smi", sku="local-gpu")
+    assert [(p.measured, p.finding) for p in found["sm_clock"]] == [(1095.0, "warn")]
+    assert [(p.measured, p.finding) for p in found["memory_clock"]] == [(1215.0, None)]
 
 
 def test_clocks_that_cannot_be_set_or_do_not_hold_are_said(recorded):
     machine = recorded.nvidia(A100, gpus=1, links=12)
     machine.change(no_rights=True)
-    probe = looked(machine, sku="nd96asr_v4", set_clocks=True)["sm_clock"][0]
-    assert (probe.measured, probe.finding) == (1095.0, "warn")
-    assert "refused" in probe.said
-    assert "sudo nvidia-smi -i 0 -ac 1215,1410" in probe.remedy
+    found = looked(machine, "gpu_smi", sku="nd96asr_v4", set_clocks=True)
+    assert (values(found, "sm_clock"), verdicts(found, "sm_clock", sku="nd96asr_v4")) == ([1095.0], ["degraded"])
+    assert "did not hold: there are no rights: " in found["sm_clock"][0].said
+    assert "give the job the right" in found["sm_clock"][0].remedy
     machine.change(no_rights=False, forgets=True)
-    assert "could not set it" in looked(machine, sku="nd96asr_v4", set_clocks=True)["sm_clock"][0].said
+    assert (
+        "did not hold: Applications clocks set"
+        in looked(machine, "gpu_smi", sku="nd96asr_v4", set_clocks=True)["sm_clock"][0].said
+    )
+
+
+def test_clocks_are_set_by_sudo_where_it_asks_for_nothing(recorded):
+    machine = recorded.nvidia(A100, gpus=1, links=12)
+    machine.change(no_rights=True)
+    machine.command("sudo", 'shift; SUDO=1 exec "$@"')
+    assert values(looked(machine, "gpu_smi", sku="nd96asr_v4", set_clocks=True), "sm_clock") == [1410.0]
 
 
 def test_a_driver_without_application_clocks_says_its_maximum(recorded):
     machine = recorded.nvidia(A100, gpus=1, links=12)
     machine.gpu(0, clocks__applications__graphics="[Requested functionality has been deprecated]")
-    probe = looked(machine, sku="nd96asr_v4")["sm_clock"][0]
+    probe = looked(machine, "gpu_smi", sku="nd96asr_v4")["sm_clock"][0]
     assert (probe.measured, probe.finding) == (1410.0, None)
     assert "no application clocks" in probe.said
 
@@ -245,7 +292,7 @@ def test_v100_with_a_full_table_of_retired_pages_fails_and_one_that_waits_warns(
     machine.gpu(
         2, retired_pages__pending="Yes", retired_pages__single_bit_ecc__count="60", retired_pages__double_bit__count="3"
     )
-    found = looked(machine, sku="nd96asr_v4")
+    found = looked(machine, "gpu_smi", sku="nd96asr_v4")
     assert sorted((probe.where[:5], probe.finding, probe.measured) for probe in found["rows"] if probe.finding) == [
         ("GPU 1", "warn", 1.0),
         ("GPU 2", "fail", 63.0),
@@ -258,3 +305,23 @@ def test_a_machine_without_gpus_says_only_what_it_has(recorded):
     found = looked(recorded, sku="local-cpu")
     assert set(found) == {"memory_gib", "cpu_count", "scratch_free", "time_skew"}
     assert values(found, "cpu_count") == [96.0]
+
+
+LOOKED_AT = {
+    "memory_gib",
+    "cpu_count",
+    "time_skew",
+    "scratch_free",
+    "nvme_count",
+    "ib_ports_active",
+    "ib_rate",
+    "link_flaps",
+}
+OF_GPUS = LOOKED_AT | {"gpu_count", "gpu_smi", "ecc", "throttle", "sm_clock", "memory_clock"}
+BY_VENDOR = {"cpu": LOOKED_AT, "amd": OF_GPUS, "nvidia": OF_GPUS | {"xid", "rows", "persistence", "nvlink_down"}}
+
+
+@pytest.mark.parametrize("name", known_skus())
+def test_no_hardware_asks_for_what_nobody_looks_at(name):
+    sku = load_sku(name)
+    assert set(sku.limits) & set(HEALTH) <= BY_VENDOR[sku.vendor]

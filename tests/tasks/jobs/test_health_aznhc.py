@@ -3,9 +3,8 @@
 import os
 
 import pytest
-from machine_material import RecordedMachine, bench_of, report_of
+from machine_material import RecordedMachine, bench_of, load_sku, report_of
 
-from tasks.hardware.sku import load_sku
 from tasks.jobs.qualify import health, health_aznhc
 from tasks.qualification.probes import of_probe
 

@@ -5,10 +5,9 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from machine_material import RecordedMachine, bench_of, report_of
+from machine_material import RecordedMachine, bench_of, load_sku, report_of
 
 from tasks.formats import azure_machine
-from tasks.hardware.sku import load_sku
 from tasks.jobs.qualify import versions
 from tasks.qualification.versions import unlike_image
 
@@ -122,7 +121,7 @@ def test_elsewhere_nobody_is_asked_and_what_nobody_knows_is_not_said(recorded, i
     report = noted(recorded, imds)
     assert report.machine == {}
     assert "cuda" not in report.versions
-    assert report.versions["image"] == "ubuntu 22.04 without its component_versions.txt"
+    assert report.versions["image"] == "ubuntu 22.04"
 
 
 def test_a_metadata_service_that_does_not_answer_costs_a_moment_and_no_more(recorded):

@@ -14,6 +14,8 @@ from azurite import ACCOUNT
 
 from tasks.jobs.mirror import Mirror
 from tasks.jobs.mirror_place import Where, environment, where_we_are
+from tasks.jobs.qualify.storage_blob import through
+from tasks.jobs.runtime import Rank
 from tasks.process import read_json, write_json
 from tasks.storage.blob.client import open_container
 from tasks.storage.blob.folder import SEGMENT, BlobFolder
@@ -292,3 +294,17 @@ def test_the_place_is_read_from_either_distribution():
     assert told["HEADWAY_NODE_RANK"] == "3" and "PMIX_X" not in told and "OMPI_COMM_WORLD_RANK" not in told
     assert where_we_are({"NODE_RANK": "1", "MASTER_ADDR": "a"}).rank == 1
     assert where_we_are({}).leader == "127.0.0.1"
+
+
+def test_the_way_to_the_store_is_measured_by_a_blob_that_is_gone_afterwards(store, start, launcher, tmp_path):
+    launcher(_0='put("metrics.jsonl", os.environ["HEADWAY_STORE"] + "\\n")')
+    assert ended(start(0, "disk")) == [0]
+    told = (tmp_path / "disk/headway/one/metrics.jsonl").read_text()
+    assert StoreConfig.model_validate_json(told) == store
+    before = [found.name for found in open_container(store).listing("")]
+    (tmp_path / "job").mkdir()
+    rank = Rank(tmp_path / "job", 0, 1, 1, settings={}, inputs={}, output=tmp_path)
+    moved = through(told, rank, bytes=20 << 20)
+    assert moved.bytes == 24 << 20 and moved.write_seconds > 0 and moved.read_seconds > 0 and "blob" in moved.how
+    assert [found.name for found in open_container(store).listing("")] == before
+    assert list((tmp_path / "job").iterdir()) == []
