@@ -20,6 +20,7 @@ from tasks.qualification_config import BenchmarkConfig
 SIZES = (8, 64, 512)
 SKU = "nd96isr_h100_v5"
 GPUS = 8
+ROW = "{:>8}  {:5}  {:18}  {:>4}  {:>4}  {:>5}  {:>5}  {:>5}  {:>7}"
 SOUND = 500.0
 """GB/s of every sound group: above every limit of the hardware's file, so that nothing sound is measured again."""
 
@@ -122,16 +123,13 @@ def cost_of(nodes: int, config: BenchmarkConfig, fault: Fault, costs: Costs | No
 
 def main() -> None:
     print(f"Collectives and pairs on {SKU}, {GPUS} GPUs a machine; steps are counted, seconds assumed: {Costs()}")
-    print(
-        f"{'machines':>8}  {'depth':5}  {'fault':18}  {'node':>4}  {'all':>4}  {'pairs':>5}  {'again':>5}  {'parts':>5}  {'minutes':>7}"
-    )
+    print(ROW.format("machines", "depth", "fault", "node", "all", "pairs", "again", "parts", "minutes"))
     for nodes in SIZES:
         for depth in ("quick", "full"):
             for fault in FAULTS:
                 cost = cost_of(nodes, BenchmarkConfig(depth=depth), fault)
                 steps = [cost.steps[kind] for kind in ("node", "all", "pairs", "confirm", "part")]
-                shown = "  ".join(f"{number:>{width}}" for number, width in zip(steps, (4, 4, 5, 5, 5), strict=True))
-                print(f"{nodes:>8}  {depth:5}  {fault.name:18}  {shown}  {cost.seconds / 60:>7.1f}")
+                print(ROW.format(nodes, depth, fault.name, *steps, f"{cost.seconds / 60:.1f}"))
 
 
 if __name__ == "__main__":

@@ -46,13 +46,16 @@ A change runs those stages again that have the setting in their key, and all tha
 which section in its key is in [stages.md](stages.md); `--dry-run` tells it for a change that you have in mind.
 
 `headway validate`, `headway revalidate` and `headway qualify` read the same files, and take the sections that they need:
-`validation`, `preprocessing` and `cluster`; these with `evaluation`, `comparison` and `revalidation`; `cluster` and `benchmark`.
+`validation`, `preprocessing` and `cluster`; these with `evaluation`, `comparison` and `revalidation`; `cluster`,
+`benchmark` and `training`.
 `revalidate` looks at the champion of `training.model`; the forms of its deployments call that setting `model`.
 
 ## Rules between settings
 
 - `training.global_batch_size` is a multiple of `training.micro_batch_size` times the number of ranks
-  (`cluster.nodes` x `cluster.ranks_per_node`); of an elastic job, for every number of nodes in its range.
+  (`cluster.nodes` x `cluster.ranks_per_node`); of an elastic job, for every number of nodes in its range; with
+  `benchmark.act.min_nodes`, for every number from there to `cluster.nodes`.
+- `benchmark.act.min_nodes` is at most `cluster.nodes`; a training run's `benchmark.checks` have `compute` and `collectives`.
 - A backend has what it needs: `ssh` its hosts, `azureml` its workspace; `local` has one node.
 - `training.warmup_steps` is smaller than `training.steps`.
 - `training.network.hidden_size` is a multiple of `training.network.heads`, and `heads` of `kv_heads`.

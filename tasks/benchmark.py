@@ -49,6 +49,15 @@ class Proof:
     measured: Measurement
     verdict: ClusterVerdict
     left: Remaining
+    lost: tuple[str, ...] = ()
+    """Machines that failed under the job and ended it for all."""
+
+    @property
+    def unproven(self) -> tuple[str, ...]:
+        """Machines that must show by themselves what they do without the others; none: nothing is open."""
+        if self.lost and self.left.excluded:
+            return tuple(name for name in self.measured.nodes if name not in self.lost)
+        return self.left.nodes if self.left.needs_fresh_run else ()
 
 
 def hardware_of(cluster: ClusterConfig, config: BenchmarkConfig) -> Sku:
@@ -83,10 +92,11 @@ def benchmark(cluster: ClusterConfig, config: BenchmarkConfig, *, training: Trai
     asked = program(cluster, config, training)
     proof = _prove(asked, machines(cluster, config), cluster, config, sku, before)
     for _ in range(ROUNDS):
-        if not (proof.left.needs_fresh_run and proof.left.enough):
+        rest = proof.unproven
+        if len(rest) < needed_nodes(cluster, config):
             break
-        rest = machines(cluster, config, only=proof.left.nodes)
-        proof = _joined(proof, _prove(asked, rest, cluster, config, sku, before))
+        on = machines(cluster, config, only=rest)
+        proof = joined(proof, _prove(asked, on, cluster, config, sku, before))
     outcast = act_on(proof.measured, proof.verdict, proof.left, cluster, config)
     return _conclude(cluster, config, sku, proof, outcast)
 
@@ -105,13 +115,13 @@ def program(cluster: ClusterConfig, config: BenchmarkConfig, training: TrainingC
 def _prove(
     asked: Program, on: Cluster, cluster: ClusterConfig, config: BenchmarkConfig, sku: Sku, before: Sequence[Past]
 ) -> Proof:
-    measured = measure(asked, on, again="" if on.proven == config.nodes else f"rest-{digest(on.proven)[:8]}")
+    measured, lost = measure(asked, on, again="" if on.proven == config.nodes else f"rest-{digest(on.proven)[:8]}")
     verdict = judge(measured, sku, config.model_copy(update={"nodes": on.proven}), before)
-    return Proof(measured, verdict, left_of(verdict, cluster, config))
+    return Proof(measured, verdict, left_of(verdict, cluster, config), lost)
 
 
-def measure(asked: Program, on: Cluster, *, again: str = "") -> Measurement:
-    """What the machines of a cluster show; of a job that failed, what there is of it."""
+def measure(asked: Program, on: Cluster, *, again: str = "") -> tuple[Measurement, tuple[str, ...]]:
+    """What the machines of a cluster show, of a job that failed what there is of it; and machines that made it fail."""
     began, error = time.monotonic(), ""
     try:
         folder = Path(run_job(asked, on=on, again=again).folder)
@@ -128,7 +138,9 @@ def measure(asked: Program, on: Cluster, *, again: str = "") -> Measurement:
     )
     came = [str(read_mark(mark).get("name", "")) for mark in sorted((folder / "nodes").glob("*/node.json"))]
     known = dict.fromkeys([*on.proven, *measured.nodes, *filter(None, came)])
-    return measured.model_copy(update={"nodes": tuple(known)})
+    end = read_mark(folder / "settled.json") if error else {}
+    lost = tuple(end.get("nodes", ())) if end.get("failure") == "node" else ()
+    return measured.model_copy(update={"nodes": tuple(known)}), lost
 
 
 def _history(cluster: ClusterConfig, sku: Sku) -> list[Past]:
@@ -139,7 +151,7 @@ def _history(cluster: ClusterConfig, sku: Sku) -> list[Past]:
     return past(found)
 
 
-def _joined(first: Proof, second: Proof) -> Proof:
+def joined(first: Proof, second: Proof) -> Proof:
     """The second proof is of the rest; what is known of the others is from the first."""
     rest = {node.name for node in second.verdict.nodes}
     others = [node for node in first.verdict.nodes if node.name not in rest]
@@ -147,7 +159,8 @@ def _joined(first: Proof, second: Proof) -> Proof:
     verdict = second.verdict.model_copy(
         update={"nodes": (*second.verdict.nodes, *others), "pairs": (*second.verdict.pairs, *pairs)}
     )
-    left = second.left.model_copy(update={"excluded": {**first.left.excluded, **second.left.excluded}})
+    out_before = {name: why for name, why in first.left.excluded.items() if name not in rest}
+    left = second.left.model_copy(update={"excluded": {**out_before, **second.left.excluded}})
     out = {node.name for node in others}
     measured = second.measured.model_copy(
         update={
@@ -157,7 +170,7 @@ def _joined(first: Proof, second: Proof) -> Proof:
             "seconds": first.measured.seconds + second.measured.seconds,
         }
     )
-    return Proof(measured, verdict, left)
+    return Proof(measured, verdict, left, second.lost)
 
 
 def _conclude(
@@ -214,7 +227,7 @@ def _rates(measured: Measurement, left: Remaining) -> dict[str, Any]:
     """What the plan reckons with, of the machines that are left."""
     return {
         "matmul_gflops_per_rank": 1000 * min(_values(measured, "matmul_fp32", left), default=0.0),
-        "allreduce_gigabytes_per_second": _busbw(measured, left),
+        "allreduce_gigabytes_per_second": busbw_of(measured, left),
         "memory_bytes_per_node": round(min(_values(measured, "memory_gib", left), default=0.0) * 2**30),
     }
 
@@ -225,7 +238,7 @@ def _values(measured: Measurement, check: str, left: Remaining) -> list[float]:
     return [probe.measured for probe in probes if isinstance(probe.measured, float)]
 
 
-def _busbw(measured: Measurement, left: Remaining) -> float:
+def busbw_of(measured: Measurement, left: Remaining) -> float:
     """Of the largest message of the all-reduce over all of them, in GB/s; 0 where there was none."""
     over_all = [s for s in measured.sweeps if (s.collective, s.scope) == ("all_reduce", "all")]
     rest = [s for s in over_all if set(s.nodes) <= set(left.nodes)] or over_all

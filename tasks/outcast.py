@@ -71,10 +71,14 @@ def needed_nodes(cluster: ClusterConfig, config: BenchmarkConfig) -> int:
 
 
 def machines(cluster: ClusterConfig, config: BenchmarkConfig, *, only: tuple[str, ...] = ()) -> Cluster:
-    """The machines that are measured, and which they are where that is said; as one job of fixed size."""
+    """The machines that are measured, and which they are where that is said; as one job of fixed size, which runs once.
+
+    Slurm must not queue it again when a machine is lost: it would wait for that machine, and the loss is what it found.
+    """
     names = only or config.nodes
     most = cluster.elastic.max_nodes if cluster.elastic else cluster.nodes
-    rigid = cluster.model_copy(update={"elastic": None})
+    once = cluster.slurm.model_copy(update={"requeue": False})
+    rigid = cluster.model_copy(update={"elastic": None, "slurm": once})
     return unqualified(rigid).model_copy(update={"nodes": len(names) or most + config.spare_nodes, "proven": names})
 
 

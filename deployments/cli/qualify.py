@@ -20,6 +20,7 @@ from deployments.cli.person import As, Reason, asked
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from tasks.cluster_config import ClusterConfig
     from tasks.config import QualifyConfig
     from tasks.registry.qualifications import Stored
 
@@ -96,7 +97,8 @@ def qualify(
     elif history:
         _history(history, as_json=as_json)
     elif resume:
-        _resume(_settings(config, set_), more or [], reason, as_, as_json=as_json)
+        where = [_settings(config, set_).cluster] if config or set_ else _drained_by_us(more or [])
+        _resume(where, more or [], reason, as_, as_json=as_json)
     else:
         depth = "full" if full else "quick" if quick else ""
         changed = [*([f"benchmark.depth={depth}"] if depth else []), *_named(nodes), *(set_ or [])]
@@ -179,7 +181,8 @@ def _record(settings: QualifyConfig, name: str, replace: bool) -> None:
 
     found = newest_measurement(open_store(home()), settings.cluster.name)
     based_on = hardware_of(settings.cluster, settings.benchmark)
-    path = record(name, [found], based_on=based_on, folder=home() / "hardware", replace=replace)
+    folder = home() / "hardware"
+    path = record(name, [found], based_on=based_on, folder=folder, replace=replace, config=settings.benchmark)
     typer.echo(f"Recorded as {path}; judge by it with --set benchmark.sku={name}", err=True)
 
 
@@ -206,7 +209,9 @@ def _table(fields: dict[str, Any]) -> RenderableType:
 
 
 def _use(name: str, fields: dict[str, Any]) -> str:
-    return "left out" if name in fields["excluded"] else "used" if name in fields["usable"] else ""
+    if name in fields["excluded"]:
+        return "left out"
+    return "used" if name in fields["usable"] and fields["verdict"] in ("healthy", "degraded") else ""
 
 
 def _history(node: str, *, as_json: bool) -> None:
@@ -241,19 +246,33 @@ def _line(told: dict[str, Any]) -> str:
     return "\n".join([f"{told['time']}  {told['verdict']:<9} {rates}".rstrip(), *said])
 
 
-def _resume(settings: QualifyConfig, names: list[str], reason: str, as_: str, *, as_json: bool) -> None:
+def _drained_by_us(names: list[str]) -> list[ClusterConfig]:
+    """The clusters on which earlier qualifications drained these machines, or any. Raises ValueError when there is none."""
+    from tasks.registry.qualifications import drained
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    found = [cluster for cluster, nodes in drained(open_store(home())).values() if not names or nodes & set(names)]
+    if not found:
+        what = ", ".join(names) or "any machine"
+        raise ValueError(f"no qualification of this home has drained {what}: say on which cluster, with -c CONFIG")
+    return found
+
+
+def _resume(where: list[ClusterConfig], names: list[str], reason: str, as_: str, *, as_json: bool) -> None:
     from tasks.compute.draining import resume
     from tasks.errors import Missing
     from tasks.registry.audit import audited
     from tasks.settings import home
     from tasks.storage import open_store
 
-    what = f"{settings.cluster.name} {', '.join(names) or 'all that Headway drained'}"
+    on = ", ".join(cluster.name for cluster in where)
+    what = f"{on}: {', '.join(names) or 'all that Headway drained'}"
     with (
         asked("run", as_, what=f"resume {what}", reason=reason),
         audited(open_store(home()), "resume", right="run", what=what, reason=reason),
     ):
-        done = resume(settings.cluster, names)
+        done = [one for cluster in where for one in resume(cluster, names)]
     fields = {"resumed": [one.node for one in done if one.done], "nodes": [one.model_dump() for one in done]}
     failed = [one for one in done if not one.done]
     if failed:

@@ -15,24 +15,23 @@ from dataclasses import dataclass
 WARM_UP = 3
 """Iterations that build caches and connections first; they are in no median when there are more."""
 ITERATION = re.compile(r"iteration\s+(\d{1,15})\s*/\s*(\d{1,15})\s*\|")
-_FLOAT = r"([-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|nan|inf|NaN|Inf))"
-_SECONDS = re.compile(rf"elapsed time per iteration \((ms|s)\):\s*{_FLOAT}(?:/{_FLOAT})?")
-_TFLOPS = (
-    re.compile(rf"throughput per GPU \(TFLOP/s/GPU\):\s*{_FLOAT}(?:/{_FLOAT})?"),
-    re.compile(rf"compute per GPU \(TFLOP/s/GPU\):\s*{_FLOAT}(?:\s*\(avg {_FLOAT}\))?"),
-    re.compile(rf"\bTFLOPs:\s*{_FLOAT}(?:/{_FLOAT})?"),
-)
+_FLOAT = re.compile(r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|nan|inf)", re.IGNORECASE)
+_TIMES = {"elapsed time per iteration (ms)": 0.001, "elapsed time per iteration (s)": 1.0}
+"""What makes seconds of it."""
+_TFLOPS = ("throughput per GPU (TFLOP/s/GPU)", "compute per GPU (TFLOP/s/GPU)", "TFLOPs")
 _FIELDS = {
-    "loss": re.compile(rf"\blm loss:\s*{_FLOAT}"),
-    "grad_norm": re.compile(rf"\bgrad norm:\s*{_FLOAT}"),
-    "loss_scale": re.compile(rf"\bloss scale:\s*{_FLOAT}"),
-    "samples": re.compile(rf"\bconsumed samples:\s*{_FLOAT}"),
-    "batch": re.compile(rf"\bglobal batch size:\s*{_FLOAT}"),
-    "skipped": re.compile(rf"\bnumber of skipped iterations:\s*{_FLOAT}"),
-    "nan": re.compile(rf"\bnumber of nan iterations:\s*{_FLOAT}"),
-    "samples_per_second": re.compile(rf"\bsamples(?: per second|/sec):\s*{_FLOAT}"),
-    "tokens_per_second": re.compile(rf"tokens/s/GPU(?: inst/harmonic mean)?:\s*{_FLOAT}"),
+    "lm loss": "loss",
+    "grad norm": "grad_norm",
+    "loss scale": "loss_scale",
+    "consumed samples": "samples",
+    "global batch size": "batch",
+    "number of skipped iterations": "skipped",
+    "number of nan iterations": "nan",
+    "samples per second": "samples_per_second",
+    "tokens/s/GPU inst/harmonic mean": "tokens_per_second",
+    "tokens/s/GPU": "tokens_per_second",
 }
+"""Names on the line and here. Others, such as seq_load_balancing_loss and num zeros, are left out."""
 _HOST = re.compile(r"^\s*(?:\[[^\]]*\]:?\s*)?([A-Za-z][\w.-]*):\s.*?iteration\s+\d+\s*/")
 _WORLD = re.compile(r"\bworld[ _-]size:?[ .]+\s*(\d{1,9})\b")
 _SAVING = re.compile(r"saving checkpoint at iteration\s+(\d+)")
@@ -156,23 +155,25 @@ def iterations_of(line: str, number: int = 0) -> Iterator[Iteration]:
 
 
 def _iteration(start: re.Match[str], said: str, line: int) -> Iteration:
-    time = _SECONDS.search(said)
-    tflops = next((found for pattern in _TFLOPS if (found := pattern.search(said))), None)
-    fields = {name: float(found[1]) for name, pattern in _FIELDS.items() if (found := pattern.search(said))}
-    finite = {name: value for name, value in fields.items() if name == "loss" or math.isfinite(value)}
+    """One of `name: value | name: value |`; of two values the first is now, the second the run's average."""
+    split = (part.partition(":") for part in said.split("|"))
+    fields = {name.strip(): [float(value) for value in _FLOAT.findall(rest)[:2]] for name, _, rest in split if rest}
+    time = next((fields[name][0] * factor for name, factor in _TIMES.items() if fields.get(name)), None)
+    tflops = next((fields[name] for name in _TFLOPS if fields.get(name)), [])
+    others = {_FIELDS[name]: values[0] for name, values in fields.items() if name in _FIELDS and values}
     return Iteration(
         number=int(start[1]),
         total=int(start[2]),
-        seconds=_positive(float(time[2]) / (1000 if time[1] == "ms" else 1)) if time else None,
-        tflops=_positive(float(tflops[1])) if tflops else None,
-        tflops_average=_positive(float(tflops[2])) if tflops and tflops[2] else None,
+        seconds=_positive(time),
+        tflops=_positive(tflops[0] if tflops else None),
+        tflops_average=_positive(tflops[1] if len(tflops) > 1 else None),
         line=line,
-        **finite,
+        **{name: value for name, value in others.items() if name == "loss" or math.isfinite(value)},
     )
 
 
-def _positive(value: float) -> float | None:
-    return value if math.isfinite(value) and value > 0 else None
+def _positive(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) and value > 0 else None
 
 
 def _once(iterations: tuple[Iteration, ...]) -> tuple[Iteration, ...]:

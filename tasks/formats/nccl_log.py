@@ -59,7 +59,9 @@ def transports(text: str) -> tuple[str, ...]:
 
 def messages(text: str) -> Iterator[re.Match[str]]:
     """Every message of NCCL in a text, in order."""
-    return MESSAGE.finditer(text)
+    for line in text.split("\n"):
+        if "INFO " in line or "WARN " in line:
+            yield from MESSAGE.finditer(line)
 
 
 def transport_of(message: str) -> str:

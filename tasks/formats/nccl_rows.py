@@ -103,7 +103,7 @@ def _figures(said: list[str], columns: Columns) -> Figures:
 
 def _number(text: str) -> float | None:
     value = math.nan if text == "N/A" else float(text)
-    return value if math.isfinite(value) else None
+    return value if math.isfinite(value) and value >= 0 else None
 
 
 def _count(text: str) -> int | None:

@@ -289,11 +289,12 @@ class _Reader:
         self.done.append(self.open.pop(tag))
 
 
-def words_during(text: str, run: NcclRun, runs: list[NcclRun]) -> str:
-    """The part of a log in which NCCL spoke of a run: from its first line to the next run's, and all before the first."""
+def words_during(text: str, runs: list[NcclRun]) -> list[str]:
+    """The part of a log in which NCCL spoke of each run: from its first line to the next run's, and all before the first."""
     if len(runs) < 2:
-        return text
-    starts = sorted(one.lines[0] for one in runs)
-    first = 0 if run.lines[0] <= starts[0] else run.lines[0] - 1
-    later = next((start - 1 for start in starts if start > run.lines[0]), None)
-    return "\n".join(text.split("\n")[first:later])
+        return [text] * len(runs)
+    lines_ = text.split("\n")
+    starts = sorted({run.lines[0] - 1 for run in runs})
+    ends = dict(zip(starts, [*starts[1:], len(lines_)], strict=True))
+    begins = [run.lines[0] - 1 for run in runs]
+    return ["\n".join(lines_[0 if begin == starts[0] else begin : ends[begin]]) for begin in begins]

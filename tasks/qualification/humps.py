@@ -7,12 +7,15 @@ be believed. Parts lose speed by faults and do not gain it, so fast ones that ag
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
 SMALLEST_SHARE = 0.1
 """Of the owners that a group must have, so that one odd reading of many does not condemn the others."""
+FAR_OUT = 6.0
+"""Standard deviations of the logarithm by which one figure alone is outside; noise of other work is skewed, hence so many."""
 MAD_TO_SIGMA = 1.4826
 """Standard deviation of a normal distribution by its median absolute deviation."""
 
@@ -34,6 +37,11 @@ class Reference(NamedTuple):
     """How many it is made of."""
     faster: tuple[str, ...] = ()
     """Owners beyond it, too few to be believed."""
+
+    @property
+    def outside(self) -> float:
+        """Share of the center below which one figure is no noise of this group."""
+        return math.exp(-FAR_OUT * self.spread)
 
 
 def cut(items: Sequence[Item], share: float) -> list[list[Item]]:

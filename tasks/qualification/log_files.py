@@ -91,8 +91,8 @@ def _nccl(path: Path, text: str) -> list[Log]:
         return [Log(str(path), written.tool, written.hosts, nccl=written)]
     runs = read_nccl_tests(text, path.name)
     logs = []
-    for run in runs:
-        words = read_log(words_during(text, run, runs))
+    for run, part in zip(runs, words_during(text, runs), strict=True):
+        words = read_log(part)
         hosts = run.hosts or tuple(dict.fromkeys(host for _, host in words.ranks))
         logs.append(Log(str(path), run.tool, hosts, nccl=run, words=words))
     return logs

@@ -19,8 +19,6 @@ from tasks.qualification_names import Verdict
 
 NAMED = 4
 """Most pairs that a sentence names."""
-SPREADS = 4.0
-"""Standard deviations of sound pairs by which one pair alone must be slower than they are."""
 Key = tuple[int, int, tuple[str, ...]]
 BAD: tuple[Verdict, ...] = ("failed", "unknown")
 
@@ -63,7 +61,7 @@ def of_pairs(
         found[pair] = Bad(faults, before.rate if before.rate is not None else sweep.rate, doubtful)
     for pair in missing:
         found.setdefault(pair, Bad((_unmeasured(),), None))
-    return _attribute({pair: found[pair] for pair in sorted(found)})
+    return _attribute({pair: found[pair] for pair in sorted(found)}, tolerances(sku).most)
 
 
 def unmeasured(sweeps: Sequence[Merged], names: Sequence[str], *, every: bool) -> tuple[Pair, ...]:
@@ -85,12 +83,13 @@ def _slower_than_others(
     found, alone, allowed = dict[Key, tuple[Reason, ...]](), set[Key](), tolerances(sku)
     for (_, largest), members in sorted(groups.items()):
         items = [Item(" ".join(sweep.nodes), rate) for sweep, rate in members]
-        fast = reference(items, (1 + config.min_of_peers) / 2, lone=allowed.lone_pair)
+        fast = reference(items, allowed.pairs_gap, lone=allowed.lone_pair)
         center = fast.center if fast else statistics.median(item.value for item in items)
-        believed = min(allowed.link, 1 - SPREADS * fast.spread if fast else 1.0) * center
+        limit = allowed.pairs * config.min_of_peers * center
+        believed = min(allowed.link, fast.outside if fast else 1.0) * center
         for sweep, rate in members:
-            if rate < config.min_of_peers * center:
-                found[sweep.key] = (_slow(sweep, rate, config.min_of_peers * center, largest),)
+            if rate < limit:
+                found[sweep.key] = (_slow(sweep, rate, limit, largest),)
                 alone |= {sweep.key} if rate < believed else set()
     return found, alone
 
@@ -121,18 +120,17 @@ def _unmeasured() -> Reason:
     )
 
 
-def _attribute(found: dict[Pair, Bad]) -> Attributed:
+def _attribute(found: dict[Pair, Bad], most: float) -> Attributed:
     """Those that failed or are unknown first, then what is merely degraded among the machines that are left."""
     bad = [pair for pair, what in found.items() if what.verdict in BAD]
-    first = blame([pair for pair, what in found.items() if what.verdict not in BAD], bad)
-    noise = {pair for pair in first.links if found[pair].doubtful}
-    found = {pair: Bad((), what.rate) if pair in noise else what for pair, what in found.items()}
-    first = first._replace(links=tuple(pair for pair in first.links if pair not in noise))
-    bad = [pair for pair in bad if pair not in noise]
+    doubtful = {pair for pair in bad if found[pair].doubtful}
+    first = blame([pair for pair, what in found.items() if what.verdict not in BAD], bad, most=most, doubtful=doubtful)
+    found = {pair: Bad((), what.rate) if pair in first.noise else what for pair, what in found.items()}
+    bad = [pair for pair in bad if pair not in first.noise]
     out = {*first.nodes, *first.cut_off, *(name for pair in first.either for name in pair)}
     rest = {pair: what.verdict for pair, what in found.items() if what.verdict not in BAD and not {*pair} & out}
     warned = [pair for pair, verdict in rest.items() if verdict == "degraded"]
-    second = blame([pair for pair, verdict in rest.items() if verdict == "healthy"], warned)
+    second = blame([pair for pair, verdict in rest.items() if verdict == "healthy"], warned, most=most)
     guilty = {name for votes in (first, second) for name in (*votes.nodes, *votes.cut_off)}
     links = {*first.links, *second.links}
     return Attributed(

@@ -32,8 +32,6 @@ SOURCE = "Headway: benchmark.min_of_peers of the fastest group of machines"
 SLOW = "Throttled, shared with other work, or a bad part: take the machine out, or look at its clocks, power and temperature."
 ENOUGH = 4
 """So many machines before a spread is a spread."""
-SURE = 4.0
-"""Standard deviations by which a machine must be slower than the others to have failed, whatever its share."""
 SPREADS, SPREADS_OF_FEW, FEW = 6.0, 12.0, 8
 """Standard deviations below the others; of fewer than FEW machines the deviation itself is uncertain."""
 
@@ -100,7 +98,7 @@ def _one(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig) -> Iterator[R
         yield from _unconfirmed(rates, sku, config)
         return
     warn = _warn_level(fast, sku)
-    fail = min(config.min_of_peers, 1 - SURE * fast.spread if fast.owners >= FEW else 1.0) * fast.center
+    fail = min(config.min_of_peers, fast.outside if fast.owners >= FEW else 1.0) * fast.center
     for rate in rates:
         share = rate.value / fast.center if fast.center else 1.0
         if rate.value < fail:

@@ -34,12 +34,13 @@ def record(
     based_on: Sku,
     folder: Path,
     replace: bool = False,
+    config: BenchmarkConfig | None = None,
     at_least: int = 1,
 ) -> Path:
     """Write `folder/NAME.yaml`: medians over all machines of `at_least` or more runs; what judged them stays where it is sharper.
 
     Raises ValueError for a name that is taken, also by a shipped file, unless `replace`; and for a run that was not sound:
-    failed, unknown or incomplete.
+    failed, unknown or incomplete. `config` is what it was judged with.
     """
     path = place(name, folder, replace=replace)
     if len(measurements) < at_least or not measurements:
@@ -47,7 +48,12 @@ def record(
             f"record {name!r}: {len(measurements)} run(s) are there, and at least {max(at_least, 1)} needed"
         )
     for number, measurement in enumerate(measurements, start=1):
-        _require_sound(measurement, based_on, what=f"record {name!r}: run {number} of {len(measurements)}")
+        _require_sound(
+            measurement,
+            based_on,
+            config or BenchmarkConfig(),
+            what=f"record {name!r}: run {number} of {len(measurements)}",
+        )
     sku = _baseline(name, measurements, based_on)
     folder.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(f".{os.getpid()}.new")
@@ -70,20 +76,20 @@ def place(name: str, folder: Path, *, replace: bool) -> Path:
     return taken if taken and taken.parent == folder else folder / f"{plain}.yaml"
 
 
-def _require_sound(measurement: Measurement, based_on: Sku, *, what: str) -> None:
+def _require_sound(measurement: Measurement, based_on: Sku, config: BenchmarkConfig, *, what: str) -> None:
     """Judged once more, by what is missing and by what the hardware must show."""
     wrong = next(_incomplete(measurement), "")
     if wrong:
         raise ValueError(f"{what} is not complete: {wrong}")
-    verdict = judge(measurement, based_on, _config(measurement))
+    verdict = judge(measurement, based_on, _asking_for_what_was_done(config, measurement))
     if verdict.verdict not in ("healthy", "degraded") or verdict.named("failed", "unknown"):
         raise ValueError(f"{what} was {verdict.verdict}: {_first(verdict)}")
 
 
-def _config(measurement: Measurement) -> BenchmarkConfig:
-    """The groups of checks that all ranks got through; that every rank did is asked by who ran them."""
+def _asking_for_what_was_done(config: BenchmarkConfig, measurement: Measurement) -> BenchmarkConfig:
+    """The groups of checks that all ranks got through, on the machines that were measured."""
     done = set.intersection(*(set(report.done) for report in measurement.ranks))
-    return BenchmarkConfig(checks=tuple(name for name in FULL if name in done))
+    return config.model_copy(update={"checks": tuple(name for name in FULL if name in done), "nodes": ()})
 
 
 def _incomplete(measurement: Measurement) -> Iterator[str]:

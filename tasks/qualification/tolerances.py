@@ -33,10 +33,16 @@ class Tolerances(NamedTuple):
     """Short of the peers by more than this, and far outside their spread, is degraded. None: not judged."""
     own_warn: float = 0.9
     """Of the machine's own earlier median."""
+    pairs: float = 1.0
+    """Of benchmark.min_of_peers: the share of sound pairs below which a pair is slow."""
+    pairs_gap: float = 0.85
+    """A pair below this share of the next faster one begins another group of pairs."""
     lone_pair: float = 0.6
     """A single fast pair is the measure of the others where they are below this share of it."""
     link: float = 1.0
     """A single slow pair is believed below this share of the others, too."""
+    most: float = 0.5
+    """More than this share of a machine's pairs must be bad before it is blamed."""
     peers_by_measured: bool = True
     """Whether plain measurements are compared; else only those that were freed of what other work took (Probe.peers)."""
 
@@ -52,8 +58,11 @@ CPU = Tolerances(
     curve_fails=False,
     peers_warn=None,
     own_warn=0.5,
-    lone_pair=0.34,
-    link=0.4,
+    pairs=0.5,
+    pairs_gap=0.5,
+    lone_pair=0.2,
+    link=0.15,
+    most=0.7,
     peers_by_measured=False,
 )
 

@@ -7,13 +7,13 @@ all others share a switch: the smaller group is blamed. Nothing is blamed where 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 Pair = tuple[str, str]
 Near = dict[str, set[str]]
 MOST = 0.5
-"""More than this share of a machine's pairs must be bad, and two at least."""
+"""More than this share of a machine's pairs must be bad, and two at least; callers may want more of noisy pairs."""
 
 
 class Blame(NamedTuple):
@@ -29,12 +29,14 @@ class Blame(NamedTuple):
     """Nothing tells which of the two machines, or whether the link."""
     halves: tuple[tuple[str, ...], ...] = ()
     """Groups of equal size that are sound inside and bad between."""
+    noise: tuple[Pair, ...] = ()
+    """Doubtful pairs that no vote confirms."""
     all: bool = False
     """Not one pair is sound."""
 
 
-def blame(good: Iterable[Pair], bad: Iterable[Pair]) -> Blame:
-    """Attribute the bad pairs. Pairs are of sorted names, each once."""
+def blame(good: Iterable[Pair], bad: Iterable[Pair], *, most: float = MOST, doubtful: Collection[Pair] = ()) -> Blame:
+    """Attribute the bad pairs. Pairs are of sorted names, each once; `doubtful` ones count in votes, and not alone."""
     sound, slow = set(good), set(bad)
     names = {name for pair in (*sound, *slow) for name in pair}
     if not slow:
@@ -47,9 +49,11 @@ def blame(good: Iterable[Pair], bad: Iterable[Pair]) -> Blame:
     if apart and len(groups[0]) == len(apart[0]) and _separated(groups[0], apart[0], bad_of):
         return Blame(halves=(groups[0], *apart))
     cut_off = {name for group in apart for name in group}
-    nodes = _outvoted(names - cut_off, good_of, bad_of) | _outvoted(cut_off, good_of, bad_of)
+    nodes = _outvoted(names - cut_off, good_of, bad_of, most) | _outvoted(cut_off, good_of, bad_of, most)
     left = [pair for pair in sorted(slow) if not {*pair} & (nodes | cut_off)]
-    return _of_links(Blame(tuple(sorted(nodes)), tuple(sorted(cut_off - nodes))), left, sound)
+    noise = tuple(pair for pair in left if pair in doubtful)
+    found = Blame(tuple(sorted(nodes)), tuple(sorted(cut_off - nodes)), noise=noise)
+    return _of_links(found, [pair for pair in left if pair not in noise], sound | set(noise))
 
 
 def _near(pairs: set[Pair]) -> Near:
@@ -79,14 +83,14 @@ def _separated(group: tuple[str, ...], other: tuple[str, ...], slow: Near) -> bo
     return all(slow.get(name, set()) & set(other) for name in group)
 
 
-def _outvoted(names: set[str], sound: Near, slow: Near) -> set[str]:
+def _outvoted(names: set[str], sound: Near, slow: Near, most: float) -> set[str]:
     """The worst by its share of bad pairs goes first, with all that are as bad, until none is mostly bad."""
     blamed, inside = set[str](), set(names)
     while True:
         shares = {name: _share(name, inside, sound, slow) for name in inside}
         worst = max(shares.values(), default=0.0)
         now = {name for name, share in shares.items() if share == worst}
-        if worst <= MOST or now == inside:
+        if worst <= most or now == inside:
             return blamed
         blamed |= now
         inside -= now

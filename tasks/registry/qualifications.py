@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tasks.artifacts import Qualification, parse_ref
+from tasks.cluster_config import ClusterConfig
 from tasks.qualification.gate import as_told
 from tasks.qualification.history import Past
 from tasks.qualification.measured import Measurement
@@ -64,6 +65,18 @@ def told(store: Store, qualification: Qualification) -> dict[str, Any]:
         "drained": page["drained"],
         "requests": page["requests"],
     }
+
+
+def drained(store: Store) -> dict[str, tuple[ClusterConfig, set[str]]]:
+    """Clusters whose machines a qualification drained, by name: how each is reached now, and which machines those were."""
+    found: dict[str, tuple[ClusterConfig, set[str]]] = {}
+    for one in stored(store):
+        names = {str(each["node"]) for each in _page(store, one.manifest).get("drained", []) if each["done"]}
+        config = (one.manifest.provenance.config or {}).get("cluster")
+        if names and config:
+            known = found.setdefault(one.manifest.provenance.name, (ClusterConfig.model_validate(config), set()))
+            known[1].update(names)
+    return found
 
 
 def newest_measurement(store: Store, cluster: str) -> Measurement:

@@ -7,9 +7,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from deployments.cli import qualify
 from deployments.cli.main import app
+from tasks.config import QualifyConfig
 from tasks.hardware.sku import load_sku
+from tasks.qualification.measured import Measurement, Probe, RankReport
 from tasks.settings import digest
+from tasks.storage import open_store
+from tasks.storage.manifest import Provenance
 
 
 @pytest.fixture
@@ -75,6 +80,23 @@ def test_a_file_of_ones_own_and_one_that_cannot_be_read(own):
     assert headway("bench").startswith("local-cpu, also bench\n")
     with pytest.raises(ValueError, match="vendors: there is no such key"):
         headway("broken")
+
+
+def test_a_recorded_qualification_is_shown_and_its_name_is_refused_before_another_run(own, tmp_path):
+    probes = (Probe(check="matmul_fp32", measured=0.05, unit="TFLOP/s", peers=1.0),)
+    rank = RankReport(rank=0, local_rank=0, node="n0", host="h0", probes=probes, done=("compute",))
+    measured = Measurement(nodes=("n0",), expected_nodes=1, ranks_per_node=1, ranks=(rank,))
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "qualification.json").write_text(json.dumps({"measured": measured.model_dump(mode="json")}))
+    at = Provenance(name="bench-cluster", created="2026-11-22T10:00:00+00:00")
+    open_store(own.parent).publish(tmp_path / "made", kind="qualification", inputs=(), provenance=at)
+    settings = QualifyConfig.model_validate({"cluster": {"name": "bench-cluster"}})
+    qualify._record(settings, "bench", False)
+    assert re.search(r"matmul_fp32 +higher +0.05 +0.0375 +0.025 +TFLOP/s +\[recorded\]", headway("bench"))
+    assert said("bench")["file"] == str(own / "bench.yaml")
+    with pytest.raises(ValueError, match="bench.yaml has this name"):
+        qualify._preflight(settings, "Bench", False)
+    qualify._preflight(settings, "Bench", True)
 
 
 def test_a_size_of_which_nothing_is_known(own):

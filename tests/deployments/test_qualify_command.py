@@ -36,7 +36,8 @@ def home(tmp_path, monkeypatch):
         ({"replace": True}, "--replace is of --record NAME"),
         ({"more": ["n1"]}, "'n1' stands alone: machines to qualify go into --nodes"),
         ({"reason": "why"}, "--reason does not go with a measurement"),
-        ({"resume": True}, "backend local has no drained machines"),
+        ({"resume": True}, "no qualification of this home has drained any machine"),
+        ({"resume": True, "config": ["tiny"]}, "backend local has no drained machines"),
     ],
 )
 def test_options_that_make_no_sense_together_are_refused(home, options, said):
@@ -64,4 +65,4 @@ def test_what_headway_drained_is_put_back_by_the_command(home, capsys):
         assert json.loads(capsys.readouterr().out)["resumed"] == ["n1"]
         assert (stand.node_state("n1")[:4], stand.node_state("n2")) == ("idle", "drained")
     told = [entry for entry in entries(open_store(home)) if entry.action == "resume"]
-    assert [entry.reason for entry in told] == ["", "repaired"] and "stand n1, n2" in told[1].what
+    assert [entry.reason for entry in told] == ["", "repaired"] and told[1].what == "stand: n1, n2"

@@ -1,6 +1,7 @@
 """How often the verdict names exactly what was planted in simulated clusters.
 
-`make soak N=2000 SEED=1 ARGS=tests/soak/test_verdicts.py`. Rates are printed with Clopper and Pearson's 95 % intervals. Clusters of 64 machines are a tenth of N.
+`make soak N=2000 SEED=1 ARGS=tests/soak/test_verdicts.py`; rates are printed with Clopper and Pearson's 95 % intervals.
+Clusters of 64 machines are a fiftieth of N.
 """
 
 import os
@@ -12,8 +13,8 @@ from simulated_clusters import Scenario, simulate
 CLUSTERS, SEED = int(os.environ.get("N", "20")), int(os.environ.get("SEED", "1"))
 SIZES = (4, 8, 64)
 FAULTS = ("none", "network", "compute", "link", "half network", "half compute", "rack")
-NOISE = ((0.01, "nvidia", 1), (0.05, "nvidia", 1), (0.15, "cpu", 1), (0.15, "cpu", 3))
-"""Of GPU machines, of bad days, of busy CPUs, and of those when what is slow is measured again."""
+NOISE = ((0.01, "nvidia", 1), (0.05, "nvidia", 1), (0.15, "cpu", 3), (0.3, "cpu", 3))
+"""Of GPU machines, of their bad days, of busy CPUs and of very busy ones, where what is slow is measured again."""
 SCENARIOS = [
     Scenario(machines, noise, fault, vendor, rounds)
     for noise, vendor, rounds in NOISE
@@ -23,12 +24,19 @@ SCENARIOS = [
 ]
 
 
+NOT_SEEN = ("link", "half network", "rack")
+"""On CPUs: one pair at half its rate is noise, and so is a network where most pairs are slow; grosser faults are seen."""
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 def test_planted_faults_are_named_and_nothing_else(scenario):
-    clusters = max(3, CLUSTERS // 10) if scenario.machines == 64 else CLUSTERS
+    clusters = max(3, CLUSTERS // 50) if scenario.machines == 64 else CLUSTERS
     rates = simulate(scenario, clusters, SEED)
     print(f"\n{scenario!s:55} {rates}", file=sys.stderr)
-    if scenario.noise <= 0.05:
+    if scenario.vendor == "nvidia":
         assert rates.interval(rates.found)[1] > 0.99, "exact less often than 99 %"
         assert rates.interval(rates.false)[0] < 0.01, "false alarms more often than 1 %"
+    elif scenario.fault not in NOT_SEEN:
+        assert rates.interval(rates.missed)[0] < 0.25, "missed more often than 25 %"
+        assert rates.interval(rates.false)[0] < 0.02 or scenario.rounds == 1, "false alarms more often than 2 %"

@@ -5,6 +5,7 @@ import json
 import pytest
 from azure.ai.ml._restclient.arm_ml_service.models import ClusterUpdateParameters
 
+from tasks.benchmark import Proof, busbw_of, joined
 from tasks.cluster_config import ClusterConfig
 from tasks.compute.azure_requests import requests
 from tasks.compute.draining import CANNOT, drain, resume
@@ -12,6 +13,7 @@ from tasks.config import QualifyConfig, RetrainConfig
 from tasks.outcast import left_of, machines, needed_nodes, require_possible, require_proof, subject_of
 from tasks.programs import Program, job_of
 from tasks.qualification.gate import as_told, gate_checks
+from tasks.qualification.measured import Measurement, RankReport, Row, Sweep
 from tasks.qualification.remaining import Remaining
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, PairVerdict, Reason
 from tasks.qualification_config import ActConfig, BenchmarkConfig
@@ -130,10 +132,42 @@ def test_a_machine_that_never_came_is_no_name_that_a_scheduler_knows():
     assert subject_of(cluster(), BenchmarkConfig(act=ActConfig(min_nodes=2)), left).config.exclude == ()
 
 
+def test_the_rest_is_judged_by_its_own_measurement_and_the_bad_machine_keeps_its_evidence():
+    def proof(nodes, left, verdicts, busbw):
+        ranks = tuple(RankReport(rank=number, local_rank=0, node=name, host=name) for number, name in enumerate(nodes))
+        sweep = Sweep(
+            collective="all_reduce", scope="all", nodes=nodes, ranks=len(nodes), backend="gloo", tool="torch",
+            rows=(Row(bytes=1024, busbw=busbw),),
+        )  # fmt: skip
+        found = Measurement(nodes=nodes, expected_nodes=len(nodes), ranks_per_node=1, ranks=ranks, sweeps=(sweep,))
+        return Proof(found, verdict_of(*verdicts), left)
+
+    first = proof(("a", "b", "c"), rest(("a", "b"), ["c"]), (node("a"), node("b"), node("c", "failed")), 0.01)
+    second = proof(("a", "b"), rest(("b", "a")), (node("a"), node("b")), 2.5)
+    both = joined(first, second)
+    assert [(n.name, n.verdict) for n in both.verdict.nodes] == [("a", "healthy"), ("b", "healthy"), ("c", "failed")]
+    assert (both.left.nodes, set(both.left.excluded)) == (("b", "a"), {"c"})
+    assert [report.node for report in both.measured.ranks] == ["a", "b", "c"]
+    assert busbw_of(both.measured, both.left) == 2.5
+    assert {sweep.nodes for sweep in both.measured.sweeps} == {("a", "b"), ("a", "b", "c")}
+
+
+def test_a_machine_that_ended_the_job_for_all_leaves_the_others_to_prove_themselves():
+    found = Measurement(nodes=("a", "b", "c"), expected_nodes=3, ranks_per_node=1, error="a node failed")
+    left = rest((), "abc", enough=False, verdict="unknown")
+    assert Proof(found, verdict_of(), left, ("b",)).unproven == ("a", "c")
+    assert Proof(found, verdict_of(), left).unproven == ()  # the job failed, and nobody says by whose fault
+    kept = rest(("a", "b", "c"), verdict="unknown")
+    assert Proof(found, verdict_of(), kept, ("b",)).unproven == ()  # nobody may leave one out
+    fresh = kept.model_copy(update={"needs_fresh_run": True})
+    assert Proof(found, verdict_of(), fresh).unproven == ("a", "b", "c")
+
+
 def test_an_elastic_job_grows_no_further_than_what_qualified():
     slurm = ClusterConfig.model_validate({"backend": "slurm", "elastic": {"min_nodes": 2, "max_nodes": 4}})
     on = machines(slurm, BenchmarkConfig())
-    assert (on.nodes, on.config.elastic, needed_nodes(slurm, BenchmarkConfig())) == (4, None, 2)
+    assert (on.nodes, on.config.elastic, on.config.slurm.requeue) == (4, None, False)
+    assert needed_nodes(slurm, BenchmarkConfig()) == 2
     subject = subject_of(slurm, BenchmarkConfig(), rest(("n1", "n2", "n4"), ["n3"]))
     assert (subject.config.elastic.min_nodes, subject.config.elastic.max_nodes) == (2, 3)
 

@@ -88,8 +88,7 @@ class Bench:
     @contextmanager
     def group(self, name: str) -> Iterator[None]:
         """A group of checks: in the progress, and in `done` when it came to its end."""
-        groups = self.config.groups
-        self.rank.progress(list(groups).index(name) if name in groups else 0, len(groups), name)
+        self.rank.progress(len(self._report.done), len(self.config.groups), name)
         yield
         self._report = self._report.model_copy(update={"done": (*self._report.done, name)})
         self._write()

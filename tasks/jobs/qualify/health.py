@@ -78,15 +78,12 @@ def guarded(one: Look, bench: Bench, machine: Machine) -> Iterator[Probe]:
     try:
         yield from one.look(bench, machine)
     except Missing as error:
-        yield from _unseen(one, "missing", error)
+        yield from _unseen(one, "missing", error, remedy=error.remedy)
     except Hangs as error:
         yield from _unseen(one, "timed out", error)
     except (OSError, ValueError) as error:
         yield from _unseen(one, "failed", error)
 
 
-def _unseen(one: Look, status: Status, error: Exception) -> Iterator[Probe]:
-    remedy = (
-        "Give the job the rights, the command or the file, or run it where they are." if status == "missing" else ""
-    )
+def _unseen(one: Look, status: Status, error: Exception, *, remedy: str = "") -> Iterator[Probe]:
     return (Probe(check=check, status=status, said=str(error), remedy=remedy) for check in one.checks)

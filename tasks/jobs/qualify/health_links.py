@@ -49,12 +49,17 @@ def link_flaps(bench: Bench, machine: Machine) -> Iterator[Probe]:
         return
     uptime = machine.uptime
     times: Counter[str] = Counter()
-    for log in _logs(machine):
+    logs, unread = _logs(machine)
+    if not (logs or found):
+        raise Missing(unread)
+    for log in logs:
         times |= gpu_health.flaps(log, since=max(0.0, uptime - DAY))
     at_once = min((port.downed for port in found.values()), default=0)
     for name, port in found.items():
         times[name] = max(times[name], round(links.per_day(port.downed - at_once, uptime)))
-    said = f"of the last {min(uptime, DAY) / 3600:.1f} h"
+    said = f"of the last {min(uptime, DAY) / 3600:.1f} h" + (
+        f", by the ports' counters alone: {unread}" if unread else ""
+    )
     flapped = {name: count for name, count in sorted(times.items()) if count}
     for name, count in (flapped or {"": 0}).items():
         yield Probe(check="link_flaps", measured=float(count), unit="per 24 h", where=name, said=said)
@@ -77,13 +82,12 @@ def virtual_functions(bench: Bench, machine: Machine) -> Iterator[Probe]:
         )
 
 
-def _logs(machine: Machine) -> Iterator[str]:
-    """That of the kernel and that of the machine, where networkd writes too. Raises Missing where neither can be read."""
-    yield machine.kernel_log()
+def _logs(machine: Machine) -> tuple[list[str], str]:
+    """That of the kernel and that of the machine, where networkd writes too; and why, where none can be read."""
     try:
-        yield machine.written_log()
-    except Missing:
-        return
+        return [machine.kernel_log(), machine.written_log()], ""
+    except Missing as error:
+        return [], str(error)
 
 
 def _interfaces(machine: Machine) -> list[Interface]:

@@ -19,10 +19,19 @@ LOG_BYTES = 64 * 2**20
 """Read at most, from the end of a log file."""
 LOGS = ("var/log/syslog", "var/log/kern.log", "var/log/messages")
 """Of them the first is read that is there."""
+LOGS_NAMED = " or ".join(f"/{log}" for log in LOGS)
+SYSLOG = (
+    "Let jobs read the kernel's log: sysctl kernel.dmesg_restrict=0; a container needs --cap-add SYSLOG (Azure ML: "
+    "resources.docker_args), or the machine's /var/log."
+)
 
 
 class Missing(Exception):
     """There is no way to look: no such command or file, or no rights."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.remedy = remedy
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,7 @@ class Machine:
         except Missing as no_dmesg:
             if written := self.written_log():
                 return written
-            raise Missing(f"{no_dmesg}; and none of {', '.join(f'/{log}' for log in LOGS)} can be read") from no_dmesg
+            raise Missing(f"{no_dmesg}; nor can {LOGS_NAMED} be read", SYSLOG) from no_dmesg
 
     def written_log(self) -> str:
         """The machine's log file since its start, in the form of `dmesg`; empty where none can be read."""

@@ -7,7 +7,7 @@ talking. benchmarks/qualification.py runs the same plans on invented findings.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
@@ -206,10 +206,10 @@ class Pairs:
                 rates.setdefault(size, {})[pair] = rate
         return {size: sound_rate(found) for size, found in rates.items()}
 
-    def slow(self) -> list[Group]:
+    def slow(self) -> set[Group]:
         """Pairs that failed, or are below the limit or the share of a sound one."""
         sound = self.sound
-        return sorted(pair for pair, outcome in self.best.items() if self._is_slow(outcome, sound))
+        return {pair for pair, outcome in self.best.items() if self._is_slow(outcome, sound)}
 
     def _is_slow(self, outcome: Outcome, sound: Mapping[int, float]) -> bool:
         return (
@@ -222,21 +222,21 @@ class Pairs:
         """Pairs for fresh runs: each suspect machine with sound partners, and slow pairs of two that are not suspect."""
         slow = self.slow()
         bad = self._suspects(slow)
-        links = sorted((pair for pair in slow if not set(pair) & bad), key=lambda pair: self.fresh.get(pair, 0))
+        links = sorted((pair for pair in slow if not set(pair) & bad), key=lambda pair: (self.fresh.get(pair, 0), pair))
         chosen = [pair for node in sorted(bad) for pair in self._partners(node, slow, bad, living)]
         return [pair for pair in dict.fromkeys((*chosen, *links)) if set(pair) <= set(living)]
 
-    def _suspects(self, slow: Sequence[Group]) -> set[int]:
+    def _suspects(self, slow: Set[Group]) -> set[int]:
         """By a vote over all pairs; of a machine that was measured afresh, over those alone."""
         everywhere = suspects(slow, [pair for pair in self.best if pair not in slow])
         cleared = {node for node in everywhere if self._votes(node, slow) <= 0}
         return everywhere - cleared
 
-    def _votes(self, node: int, slow: Sequence[Group]) -> int:
+    def _votes(self, node: int, slow: Set[Group]) -> int:
         fresh = [pair for pair in self.fresh if node in pair]
         return sum(1 if pair in slow else -1 for pair in fresh) if fresh else 1
 
-    def _partners(self, node: int, slow: Sequence[Group], bad: set[int], living: Sequence[int]) -> Iterator[Group]:
+    def _partners(self, node: int, slow: Set[Group], bad: set[int], living: Sequence[int]) -> Iterator[Group]:
         """Pairs that were slow come first, those that were not measured afresh before others; all bad: anybody."""
         others = [other for other in living if other != node]
         partners = [other for other in others if other not in bad] or others
@@ -255,7 +255,7 @@ def pairs_plan(nodes: Sequence[int], standard: Standard, *, together: Outcome | 
             living = answer.living
             state.take(answer, fresh=False)
     for number in range(1, standard.config.rounds):
-        for place, pairs in enumerate(disjoint(state.to_confirm(living))[:CONFIRMATIONS]):
+        for place, pairs in enumerate(disjoint(state.to_confirm(living), CONFIRMATIONS)):
             if playing := tuple(pair for pair in pairs if set(pair) <= set(living)):
                 answer = yield Step(f"confirm/{number}/{place}", "pair", playing, PAIRS, round=number)
                 living = answer.living

@@ -32,17 +32,16 @@ def quick_tournament(nodes: Sequence[int]) -> Rounds:
     return tournament(nodes)[: QUICK_ROUNDS + len(nodes) % 2]
 
 
-def disjoint(groups: Iterable[Group]) -> Rounds:
-    """Groups in rounds: in none of them is a machine twice."""
-    rounds: Rounds = []
+def disjoint(groups: Iterable[Group], most: int) -> Rounds:
+    """Groups in at most so many rounds, in none of which a machine is twice; without those that find no place."""
+    rounds: Rounds = [[] for _ in range(most)]
+    busy: list[set[int]] = [set() for _ in range(most)]
     for group in groups:
-        free = (there for there in rounds if not any(set(group) & set(other) for other in there))
-        there = next(free, None)
-        if there is None:
-            rounds.append([group])
-        else:
-            there.append(group)
-    return rounds
+        place = next((place for place, nodes in enumerate(busy) if nodes.isdisjoint(group)), None)
+        if place is not None:
+            rounds[place].append(group)
+            busy[place].update(group)
+    return [groups for groups in rounds if groups]
 
 
 def halves(group: Group) -> list[Group]:

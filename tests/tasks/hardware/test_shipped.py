@@ -151,8 +151,7 @@ def test_limits_of_azure_ml():
     for name, sku in GPUS.items():
         said = {key: number.value for key, number in sku.azureml.items()}
         assert (said["job_days"], said["low_priority_job_days"], said["default_cores"]) == (21, 7, 0)
-        assert ("cluster_nodes" in said) == bool(spec(name, "infiniband_ports")), name
-        assert said.get("cluster_nodes", 100) == 100
+        assert (said["mpi_nodes"], said["cluster_nodes"]) == (100, 100 if spec(name, "infiniband_ports") else 300), name
 
 
 def test_images_are_named_by_their_urn():

@@ -1,5 +1,6 @@
 """Machines as recorded, looked at before a run: what is well is not flagged, and what is broken is seen and named."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -108,6 +109,7 @@ def test_without_dmesg_the_machines_log_is_read_and_without_both_it_is_unknown(r
     found = looked(machine, "xid")
     assert (found["xid"][0].status, verdicts(found, "xid")) == ("missing", ["unknown"])
     assert "Operation not permitted" in found["xid"][0].said
+    assert "--cap-add SYSLOG" in found["xid"][0].remedy
     machine.file("var/log/syslog", f"2026-09-21T14:00:00.5+00:00 n0 kernel: [ 1.5] {FELL_OFF}")
     assert values(looked(machine, "xid"), "xid") == [79.0]
 
@@ -196,6 +198,17 @@ def test_a_start_of_the_machine_takes_all_links_down_and_is_no_flap(recorded):
     for number in range(8):
         machine.port(f"mlx5_ib{number}", downed=2)
     assert values(looked(machine, "link_flaps"), "link_flaps") == [0.0]
+
+
+def test_without_a_log_the_ports_counters_alone_say_of_flaps(recorded):
+    machine = recorded.nd_h100()
+    machine.command("dmesg", "exit 1")
+    machine.port("mlx5_ib2", downed=5)
+    (probe,) = looked(machine, "link_flaps")["link_flaps"]
+    assert (probe.where, probe.measured) == ("mlx5_ib2:1", 5.0)
+    assert "by the ports' counters alone" in probe.said
+    shutil.rmtree(machine.root / "sys/class/infiniband")
+    assert looked(machine, "link_flaps")["link_flaps"][0].status == "missing"
 
 
 def test_lost_carriers_in_the_machines_log_are_flaps(recorded):

@@ -144,3 +144,9 @@ for part; do case "$part" in *:/azure-nhc/output) cat {said} > "${{part%%:*}}/az
     )
     (probe,) = azure(looked(recorded))
     assert probe.measured == "1 passed"
+
+
+def test_where_the_machine_is_the_container_its_entry_point_is_run(recorded):
+    said = recorded.file("said.log", log(PASSED, SLOW, code=1))
+    recorded.file(health_aznhc.INSIDE, f'[ "$NHC_ARGS" = -a ] && cat {said}; exit 1')
+    assert verdicts(azure(looked(recorded))) == ["failed"]

@@ -15,6 +15,7 @@ from tasks.settings import digest
 CPU = load_sku("local-cpu")
 CONFIG = BenchmarkConfig(checks=("compute", "collectives"))
 MB = 10**6
+SLOWER = Probe(check="matmul_fp32", measured=0.06, unit="TFLOP/s", peers=0.3)
 
 
 def rank(number, tflops, *, cpus=4.0, **probe):
@@ -145,8 +146,9 @@ REFUSED = {
     "all_reduce of n0, n1: no row": run(sweeps=(sweep(),)),
     "all_reduce of n0, n1": run(sweeps=(sweep(1.0, status="failed"),)),
     "was failed: .*matmul_fp32": run(0.003, 0.003),
-    "was (failed|unknown): .*against its peers": run(0.06, 0.06, ranks=(rank(0, 0.06), rank(1, 0.06).model_copy(
-        update={"probes": (Probe(check="matmul_fp32", measured=0.06, unit="TFLOP/s", peers=0.3),)}))),
+    "was (failed|unknown): .*against its peers": run(
+        ranks=(rank(0, 0.06), rank(1, 0.06).model_copy(update={"probes": (SLOWER,)}))
+    ),
     "was failed: .*wrong": run(sweeps=(sweep(1.0, 1.0, 1.0, wrong=3),)),
     "machines differ in cpu_count: 2, 4": run(ranks=(rank(0, 0.06), rank(1, 0.06, cpus=2.0))),
 }  # fmt: skip
@@ -157,6 +159,14 @@ def test_what_is_not_sound_is_refused(tmp_path, why):
     with pytest.raises(ValueError, match=why):
         record("mine", [run(), REFUSED[why]], based_on=CPU, folder=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_it_is_judged_as_the_run_was(tmp_path):
+    uneven = (rank(0, 0.06), rank(1, 0.06).model_copy(update={"probes": (SLOWER,)}))
+    with pytest.raises(ValueError, match="against its peers"):
+        record("mine", [run(ranks=uneven)], based_on=CPU, folder=tmp_path)
+    loose = BenchmarkConfig(min_of_peers=0.2, nodes=("n0", "n1", "n2"))
+    assert record("mine", [run(ranks=uneven)], based_on=CPU, folder=tmp_path, config=loose).is_file()
 
 
 def test_fewer_runs_than_asked_for(tmp_path):
