@@ -48,6 +48,7 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.drift
 	$(BIN)/python -m benchmarks.events
 	$(BIN)/python -m benchmarks.polling
+	$(BIN)/python -m benchmarks.qualification
 
 soak: .venv/.dev
 	N=$(N) SEED=$(SEED) $(BIN)/python -m pytest -m soak -s $(ARGS)

@@ -24,7 +24,7 @@ from tasks.errors import JobFailed
 from tasks.hardware.sku import Sku, load_sku
 from tasks.outcast import Outcast, act_on, left_of, machines, needed_nodes, require_possible, subject_of
 from tasks.programs import Program
-from tasks.qualification.gate import gate_checks
+from tasks.qualification.gate import gate_checks, usable
 from tasks.qualification.history import Past
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement, read_measurement
@@ -185,6 +185,7 @@ def _conclude(
         "name": cluster.name,
         "verdict": verdict.model_dump(mode="json"),
         "remaining": left.model_dump(mode="json"),
+        "usable": usable(verdict, left),
         "expires": expires,
         "measured": measured.model_dump(mode="json"),
         "sku": sku.model_dump(mode="json"),
@@ -218,7 +219,7 @@ def _metrics(subject: Cluster, verdict: ClusterVerdict, left: Remaining) -> dict
     return {
         "matmul_gflops_per_rank": subject.matmul_gflops_per_rank,
         "allreduce_gigabytes_per_second": subject.allreduce_gigabytes_per_second,
-        "machines_usable": float(len(left.nodes)),
+        "machines_usable": float(len(usable(verdict, left))),
         **counts,
     }
 

@@ -176,6 +176,11 @@ def row_findings(gpu: Mapping[str, str]) -> list[Finding]:
     return found
 
 
+def has_lines(log: str) -> bool:
+    """Whether a text is a kernel's log at all."""
+    return any(STAMP.match(line) for line in log.splitlines())
+
+
 def newest(log: str) -> float:
     """The time of a kernel log's newest line; 0 when it has none."""
     return max((seconds for seconds, _ in _lines(log, 0.0)), default=0.0)

@@ -128,7 +128,8 @@ def read_megatron(text: str) -> MegatronRun | None:
     iterations = tuple(one for number, line in enumerate(lines, 1) for one in iterations_of(line, number))
     if not iterations:
         return None
-    saving, saved = _checkpoints(lines)
+    others = [(number, line) for number, line in enumerate(lines, 1) if "consumed samples" not in line]
+    saving, saved = _checkpoints([line for _, line in others])
     return MegatronRun(
         tool="megatron-deepspeed" if _is_deepspeed(text) else "megatron",
         iterations=_once(iterations),
@@ -137,9 +138,7 @@ def read_megatron(text: str) -> MegatronRun | None:
         done=bool(_DONE.search(text)),
         saving=saving,
         saved=saved,
-        killed=tuple(f"line {n}: {line.strip()[:300]}" for n, line in enumerate(lines, 1) if _KILLED.search(line))[
-            :_MOST_SAID
-        ],
+        killed=tuple(f"line {n}: {line.strip()[:300]}" for n, line in others if _KILLED.search(line))[:_MOST_SAID],
         unread=tuple(
             f"line {one.line}: iteration {one.number} has no time" for one in iterations if one.seconds is None
         ),

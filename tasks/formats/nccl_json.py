@@ -118,7 +118,11 @@ def _row(result: dict[str, Any]) -> TestRow | None:
 
 def _figures(said: dict[str, Any]) -> Figures:
     time = said.get("time", said.get("cpu_time"))
-    return Figures(finite(time), finite(said.get("alg_bw")), finite(said.get("bus_bw")), _integer(said.get("nwrong")))
+    time, algbw, busbw = (
+        None if value is None or value < 0 else value
+        for value in (finite(time), finite(said.get("alg_bw")), finite(said.get("bus_bw")))
+    )
+    return Figures(time, algbw, busbw, _integer(said.get("nwrong")))
 
 
 def _version(code: Any) -> str:

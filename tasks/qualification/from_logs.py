@@ -29,6 +29,8 @@ from tasks.qualification_config import BenchmarkConfig
 from tasks.qualification_names import Verdict
 
 SOURCE = "Headway: what is missing is unknown"
+ORDER: tuple[Verdict, ...] = ("failed", "unknown", "degraded", "healthy")
+"""Of a machine's reasons: what was seen to be bad first."""
 NOTHING = "no limit"
 """Check of a reason that says that nothing is known to judge a log by."""
 
@@ -116,7 +118,8 @@ def _judged(log: Log, sku: Sku, config: BenchmarkConfig) -> JudgedLog:
         (figures if report.node else own).extend(found)
     if not (own or figures) and _nothing_to_judge_by(log, sweeps, sku):
         own = [_missing(log, f"{_what(log)} {NOTHING}", "no figure of it in the hardware's file", "a limit")]
-    return JudgedLog(log, _of_one(own, log), _of_one(figures, log), sweeps, reports)
+    placed = [reason.model_copy(update={"where": reason.where or log.path}) for reason in own]
+    return JudgedLog(log, _of_one(placed, log), _of_one(figures, log), sweeps, reports)
 
 
 def _of_one(reasons: Sequence[Reason], log: Log) -> tuple[Reason, ...]:
@@ -249,6 +252,7 @@ def _node(
         if not reason.node and name in reason.nodes and (reason.verdict == "degraded" or not good):
             mine.append(_shared(reason, name))
     mine = list({(reason.check, reason.where, str(reason.measured)): reason for reason in mine}.values())
+    mine.sort(key=lambda reason: ORDER.index(reason.verdict))
     if not mine and not good:
         mine = [
             reason for log in judged if name in log.log.nodes for reason in log.reasons if reason.node in ("", name)

@@ -17,13 +17,15 @@ REMEDY = "Repair or replace what is named, set benchmark.spare_nodes, or lower b
 
 def gate_checks(verdict: ClusterVerdict, left: Remaining, *, needed: int) -> tuple[Check, ...]:
     """Healthy passes, degraded is warned, failed and unknown close the gate, unless the machine is left out and enough remain."""
+    sound = len(usable(verdict, left))
+    passed = left.enough and sound >= needed
     enough = Check(
         name="machines that qualified",
-        measured=float(len(left.nodes)),
+        measured=float(sound),
         limit=f">= {needed}",
-        passed=left.enough,
-        warned=left.enough and bool(left.excluded),
-        remedy="" if left.enough else REMEDY,
+        passed=passed,
+        warned=passed and bool(left.excluded),
+        remedy="" if passed else REMEDY,
     )
     nodes = tuple(check for node in verdict.nodes for check in _of_node(node, spared=_spared(node, left)))
     checks = (enough, *nodes, *(_check(reason, spared=False) for reason in left.reasons))
@@ -33,6 +35,12 @@ def gate_checks(verdict: ClusterVerdict, left: Remaining, *, needed: int) -> tup
         *checks,
         Check(name="verdict", measured=left.verdict, limit="healthy or degraded", passed=False, remedy=REMEDY),
     )
+
+
+def usable(verdict: ClusterVerdict, left: Remaining) -> tuple[str, ...]:
+    """Machines that are left and sound, healthiest first; where none can be left out, some that are left are not."""
+    sound = set(verdict.named(*OPEN))
+    return tuple(name for name in left.nodes if name in sound)
 
 
 def as_reason(reason: Reason) -> dict[str, Any]:

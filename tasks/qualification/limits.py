@@ -69,6 +69,9 @@ def as_number(value: float | str | None) -> float | None:
 
 def knows_soundness(sku: Sku, check: str) -> bool:
     """Whether the file says what sound hardware reaches, and not just a floor that everything exceeds."""
+    collective, _, scope = check.partition(" of ")
+    if scope == "node":
+        return any(level.norm is not None or level.warn is not None for level in bandwidths(sku, collective, scope, 1))
     limit = sku.limits.get(check)
     return limit is not None and (limit.norm is not None or limit.warn is not None)
 

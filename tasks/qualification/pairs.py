@@ -37,6 +37,11 @@ class Bad(NamedTuple):
         found = [fault.verdict for fault in self.faults]
         return "failed" if "failed" in found else worst(*found)
 
+    @property
+    def without_doubt(self) -> Bad:
+        """The same without what no vote confirmed."""
+        return self._replace(faults=tuple(fault for fault in self.faults if fault.verdict not in BAD))
+
 
 class Attributed(NamedTuple):
     """Reasons of machines and of the cluster, and every pair's verdict."""
@@ -55,9 +60,10 @@ def of_pairs(
     found: dict[Pair, Bad] = {}
     for sweep in sweeps:
         pair = (sweep.nodes[0], sweep.nodes[1])
-        before, mine = found.get(pair, Bad((), sweep.rate)), of_sweep(sweep, sku, ours=ours)
+        before, mine = found.get(pair, Bad((), sweep.rate, doubtful=True)), of_sweep(sweep, sku, ours=ours)
         faults = (*before.faults, *mine, *slow.get(sweep.key, ()))
-        doubtful = not any(fault.verdict in BAD for fault in (*before.faults, *mine)) and sweep.key not in alone
+        sure = sweep.key in alone or any(fault.verdict in BAD for fault in mine)
+        doubtful = before.doubtful and not sure
         found[pair] = Bad(faults, before.rate if before.rate is not None else sweep.rate, doubtful)
     for pair in missing:
         found.setdefault(pair, Bad((_unmeasured(),), None))
@@ -125,7 +131,7 @@ def _attribute(found: dict[Pair, Bad], most: float) -> Attributed:
     bad = [pair for pair, what in found.items() if what.verdict in BAD]
     doubtful = {pair for pair in bad if found[pair].doubtful}
     first = blame([pair for pair, what in found.items() if what.verdict not in BAD], bad, most=most, doubtful=doubtful)
-    found = {pair: Bad((), what.rate) if pair in first.noise else what for pair, what in found.items()}
+    found = {pair: what.without_doubt if pair in first.noise else what for pair, what in found.items()}
     bad = [pair for pair in bad if pair not in first.noise]
     out = {*first.nodes, *first.cut_off, *(name for pair in first.either for name in pair)}
     rest = {pair: what.verdict for pair, what in found.items() if what.verdict not in BAD and not {*pair} & out}

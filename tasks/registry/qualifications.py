@@ -55,13 +55,12 @@ def told(store: Store, qualification: Qualification) -> dict[str, Any]:
     """What `headway qualify --json` says of one."""
     page = _page(store, find(store, *parse_ref(qualification.ref)))
     verdict = ClusterVerdict.model_validate(page["verdict"])
-    left = page["remaining"]
     return {
         "qualification": {"ref": qualification.ref, **qualification.metrics},
         **as_told(verdict),
         "expires": qualification.expires,
-        "usable": left["nodes"],
-        "excluded": left["excluded"],
+        "usable": page["usable"],
+        "excluded": page["remaining"]["excluded"],
         "drained": page["drained"],
         "requests": page["requests"],
     }

@@ -23,7 +23,7 @@ def acts(found: Found) -> Html:
 def sentences(found: Found) -> list[str]:
     """What was done with the machines."""
     told = []
-    if found.usable:
+    if found.usable and found.open:
         told.append(f"Jobs run on {count(len(found.usable), 'machine')}: {named(found.usable)}.")
     if found.excluded:
         told.append(f"Left out of the jobs to come: {named(found.excluded)}.")

@@ -66,6 +66,11 @@ class Found:
         together = sorted(self.verdict.reasons, key=lambda reason: WORST.index(reason.verdict))
         return (*together, *(reason for node in self.nodes for reason in node.reasons))
 
+    @property
+    def open(self) -> bool:
+        """Whether anything may run."""
+        return self.verdict.verdict in ("healthy", "degraded")
+
     def holds(self, reason: Reason) -> bool:
         """Whether it is said of machines that are used, and not of one that is left out, or of all with it."""
         who = {reason.node} if reason.node else set(reason.nodes)

@@ -71,7 +71,9 @@ def test_a_bad_machine_is_a_warning_when_it_is_left_out_and_enough_remain(bad):
     passed, told = outcomes(found, rest(("a", "b"), ["c"], enough=False, verdict=bad), needed=3)
     assert not passed and told["c matmul_fp32"] == told["machines that qualified"] == "failed"
     passed, told = outcomes(found, rest(("a", "b", "c"), verdict=bad))  # nobody may leave it out
-    assert not passed and told["c matmul_fp32"] == "failed"
+    assert not passed and told["c matmul_fp32"] == "failed" and told["machines that qualified"] == "passed"
+    passed, told = outcomes(found, rest(("a", "b", "c"), verdict=bad), needed=3)
+    assert not passed and told["machines that qualified"] == "failed"
 
 
 def test_what_the_machines_do_together_closes_the_gate():

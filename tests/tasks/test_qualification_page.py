@@ -71,6 +71,11 @@ def test_what_is_unknown_does_not_look_sound(page):
     assert "verdict good" in page(sample(4, faults=())).raw
 
 
+def test_of_a_closed_gate_it_says_of_no_machine_that_jobs_run_on_it(page):
+    assert "Jobs run on" not in page(sample(4)).text
+    assert "Jobs run on 4 machines: ccw-hpc-1, ccw-hpc-2" in page(sample(4, faults=())).text
+
+
 def test_hostile_names_and_messages_are_text(page):
     made = page(sample(4, text=EVIL))
     assert not made.all("script") and not made.all("img")

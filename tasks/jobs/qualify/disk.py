@@ -31,8 +31,9 @@ class Moved(NamedTuple):
     """What went to a disk and came back."""
 
     bytes: int
-    write_seconds: float
-    read_seconds: float
+    write_rate: float
+    """Bytes a second, as the next."""
+    read_rate: float
     how: str
 
 
@@ -60,10 +61,10 @@ def large_files(folder: Path, *, bytes: int, seconds: float, streams: int) -> Mo
             for file in files:
                 _drop_pages(file)
         began = time.perf_counter()
-        list(pool.map(_read, files, written))
+        read = list(pool.map(lambda file, most: _read(file, most, began + seconds), files, written))
         read_seconds = time.perf_counter() - began
     how = "around the page cache (O_DIRECT)" if direct else "page cache synced and dropped (fsync, posix_fadvise)"
-    return Moved(sum(written) * BLOCK, write_seconds, read_seconds, how)
+    return Moved(sum(written) * BLOCK, sum(written) * BLOCK / write_seconds, sum(read) * BLOCK / read_seconds, how)
 
 
 def small_files(folder: Path, *, count: int, seconds: float) -> Files:
@@ -144,13 +145,16 @@ def _write_block(file: int, source: mmap.mmap, offset: int) -> None:
             written += os.pwrite(file, view[written:], offset + written)
 
 
-def _read(file: int, blocks: int) -> None:
-    target = mmap.mmap(-1, BLOCK)
-    for number in range(blocks):
+def _read(file: int, blocks: int, until: float) -> int:
+    """Blocks that were read."""
+    target, done = mmap.mmap(-1, BLOCK), 0
+    while done < blocks and (time.perf_counter() < until or not done):
         read = 0
         with memoryview(target) as view:
-            while read < BLOCK and (got := os.preadv(file, [view[read:]], number * BLOCK + read)):
+            while read < BLOCK and (got := os.preadv(file, [view[read:]], done * BLOCK + read)):
                 read += got
+        done += 1
+    return done
 
 
 def _write_small(path: Path, data: bytes) -> None:

@@ -58,6 +58,7 @@ def backend(bench: Bench) -> str:
 def communicator(bench: Bench, name: str, ranks: Sequence[int], *, seconds: float) -> Iterator[Communicator]:
     """Open one over `ranks`, of which this is one. Each of its operations raises RuntimeError after `seconds`."""
     _prepare(bench)
+    _all_come(bench, name, len(ranks), seconds)
     try:
         distributed.init_process_group(
             "nccl" if bench.cuda else "gloo",
@@ -73,6 +74,13 @@ def communicator(bench: Bench, name: str, ranks: Sequence[int], *, seconds: floa
     distributed.destroy_process_group()
 
 
+def _all_come(bench: Bench, name: str, count: int, seconds: float) -> None:
+    """Wait for the others at the store. NCCL waits for ever for a rank that does not come to its start. Raises RuntimeError."""
+    if bench.store.add(f"{name}/come", 1) == count:
+        bench.store.set(f"{name}/all", "")
+    bench.store.wait([f"{name}/all"], timedelta(seconds=seconds))
+
+
 def _prepare(bench: Bench) -> None:
     if bench.cuda:
         cuda.set_device(bench.local_rank)
@@ -80,13 +88,18 @@ def _prepare(bench: Bench) -> None:
 
 
 def _throw_away(bench: Bench) -> None:
-    """Without waiting for what still hangs in it."""
+    """Without waiting for what still hangs in it.
+
+    torch puts the count of default groups into their names, by which ranks find each other, and starts anew only when one is
+    destroyed: of one that did not come up it would stay, and the next group's ranks would look for different names.
+    """
     if distributed.is_initialized():
         with suppress(RuntimeError):
             if bench.cuda:
                 distributed.distributed_c10d._abort_process_group()
             else:
                 distributed.destroy_process_group()
+    distributed.distributed_c10d._world.group_count = 0
 
 
 class Transports:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.formats import rocm
+from tasks.jobs.qualify import machine_logs
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing
 from tasks.qualification.measured import Probe
@@ -47,7 +48,7 @@ def errors(bench: Bench, machine: Machine) -> Iterator[Probe]:
             source=SOURCE,
         )
     try:
-        log = machine.kernel_log()
+        log = machine_logs.of_kernel(machine)
     except Missing:
         return  # the counters above have said it
     for bus, line in rocm.faults(log):

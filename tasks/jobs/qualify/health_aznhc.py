@@ -18,6 +18,7 @@ from tasks.formats.aznhc import read_aznhc
 from tasks.jobs.asking import Hangs
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing
+from tasks.jobs.qualify.machine_logs import LOGS
 from tasks.qualification.aznhc_findings import probes_of
 from tasks.qualification.measured import Probe
 
@@ -91,7 +92,7 @@ def _by_docker(vendor: str, machine: Machine, log: Path) -> Command | None:
     if not there:
         return None
     gpus = ("--gpus", "all") if vendor == "nvidia" else ()
-    kernel_log = next((path for path in ("/var/log/syslog", "/var/log/messages") if machine.text(path[1:])), "")
+    kernel_log = next((f"/{log}" for log in LOGS if (machine.root / log).exists()), "")
     mounts = ("-v", f"{kernel_log}:/azure-nhc/syslog") if kernel_log else ()
     return (
         *("docker", "run", "--rm", "--name=aznhc", "--net=host", "--privileged", "--shm-size=8g", *gpus, *mounts),

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tasks.formats import gpu_health, links
+from tasks.formats.gpu_health import Port
 from tasks.formats.links import DAY, Interface
 from tasks.jobs.probes import ports
+from tasks.jobs.qualify import machine_logs
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing
 from tasks.qualification.measured import Probe
@@ -18,25 +20,31 @@ def infiniband(bench: Bench, machine: Machine) -> Iterator[Probe]:
     found = ports(machine.root / "sys/class/infiniband")
     if not found and "ib_ports_active" not in bench.sku.limits:
         return
-    active = {name: port for name, port in found.items() if port.active}
+    active = sum(port.active for port in found.values())
     down = ", ".join(f"{name} is {port.state}" for name, port in found.items() if not port.active)
     yield Probe(
         check="ib_ports_active",
-        measured=float(len(active)),
+        measured=float(active),
         said=down or ("" if found else "/sys/class/infiniband has no port"),
         remedy="Check cable and switch port." if down else "",
     )
-    for name, port in active.items():
-        rate = links.rate(port.rate)
-        unread = "" if rate is not None else f"its rate reads {port.rate!r}"
-        yield Probe(
-            check="ib_rate",
-            status="failed" if unread else "measured",
-            measured=rate,
-            unit="Gbit/s",
-            where=name,
-            said=unread or port.rate,
-        )
+    for name, port in found.items():
+        yield _rate(name, port)
+    if not found:
+        yield Probe(check="ib_rate", measured=0.0, unit="Gbit/s", said="there is no port")
+
+
+def _rate(name: str, port: Port) -> Probe:
+    """A port that is not active carries nothing."""
+    rate = links.rate(port.rate) if port.active else 0.0
+    return Probe(
+        check="ib_rate",
+        status="measured" if rate is not None else "failed",
+        measured=rate,
+        unit="Gbit/s",
+        where=name,
+        said=f"it is {port.state}, its rate reads {port.rate!r}",
+    )
 
 
 def link_flaps(bench: Bench, machine: Machine) -> Iterator[Probe]:
@@ -85,7 +93,7 @@ def virtual_functions(bench: Bench, machine: Machine) -> Iterator[Probe]:
 def _logs(machine: Machine) -> tuple[list[str], str]:
     """That of the kernel and that of the machine, where networkd writes too; and why, where none can be read."""
     try:
-        return [machine.kernel_log(), machine.written_log()], ""
+        return [machine_logs.of_kernel(machine), machine_logs.of_file(machine, speaker="") or ""], ""
     except Missing as error:
         return [], str(error)
 

@@ -8,6 +8,7 @@ from typing import Literal
 from tasks.formats import gpu_health, smi
 from tasks.formats.gpu_health import Finding, Rules
 from tasks.formats.links import DAY
+from tasks.jobs.qualify import machine_logs
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.health_clocks import clock_probes, set_to_maximum
 from tasks.jobs.qualify.machine import Machine
@@ -75,7 +76,7 @@ def remapped_rows(bench: Bench, machine: Machine) -> Iterator[Probe]:
 
 def errors(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """What the driver wrote into the kernel's log in the last day; only what is new fails."""
-    log, uptime = machine.kernel_log(), machine.uptime
+    log, uptime = machine_logs.of_kernel(machine), machine.uptime
     seen = gpu_health.xids(log, since=max(0.0, uptime - DAY))
     fresh = uptime - machine.rules.xid_hours * 3600
     for error, finding in zip(seen, gpu_health.xid_findings(seen, machine.rules), strict=True):

@@ -10,20 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.formats import gpu_health, kernel_log
+from tasks.formats import gpu_health
 from tasks.formats.gpu_health import Rules
 from tasks.jobs.asking import ask
 from tasks.jobs.probes import RULES
-
-LOG_BYTES = 64 * 2**20
-"""Read at most, from the end of a log file."""
-LOGS = ("var/log/syslog", "var/log/kern.log", "var/log/messages")
-"""Of them the first is read that is there."""
-LOGS_NAMED = " or ".join(f"/{log}" for log in LOGS)
-SYSLOG = (
-    "Let jobs read the kernel's log: sysctl kernel.dmesg_restrict=0; a container needs --cap-add SYSLOG (Azure ML: "
-    "resources.docker_args), or the machine's /var/log."
-)
 
 
 class Missing(Exception):
@@ -81,24 +71,3 @@ class Machine:
         if not said:
             raise Missing("/proc/uptime says nothing")
         return float(said[0])
-
-    def kernel_log(self) -> str:
-        """What the kernel said since its start, in the form of `dmesg`. Raises Missing where neither it nor a log may be read."""
-        try:
-            return self.says("dmesg")
-        except Missing as no_dmesg:
-            if written := self.written_log():
-                return written
-            raise Missing(f"{no_dmesg}; nor can {LOGS_NAMED} be read", SYSLOG) from no_dmesg
-
-    def written_log(self) -> str:
-        """The machine's log file since its start, in the form of `dmesg`; empty where none can be read."""
-        for name in LOGS:
-            try:
-                with open(self.root / name, "rb") as file:
-                    file.seek(max(0, file.seek(0, 2) - LOG_BYTES))
-                    said = file.read().decode(errors="replace")
-            except OSError:
-                continue
-            return kernel_log.as_dmesg(said, now=self.clock(), uptime=self.uptime)
-        return ""

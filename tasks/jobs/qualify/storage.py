@@ -104,7 +104,7 @@ def _store(bench: Bench, seconds: float) -> list[Probe]:
 
 def checkpoint(parameters: int, moved: disk.Moved) -> Probe:
     """One machine writes all of it, as this release's engine does, while the others write as well."""
-    whole, rate = checkpoint_bytes(parameters), moved.bytes / moved.write_seconds
+    whole, rate = checkpoint_bytes(parameters), moved.write_rate
     said = (
         f"{whole / GIGA:.4g} GB ({CHECKPOINT_BYTES_PER_PARAMETER} bytes of each of {parameters:,} parameters), "
         f"reckoned from {moved.bytes / GIGA:.4g} GB at {rate / GIGA:.4g} GB/s"
@@ -113,7 +113,7 @@ def checkpoint(parameters: int, moved: disk.Moved) -> Probe:
 
 
 def _both(place: str, moved: disk.Moved, said: str) -> list[Probe]:
-    rates = {"write": moved.bytes / moved.write_seconds, "read": moved.bytes / moved.read_seconds}
+    rates = {"write": moved.write_rate, "read": moved.read_rate}
     return [Probe(check=f"{place}_{way}", measured=r / GIGA, unit="GB/s", said=said) for way, r in rates.items()]
 
 

@@ -37,4 +37,9 @@ def through(told: str, rank: Rank, *, bytes: int) -> Moved:
         container.remove(name)
         if done.written.version:
             container.remove(name, done.written.version)
-    return Moved(done.size, write_seconds, read_seconds, f"as a blob in {STREAMS} blocks at a time, hashed")
+    return Moved(
+        done.size,
+        done.size / write_seconds,
+        done.size / read_seconds,
+        f"as a blob in {STREAMS} blocks at a time, hashed",
+    )

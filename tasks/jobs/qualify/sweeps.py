@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import cuda, distributed
 
@@ -30,8 +31,11 @@ GPU_BYTES = 2**30
 """Largest message on GPUs whose file names none."""
 QUICK_STEPS = (1024, 32, 1)
 """Of the largest message: a small, a middle and the largest one."""
-BUFFERS = 3
-"""Of a message's size that must fit into half of the free memory: two, and what the library and the check need."""
+BUFFERS = 2
+"""A message is sent from one and arrives in another."""
+GPU_SHARE = 0.9
+CPU_SHARE = 0.5
+"""Of the free memory that the buffers may have."""
 
 
 class TooLate(RuntimeError):
@@ -90,11 +94,22 @@ def whole_elements(collective: Collective, size: int, ranks: int) -> int:
 
 def _fits(comm: Communicator, bench: Bench) -> float:
     """Bytes of the largest message for which every rank has memory."""
-    if comm.cuda:
-        free = cuda.mem_get_info()[0]
-    else:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // bench.ranks_per_node
-    return -comm.over_all([-float(free)], distributed.ReduceOp.MAX)[0] / 2 / BUFFERS
+    free = _free_gpu_bytes() * GPU_SHARE if comm.cuda else _free_bytes() * CPU_SHARE / bench.ranks_per_node
+    return -comm.over_all([-free], distributed.ReduceOp.MAX)[0] / BUFFERS
+
+
+def _free_gpu_bytes() -> int:
+    cuda.empty_cache()
+    return cuda.mem_get_info()[0]
+
+
+def _free_bytes() -> int:
+    """Linux's MemAvailable (Documentation/filesystems/proc.rst): free memory, and what the cache of files would give up."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def _measure(prepared: Prepared, seconds: float, comm: Communicator) -> tuple[float, int]:

@@ -103,14 +103,23 @@ def test_xids_of_before_yesterday_are_nobodys(recorded):
     assert values(looked(machine, "xid"), "xid") == [0.0]
 
 
-def test_without_dmesg_the_machines_log_is_read_and_without_both_it_is_unknown(recorded):
+REFUSED = "echo 'dmesg: read kernel buffer failed: Operation not permitted'; exit 1"
+OTHER = "2026-09-21T14:00:00.5+00:00 n0 kernel: [ 1.5] usb 1-1: new device"
+
+
+@pytest.mark.parametrize("dmesg", [REFUSED, "exit 0"])
+def test_without_dmesg_the_machines_log_is_read_and_without_both_it_is_unknown(recorded, dmesg):
     machine = recorded.nd_h100()
-    machine.command("dmesg", "echo 'dmesg: read kernel buffer failed: Operation not permitted'; exit 1")
+    machine.command("dmesg", dmesg)
     found = looked(machine, "xid")
     assert (found["xid"][0].status, verdicts(found, "xid")) == ("missing", ["unknown"])
-    assert "Operation not permitted" in found["xid"][0].said
+    assert ("Operation not permitted" if dmesg == REFUSED else "says nothing") in found["xid"][0].said
     assert "--cap-add SYSLOG" in found["xid"][0].remedy
-    machine.file("var/log/syslog", f"2026-09-21T14:00:00.5+00:00 n0 kernel: [ 1.5] {FELL_OFF}")
+    machine.file("var/log/syslog", "2026-09-21T14:00:00.5+00:00 n0 cron[1]: a log in which no kernel speaks")
+    assert looked(machine, "xid")["xid"][0].status == "missing"
+    machine.file("var/log/syslog.1", OTHER)
+    assert values(looked(machine, "xid"), "xid") == [0.0]
+    machine.file("var/log/syslog.1", f"2026-09-21T14:00:00.5+00:00 n0 kernel: [ 1.5] {FELL_OFF}")
     assert values(looked(machine, "xid"), "xid") == [79.0]
 
 
@@ -183,8 +192,8 @@ def test_a_port_that_is_down_one_at_half_rate_and_links_that_flap(recorded):
     found = looked(machine, "ib_rate", "link_flaps")
     assert (values(found, "ib_ports_active"), verdicts(found, "ib_ports_active")) == ([7.0], ["failed"])
     assert "mlx5_ib3:1 is DOWN" in found["ib_ports_active"][0].said
-    slow = [probe.where for probe in found["ib_rate"] if probe.measured == 200.0]
-    assert (slow, verdicts(found, "ib_rate")) == (["mlx5_ib5:1"], ["failed"])
+    slow = {probe.where: probe.measured for probe in found["ib_rate"] if probe.measured != 400.0}
+    assert (slow, verdicts(found, "ib_rate")) == ({"mlx5_ib3:1": 0.0, "mlx5_ib5:1": 200.0}, ["failed", "failed"])
     assert {probe.where: probe.measured for probe in found["link_flaps"]} == {
         "mlx5_ib5:1": 7.0,
         "mlx5_ib6": 3.0,
@@ -198,6 +207,13 @@ def test_a_start_of_the_machine_takes_all_links_down_and_is_no_flap(recorded):
     for number in range(8):
         machine.port(f"mlx5_ib{number}", downed=2)
     assert values(looked(machine, "link_flaps"), "link_flaps") == [0.0]
+
+
+def test_a_machine_that_lost_all_its_ports_has_failed(recorded):
+    machine = recorded.nd_h100()
+    shutil.rmtree(machine.root / "sys/class/infiniband")
+    found = looked(machine, "ib_rate")
+    assert verdicts(found, "ib_ports_active") == verdicts(found, "ib_rate") == ["failed"]
 
 
 def test_without_a_log_the_ports_counters_alone_say_of_flaps(recorded):

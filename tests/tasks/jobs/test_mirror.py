@@ -305,6 +305,6 @@ def test_the_way_to_the_store_is_measured_by_a_blob_that_is_gone_afterwards(stor
     (tmp_path / "job").mkdir()
     rank = Rank(tmp_path / "job", 0, 1, 1, settings={}, inputs={}, output=tmp_path)
     moved = through(told, rank, bytes=20 << 20)
-    assert moved.bytes == 24 << 20 and moved.write_seconds > 0 and moved.read_seconds > 0 and "blob" in moved.how
+    assert moved.bytes == 24 << 20 and moved.write_rate > 0 and moved.read_rate > 0 and "blob" in moved.how
     assert [found.name for found in open_container(store).listing("")] == before
     assert list((tmp_path / "job").iterdir()) == []

@@ -95,7 +95,7 @@ def test_time_of_the_group_that_is_over_is_no_rate(tmp_path):
 
 def test_the_checkpoint_to_come_is_reckoned_from_what_was_written():
     """70 billion parameters are 840 GB; 4 GB were written in 2 s."""
-    probe = storage.checkpoint(70_000_000_000, disk.Moved(4 * 10**9, 2.0, 1.0, "somehow"))
+    probe = storage.checkpoint(70_000_000_000, disk.Moved(4 * 10**9, 2e9, 1e9, "somehow"))
     assert probe.measured == pytest.approx(420, rel=1e-4)
     assert "840 GB" in probe.said and "4 GB at 2 GB/s" in probe.said
 

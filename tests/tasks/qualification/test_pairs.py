@@ -1,6 +1,7 @@
 """Pairs: votes for a machine, a link, a switch or the whole network; parts of a bisection."""
 
 import itertools
+import random
 
 import pytest
 from made_measurements import BARE, CPU, GPU, complete, config, curve, found, names, quiet, sweep, tournament
@@ -147,6 +148,30 @@ def test_noise_between_busy_cpus_is_no_fault():
     assert named(of(4, lambda a, b: shaped[a, b], CPU)) == [1]
 
 
+def test_one_pair_that_is_slow_within_the_noise_is_no_link():
+    """Real rates of gloo over loopback on two busy cores, in GB/s: a factor of three and a half between sound pairs."""
+    busy = {(0, 1): 0.458, (0, 2): 1.3, (0, 3): 1.571, (1, 2): 1.013, (1, 3): 1.606, (2, 3): 0.9}
+    assert of(4, lambda a, b: busy[a, b], CPU).verdict == "healthy"
+    broken = {**busy, (0, 1): 0.006}
+    assert [r.where for r in of(4, lambda a, b: broken[a, b], CPU).reasons] == ["link node00 - node01"]
+    dice = random.Random(1)
+    wide = {pair: dice.gauss(100.0, 20.0) for pair in itertools.combinations(range(12), 2)} | {(0, 1): 60.0}
+    assert of(12, lambda a, b: wide[a, b]).verdict == "healthy"
+    close = {pair: dice.gauss(100.0, 2.0) for pair in wide} | {(0, 1): 60.0}
+    assert [r.nodes for r in of(12, lambda a, b: close[a, b]).reasons] == [("node00", "node01")]
+
+
+def test_a_second_collective_does_not_confirm_the_first_ones_doubt():
+    rate = {(0, 1): 0.3, (0, 2): 1.0, (0, 3): 1.1, (1, 2): 0.9, (1, 3): 1.0, (2, 3): 1.0}
+    sweeps = [*tournament(4, lambda a, b: rate[a, b]), *tournament(4, lambda a, b: 1.0, collective="alltoall")]
+    assert judge(quiet(4, sweeps), CPU, PAIRS).verdict == "healthy"
+    both = [
+        *tournament(4, lambda a, b: rate[a, b]),
+        *tournament(4, lambda a, b: rate[a, b] / 10, collective="alltoall"),
+    ]
+    assert judge(quiet(4, both), CPU, PAIRS).verdict == "healthy"
+
+
 def test_votes_are_even_or_they_are_not():
     def pairs(*ends):
         return [tuple(end) for end in ends]
@@ -156,6 +181,10 @@ def test_votes_are_even_or_they_are_not():
     assert blame(pairs("ab"), pairs("bc")).nodes == ("c",)
     assert blame(pairs("ab"), pairs("cd")).either == (("c", "d"),)
     assert blame((), pairs("ab", "bc", "ac")).all
+    assert blame(pairs("ac", "bc"), pairs("ab"), doubtful=pairs("ab")).noise == (("a", "b"),)
+    assert blame(pairs("ab", "ac", "bc"), pairs("ad", "bd", "cd"), doubtful=pairs("ad", "bd", "cd")).nodes == ("d",)
+    few = pairs("ab", "ac", "bc", "cd"), pairs("ad", "bd")
+    assert (blame(*few).nodes, blame(*few, most=0.7).nodes) == (("d",), ())
 
 
 def part(nodes, top, **fields):
