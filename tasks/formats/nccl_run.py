@@ -26,6 +26,8 @@ FACTORS = {
 PROGRAM = re.compile(
     r"(?<![a-z])(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv|reduce|gather|scatter)(?![a-z])"
 )
+PRECISE = 256
+"""Ranks up to which two figures of two decimals tell their number."""
 _PLAIN = {name.replace("_", ""): name for name in FACTORS}
 
 
@@ -114,29 +116,34 @@ class NcclRun:
 
     @property
     def world(self) -> int | None:
-        """Ranks of one communicator, by the list of devices; without one as the figures have it."""
-        listed = len({rank.rank for rank in self.group})
-        return listed or self.world_by_figures
+        """Ranks of one communicator: those listed, or as many as the figures have where the list is cut (at 2048 characters)."""
+        listed, by_figures = len({rank.rank for rank in self.group}), self.world_by_figures or 0
+        return (by_figures if 1.1 * listed < by_figures <= PRECISE else listed) or None
 
     @property
     def world_by_figures(self) -> int | None:
         """Ranks by the ratio of bus bandwidth to algorithm bandwidth of the most precise row; None when it says nothing."""
         ratio, k = self.ratio, FACTORS.get(self.collective, 0)
-        if ratio is None or not k or not 0 < ratio < k:
+        if ratio is None or not k / 2 * 0.99 < ratio < k or self._largest[0] < 1:
             return None
         return round(k / (k - ratio))
 
     @property
     def ratio(self) -> float | None:
         """Bus bandwidth by algorithm bandwidth, of the row with the largest."""
+        algbw, busbw = self._largest
+        return busbw / algbw if algbw else None
+
+    @property
+    def _largest(self) -> tuple[float, float]:
+        """Algorithm and bus bandwidth of the row with the most digits."""
         pairs = [
             (figures.algbw, figures.busbw)
             for row in self.rows
             for figures in (row.out, row.in_place)
             if figures.algbw and figures.busbw is not None
         ]
-        algbw, busbw = max(pairs, default=(0.0, 0.0))
-        return busbw / algbw if algbw else None
+        return max(pairs, default=(0.0, 0.0))
 
     @property
     def average(self) -> float | None:

@@ -155,7 +155,7 @@ def _same_hardware(run: NcclRun, sku: Sku, hosts: tuple[str, ...]) -> Iterator[R
         yield _reason(run, "gpu", "unknown", ", ".join(seen), f"= {expected[1]}", f"{sku.name}: what --sku says")
     gpus = sku.specs.get("gpus")
     world, machines = run.world or 0, len(hosts)
-    if gpus and run.ranks and world > 1 and run.groups == 1 and world < int(gpus.value) * machines:
+    if gpus and run.ranks and world > 1 and run.groups == 1 and world != int(gpus.value) * machines:
         limit = f"= {int(gpus.value) * machines}: its limits hold for all GPUs of {machines} machines"
         yield _reason(run, "ranks", "unknown", float(world), limit, sku.name)
 

@@ -84,8 +84,8 @@ def _ends(name: str, links: list[PairVerdict]) -> str:
 
 
 def _proven(left: set[str], verdict: ClusterVerdict) -> bool:
-    """Whether sound pairs and sweeps connect all that are left."""
-    sound: Iterable[set[str]] = [{p.a, p.b} for p in verdict.pairs if p.verdict not in CLOSED]
+    """Whether sound pairs and sweeps connect all that are left. A bad pair is not inside: one of its ends is out."""
+    sound: Iterable[set[str]] = [{pair.a, pair.b} for pair in verdict.pairs]
     sets = [group for group in (*sound, *map(set, verdict.together)) if len(group & left) > 1]
     reached, grown = {min(left)}, True
     while grown:

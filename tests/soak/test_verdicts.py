@@ -24,8 +24,8 @@ SCENARIOS = [
 ]
 
 
-NOT_SEEN = ("link", "half network", "rack")
-"""On CPUs: one pair at half its rate is noise, and so is a network where most pairs are slow; grosser faults are seen."""
+NOT_SEEN = ("link", "half network", "half compute", "rack")
+"""On very busy CPUs some of these are within the noise: a single pair, and halves whose figures overlap."""
 
 
 @pytest.mark.soak

@@ -247,3 +247,11 @@ def test_text_of_any_bytes():
     assert text_of(bytes(range(256)) * 40).text == ""
     assert text_of(b"").problems == ("the file is empty",)
     assert text_of(b" \n\t\n").problems == ("nothing is written in it",)
+
+
+def test_a_list_of_devices_that_is_cut_does_not_hide_ranks():
+    text = "\n".join(
+        line for line in (LOGS / "new.log").read_text().split("\n") if "Rank  " not in line or "Rank  0" in line
+    )
+    (found,) = read_nccl_tests(text)
+    assert (len(found.ranks), found.world) == (1, 8)

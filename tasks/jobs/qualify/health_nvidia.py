@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
@@ -75,18 +76,19 @@ def remapped_rows(bench: Bench, machine: Machine) -> Iterator[Probe]:
 
 
 def errors(bench: Bench, machine: Machine) -> Iterator[Probe]:
-    """What the driver wrote into the kernel's log in the last day; only what is new fails."""
+    """What the driver wrote into the kernel's log in the last day, once a GPU and code; only what is new fails."""
     log, uptime = machine_logs.of_kernel(machine), machine.uptime
     seen = gpu_health.xids(log, since=max(0.0, uptime - DAY))
-    fresh = uptime - machine.rules.xid_hours * 3600
-    for error, finding in zip(seen, gpu_health.xid_findings(seen, machine.rules), strict=True):
-        hours = (uptime - error.seconds) / 3600
+    times = Counter((error.bus, error.code) for error in seen)
+    newest = list({(error.bus, error.code): error for error in seen}.values())
+    for error, finding in zip(newest, gpu_health.xid_findings(newest, machine.rules), strict=True):
+        ago = uptime - error.seconds
         yield Probe(
             check="xid",
             measured=float(error.code),
             where=f"GPU {error.bus}",
-            finding=_level(error.code, finding, fresh=error.seconds >= fresh, rules=machine.rules),
-            said=f"{hours:.1f} h ago: {finding.message}",
+            finding=_level(error.code, finding, fresh=ago <= machine.rules.xid_hours * 3600, rules=machine.rules),
+            said=f"{times[error.bus, error.code]} times, last {ago / 3600:.1f} h ago: {finding.message}",
             remedy=finding.remedy or ("Reset the GPU, or restart the machine." if finding.level == "fail" else ""),
             source=SOURCE,
         )

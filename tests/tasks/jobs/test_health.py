@@ -97,6 +97,15 @@ def test_xids_fail_by_the_list_and_only_while_they_are_new(recorded, code, at, f
     assert (xid.measured, xid.finding) == (float(code), finding)
 
 
+def test_a_storm_of_xids_is_said_once_a_gpu_and_code(recorded):
+    machine = recorded.nd_h100()
+    contained = FELL_OFF.replace("79", "94")
+    machine.log(*(f"[{88000 + n}.5] {line}" for n in range(300) for line in (FELL_OFF, contained)))
+    found = looked(machine, "xid")["xid"]
+    assert [(probe.measured, probe.finding) for probe in found] == [(79.0, "fail"), (94.0, "warn")]
+    assert found[0].said.startswith("300 times, last 0.5 h ago: ")
+
+
 def test_xids_of_before_yesterday_are_nobodys(recorded):
     machine = recorded.nd_h100()
     machine.log(f"[{100.0:.6f}] {FELL_OFF}")

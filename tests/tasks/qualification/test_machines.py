@@ -104,6 +104,11 @@ def test_a_group_that_did_not_finish_is_unknown():
     assert found(judge(together([rank(0, "node00", MATMUL, done=())]), GPU, COMPUTE)) == {"node00": ["compute"]}
 
 
+def test_all_ranks_of_a_machine_must_finish():
+    ranks = [rank(n, "node00", MATMUL, done=done) for n, done in enumerate((ONLY, ()))]
+    assert found(judge(together(ranks, ranks_per_node=2), GPU, COMPUTE)) == {"node00": ["compute"]}
+
+
 def test_a_limit_that_nobody_measured_is_unknown():
     assert [r.check for r in one(settings=config("compute"), done=("compute",)).reasons] == ["compute"]
     node = one(settings=config("health"), done=("health",))
@@ -204,6 +209,7 @@ def test_a_warning_that_stays_fails():
     assert "matmul_bf16 in its past" in found(seen)["node00"]
     well = NodeVerdict(name="node00", verdict="healthy")
     assert judge(now, GPU, COMPUTE, past(warned, warned, well)).nodes[0].verdict == "degraded"
+    assert judge(now, GPU, COMPUTE, past(well, warned, warned)).nodes[0].verdict == "failed"
     others = [
         p.model_copy(update={"verdict": warned.model_copy(update={"name": "node09"})}) for p in past(warned, warned)
     ]

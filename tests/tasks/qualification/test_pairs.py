@@ -183,6 +183,8 @@ def test_votes_are_even_or_they_are_not():
     assert blame((), pairs("ab", "bc", "ac")).all
     assert blame(pairs("ac", "bc"), pairs("ab"), doubtful=pairs("ab")).noise == (("a", "b"),)
     assert blame(pairs("ab", "ac", "bc"), pairs("ad", "bd", "cd"), doubtful=pairs("ad", "bd", "cd")).nodes == ("d",)
+    ring = pairs("ab", "bc", "cd", "de", "ef", "af")
+    assert blame(ring, [p for p in itertools.combinations("abcdef", 2) if p not in ring]).nodes == ()
     few = pairs("ab", "ac", "bc", "cd"), pairs("ad", "bd")
     assert (blame(*few).nodes, blame(*few, most=0.7).nodes) == (("d",), ())
 
@@ -193,6 +195,10 @@ def part(nodes, top, **fields):
 
 def of_parts(*sweeps, count=8, sku=BARE):
     return complete(judge(quiet(count, (sweep("all", names(count), 200.0), *sweeps)), sku, config("collectives")))
+
+
+def test_a_pair_is_not_asked_for_the_large_messages_of_all_machines():
+    assert of(4, lambda a, b: 440.0, GPU, rows=curve(440.0, count=8)).verdict == "healthy"
 
 
 def test_bisection_finds_one_machine():
@@ -210,6 +216,8 @@ def test_suspects_of_a_bisection_that_stopped_early_are_unknown():
     seen = of_parts(part(n[:4], 470.0), part(n[4:], 200.0))
     assert (seen.named("unknown"), seen.named("failed")) == (n[4:], ())
     assert "node04, node05, node06, node07" in seen.nodes[4].reasons[0].said
+    seen = of_parts(part(n[:4], 470.0), part(n[4:], 200.0), sku=GPU)
+    assert [len(node.reasons) for node in seen.nodes] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def test_a_machine_with_which_sweeps_time_out():

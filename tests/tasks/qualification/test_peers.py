@@ -122,6 +122,11 @@ def test_plain_rates_of_busy_cpus_are_not_compared():
     assert found(judge(together(ranks), BARE, COMPUTE)) == {"node02": ["memory_bandwidth against its peers"]}
 
 
+def test_the_spread_of_few_excuses_nobody_and_the_spread_of_many_does():
+    assert failed(10.0, 9.0, 8.0, 4.5, sku=CPU) == [3]
+    assert failed(10.0, 10.5, 9.5, 9.0, 8.5, 8.0, 11.0, 11.5, 6.5, sku=CPU) == []
+
+
 def test_no_share_is_no_comparison():
     assert verdicts(10.0, 1.0, 10.0, settings=config(*ONLY, min_of_peers=0.0)) == ["healthy"] * 3
 

@@ -79,11 +79,16 @@ def test_wrong_elements_fail_in_any_sweep_and_any_round():
         "node02": ["all_reduce wrong elements"]
     }
     assert of_all(sweep("all", names(4), rows=curve(475.0, wrong=None))).verdict == "healthy"
+    in_place = (*curve(475.0), Row(bytes=2 << 30, busbw=475.0, wrong=0, wrong_in_place=2))
+    assert of_all(sweep("all", names(4), rows=in_place)).verdict == "failed"
 
 
 def test_the_best_round_counts():
     slow, fast = sweep("all", names(4), 200.0), sweep("all", names(4), 475.0, round=1)
     assert of_all(slow, fast).verdict == of_all(fast, slow).verdict == "healthy"
+    tcp = slow.model_copy(update={"transport": ("NET/Socket",)})
+    assert of_all(tcp, fast).verdict == "healthy"
+    assert of_all(slow, fast.model_copy(update={"transport": ("NET/Socket",)})).verdict == "failed"
     lost = sweep("all", names(4), rows=(), status="timed out")
     assert of_all(lost, fast).verdict == "healthy"
 

@@ -1,0 +1,36 @@
+"""How many machines a job could get, where the scheduler can say so: those that are not drained, down or excluded."""
+
+from __future__ import annotations
+
+import re
+
+from tasks.cluster_config import ClusterConfig
+
+OUT = re.compile(r"down|drain|fail|unk|no_respond|maint|reboot|\*$")
+"""Node states of sinfo in which no job starts there."""
+
+
+def usable_nodes(config: ClusterConfig) -> int | None:
+    """Machines that may take a job, busy ones among them; None where nobody can say. Raises Missing without an answer."""
+    if config.backend == "slurm":
+        return _of_slurm(config)
+    if config.backend == "ssh":
+        from tasks.compute.ssh_hosts import read_hosts
+
+        return sum(host.name not in config.exclude for host in read_hosts(config.ssh))
+    return None
+
+
+def _of_slurm(config: ClusterConfig) -> int:
+    from tasks.compute.slurm_commands import open_login, silent
+
+    said = open_login(config).run(("sinfo", "--noheader", "--all", "--Node", "--format=%P|%N|%T"))
+    if said.code:
+        raise silent(f"sinfo: {said.text}")
+    rows = [line.split("|") for line in said.out.split()]
+    mine = [
+        row
+        for row in rows
+        if row[0].rstrip("*") == config.slurm.partition or (not config.slurm.partition and "*" in row[0])
+    ]
+    return sum(name not in config.exclude and not OUT.search(state) for _, name, state in mine)

@@ -1,0 +1,40 @@
+"""How many machines a job could get."""
+
+import pytest
+
+from tasks.cluster_config import ClusterConfig
+from tasks.compute.usable import usable_nodes
+
+SINFO = """#!/bin/sh
+cat <<EOF
+main*|n1|idle
+main*|n2|allocated
+main*|n3|drained
+main*|n4|down*
+main*|n5|idle~
+main*|n6|mixed
+small|n1|idle
+small|n7|draining
+EOF
+"""
+
+
+@pytest.fixture
+def sinfo(tmp_path, monkeypatch):
+    (tmp_path / "sinfo").write_text(SINFO)
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [({}, 4), ({"exclude": ("n1",)}, 3), ({"slurm": {"partition": "small"}}, 1), ({"slurm": {"partition": "none"}}, 0)],
+)
+def test_slurm_counts_what_is_in_order_in_the_partition_of_the_job(sinfo, changes, count):
+    assert usable_nodes(ClusterConfig.model_validate({"backend": "slurm", **changes})) == count
+
+
+def test_ssh_counts_its_hosts_and_others_cannot_say():
+    config = ClusterConfig(backend="ssh", ssh={"hosts": ["a@n1", "a@n2:22", "n3"]}, exclude=("n2",))
+    assert usable_nodes(config) == 2
+    assert usable_nodes(ClusterConfig()) is None
