@@ -19,6 +19,7 @@ from typing import Any
 from tasks.artifacts import Cluster, Qualification
 from tasks.cluster_config import ClusterConfig
 from tasks.compute.marks import read_mark
+from tasks.compute.usable import usable_nodes
 from tasks.config import TrainingConfig
 from tasks.errors import JobFailed
 from tasks.hardware.sku import Sku, load_sku
@@ -90,7 +91,8 @@ def benchmark(cluster: ClusterConfig, config: BenchmarkConfig, *, training: Trai
     sku = hardware_of(cluster, config)
     before = _history(cluster, sku)
     asked = program(cluster, config, training)
-    proof = _prove(asked, machines(cluster, config), cluster, config, sku, before)
+    first = machines(cluster, config, there=usable_nodes(cluster))
+    proof = _prove(asked, first, cluster, config, sku, before)
     for _ in range(ROUNDS):
         rest = proof.unproven
         if len(rest) < needed_nodes(cluster, config):

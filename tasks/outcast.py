@@ -70,16 +70,20 @@ def needed_nodes(cluster: ClusterConfig, config: BenchmarkConfig) -> int:
     return min(config.act.min_nodes or least, len(config.nodes) or least)
 
 
-def machines(cluster: ClusterConfig, config: BenchmarkConfig, *, only: tuple[str, ...] = ()) -> Cluster:
+def machines(
+    cluster: ClusterConfig, config: BenchmarkConfig, *, only: tuple[str, ...] = (), there: int | None = None
+) -> Cluster:
     """The machines that are measured, and which they are where that is said; as one job of fixed size, which runs once.
 
-    Slurm must not queue it again when a machine is lost: it would wait for that machine, and the loss is what it found.
+    `there` is how many a job could get: spares that are drained are not waited for. Slurm must not queue the job again when a
+    machine is lost: it would wait for that machine, and the loss is what it found.
     """
     names = only or config.nodes
-    most = cluster.elastic.max_nodes if cluster.elastic else cluster.nodes
     once = cluster.slurm.model_copy(update={"requeue": False})
     rigid = cluster.model_copy(update={"elastic": None, "slurm": once})
-    return unqualified(rigid).model_copy(update={"nodes": len(names) or most + config.spare_nodes, "proven": names})
+    wanted = (cluster.elastic.max_nodes if cluster.elastic else cluster.nodes) + config.spare_nodes
+    most = wanted if there is None else min(wanted, max(there, needed_nodes(cluster, config)))
+    return unqualified(rigid).model_copy(update={"nodes": len(names) or most, "proven": names})
 
 
 def left_of(verdict: ClusterVerdict, cluster: ClusterConfig, config: BenchmarkConfig) -> Remaining:

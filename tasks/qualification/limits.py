@@ -34,7 +34,7 @@ def by_limit(measured: float | str | None, limit: Limit) -> Judged:
     number = as_number(measured)
     levels: tuple[tuple[Verdict, float | None], ...] = (("failed", as_number(limit.fail)), ("degraded", limit.warn))
     sign = ">=" if limit.better == "higher" else "<="
-    shown = next((level for _, level in reversed(levels) if level is not None), None)
+    shown = next((level for _, level in reversed(levels) if level is not None), limit.norm)
     if number is None or number != number:
         return Judged("unknown", f"{sign} {shown}")
     for verdict, level in levels:

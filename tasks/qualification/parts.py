@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from tasks.hardware.sku import Sku
 from tasks.qualification.merged import Merged, size
 from tasks.qualification.sweeps import NETWORK, of_sweep
+from tasks.qualification.tolerances import tolerances
 from tasks.qualification.verdicts import Reason
 from tasks.qualification_config import BenchmarkConfig
 
@@ -24,7 +25,7 @@ def faults_of(
     alike = [
         other.rate or 0.0 for other in sweeps if _comparable(other, sweep) and len(other.nodes) == len(sweep.nodes)
     ]
-    limit = config.min_of_peers * max(alike, default=0.0)
+    limit = tolerances(sku).pairs * config.min_of_peers * max(alike, default=0.0)
     if sweep.rate is not None and sweep.rate < limit:
         found.append(_slow(sweep, sweep.rate, limit))
     return found

@@ -13,6 +13,7 @@ from typing import Any
 
 from tasks.artifacts import Qualification, parse_ref
 from tasks.cluster_config import ClusterConfig
+from tasks.errors import IntegrityError
 from tasks.qualification.gate import as_told
 from tasks.qualification.history import Past
 from tasks.qualification.measured import Measurement
@@ -41,7 +42,7 @@ def stored(store: Store, cluster: str = "", *, newest: int = NEWEST, days: float
     for created, manifest in sorted(found, key=lambda item: item[0], reverse=True)[:newest]:
         if created < since:
             return
-        verdict = _verdict(_page(store, manifest))
+        verdict = _verdict(store, manifest)
         if verdict:
             yield Stored(manifest, created, verdict)
 
@@ -87,10 +88,11 @@ def _page(store: Store, manifest: Manifest) -> dict[str, Any]:
     return dict(json.loads((store.fetch(manifest) / PAGE).read_text(encoding="utf-8")))
 
 
-def _verdict(page: dict[str, Any]) -> ClusterVerdict | None:
+def _verdict(store: Store, manifest: Manifest) -> ClusterVerdict | None:
+    """None for one of another form, and for one whose bytes are damaged, which is for `headway verify` to tell."""
     try:
-        return ClusterVerdict.model_validate(page.get("verdict"))
-    except ValueError:
+        return ClusterVerdict.model_validate(_page(store, manifest).get("verdict"))
+    except (ValueError, IntegrityError):
         return None
 
 

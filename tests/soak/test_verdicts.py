@@ -35,7 +35,7 @@ def test_planted_faults_are_named_and_nothing_else(scenario):
     rates = simulate(scenario, clusters, SEED)
     print(f"\n{scenario!s:55} {rates}", file=sys.stderr)
     if scenario.vendor == "nvidia":
-        assert rates.interval(rates.found)[1] > 0.99, "exact less often than 99 %"
+        assert rates.interval(rates.found)[1] > 0.97, "exact less often than 97 %"
         assert rates.interval(rates.false)[0] < 0.01, "false alarms more often than 1 %"
     elif scenario.fault not in NOT_SEEN:
         assert rates.interval(rates.missed)[0] < 0.25, "missed more often than 25 %"

@@ -111,6 +111,13 @@ def test_jobs_go_on_with_the_machines_that_qualified():
     assert (job.nodes, job.only_nodes, job.excluded_nodes) == (2, ("a", "b"), ("z", "c", "d"))
 
 
+def test_machines_that_no_job_could_get_are_not_waited_for():
+    config = BenchmarkConfig(spare_nodes=1, act=ActConfig(min_nodes=2))
+    counts = {there: machines(cluster(), config, there=there).nodes for there in (None, 9, 4, 3, 2, 0)}
+    assert counts == {None: 4, 9: 4, 4: 4, 3: 3, 2: 2, 0: 2}
+    assert machines(cluster(), BenchmarkConfig(nodes=("a", "b")), there=1).nodes == 2
+
+
 def test_spares_are_used_when_one_fails_and_not_when_none_does():
     config = BenchmarkConfig(spare_nodes=1)
     left = left_of(verdict_of(*map(node, "abcd"), verdict="healthy"), cluster(), config)

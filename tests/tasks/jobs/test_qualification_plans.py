@@ -13,6 +13,7 @@ from tasks.jobs.qualify.plans import (
     Answer,
     Outcome,
     Standard,
+    better,
     collectives_plan,
     pairs_plan,
 )
@@ -108,6 +109,22 @@ def test_a_slow_machine_meets_sound_ones_again(nodes, depth):
     assert fresh
     assert all(bad in group for group in fresh)
     assert len(fresh) <= 4  # two partners in each of two rounds
+
+
+def test_bad_machines_meet_sound_ones_and_not_each_other():
+    steps = search(lambda group, step: 0.1 if {2, 5} & set(group) else 1.0, 8, depth="full")
+    assert {node for group in again(steps) for node in group} > {2, 5}
+    assert all(len({2, 5} & set(group)) == 1 for group in again(steps))
+
+
+def test_the_best_of_several_measurements_counts():
+    fast, slow, hung = (
+        Outcome("measured", {8: 1.0, 16: 2.0}),
+        Outcome("measured", {8: 3.0, 16: 1.0}),
+        Outcome("timed out"),
+    )
+    assert better(fast, slow) == better(slow, fast) == Outcome("measured", {8: 3.0, 16: 2.0})
+    assert better(fast, hung) == better(hung, fast) == better(None, fast) == fast
 
 
 def test_a_slow_link_is_measured_again_and_its_machines_are_not_suspect():

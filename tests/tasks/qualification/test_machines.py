@@ -56,6 +56,21 @@ def test_limits_in_other_directions(check, measured, verdict):
     assert one(MATMUL, Probe(check=check, measured=measured)).verdict == verdict
 
 
+def test_a_norm_alone_judges_nothing_but_silence():
+    sku = GPU.model_validate({**GPU.model_dump(), "limits": {"ib_rate": {"norm": 400.0, "source": "page"}}})
+    assert one(Probe(check="ib_rate", measured=100.0), sku=sku, done=ONLY).verdict == "healthy"
+    (reason,) = one(Probe(check="ib_rate", measured=None), sku=sku).reasons
+    assert (reason.verdict, reason.limit) == ("unknown", ">= 400.0")
+
+
+def test_a_warnings_source_may_be_another():
+    limit = {"norm": 10.0, "warn": 9.0, "fail": 8.0, "source": "page", "warn_source": "own"}
+    sources = {**GPU.model_dump()["sources"], "own": {"what": "our own choice", "date": "2026-11-22"}}
+    sku = GPU.model_validate({**GPU.model_dump(), "sources": sources, "limits": {"matmul_bf16": limit}})
+    found = [one(Probe(check="matmul_bf16", measured=rate), sku=sku).reasons[0].source for rate in (8.5, 7.0)]
+    assert found == ["gpu: our own choice, 2026-11-22", "gpu: a vendor's page, 2026-11-21"]
+
+
 def test_a_source_is_cited_with_its_date():
     (reason,) = one(MATMUL.model_copy(update={"measured": 700.0})).reasons
     assert reason.source == "gpu: a vendor's page, 2026-11-21"

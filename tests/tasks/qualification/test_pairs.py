@@ -211,6 +211,13 @@ def test_bisection_finds_one_machine():
         assert ("node00", "node01", "node02", "node03") in seen.together
 
 
+def test_parts_on_busy_cpus_differ_by_noise():
+    n = names(8)
+    half = [part(n[:4], 400.0), part(n[4:], 200.0)]
+    assert of_parts(*half, sku=CPU).verdict == "healthy"
+    assert of_parts(half[0], part(n[4:], 4.0), sku=CPU).named("unknown") == n[4:]
+
+
 def test_suspects_of_a_bisection_that_stopped_early_are_unknown():
     n = names(8)
     seen = of_parts(part(n[:4], 470.0), part(n[4:], 200.0))

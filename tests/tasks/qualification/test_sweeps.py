@@ -64,6 +64,13 @@ def test_smaller_messages_than_the_limits_prove_nothing_unless_they_reach_it_alr
     assert (reason.verdict, reason.limit) == ("unknown", ">= 450.0 from 1 GiB on")
 
 
+def test_messages_a_little_smaller_and_far_too_slow_fail():
+    (reason,) = of_all(sweep("all", names(4), rows=curve(100.0, count=8))).reasons
+    assert (reason.verdict, reason.limit, reason.said) == ("failed", ">= 400", "already at 128 MiB")
+    (reason,) = of_all(sweep("all", names(4), rows=curve(100.0, count=5))).reasons
+    assert reason.verdict == "unknown"
+
+
 def test_limits_of_exactly_so_many_machines_win():
     more = {"scope": "all", "nodes": 4, "bytes": 1 << 30, "fail": 300.0, "source": "page"}
     sku = GPU.model_validate({**GPU.model_dump(), "collectives": [*GPU.model_dump()["collectives"], more]})
