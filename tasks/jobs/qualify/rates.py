@@ -19,8 +19,8 @@ from tasks.qualification.measured import Probe, Status
 WINDOW_SECONDS = 0.5
 """Longer than a scheduler's quota period (0.1 s), so that a throttled rank shows its average rate in every window."""
 WARMUP_SECONDS = 0.2
-SHORTEST_SHARE = 0.05
-"""Of a window that must have been computed, or the two clocks disagree too much to say anything."""
+LEAST_SHARE = 0.1
+"""Of a window that must have been computed: with less, what the part itself does cannot be told from the rest."""
 LAST_MEETING_SECONDS = 1.0
 """Time for the others when the group's own is over."""
 
@@ -31,7 +31,7 @@ class Rate(NamedTuple):
     rate: float
     """By the clock: what a training step gets."""
     on_core: float
-    """Without the time that the rank was ready and other work had its core: what the part itself does."""
+    """Without the time that the rank was ready and other work had its core: what the part itself does. 0: it cannot be told."""
 
 
 class Outcome(NamedTuple):
@@ -78,15 +78,22 @@ class Together:
         return best
 
     def note(
-        self, check: str, unit: str, outcome: Outcome, *, where: Sequence[str], per: float, said: str = ""
+        self,
+        check: str,
+        unit: str,
+        outcome: Outcome,
+        *,
+        where: Sequence[str],
+        per: float,
+        said: str = "",
+        compared: bool = True,
     ) -> None:
-        """Write a probe a part; `per` are the amounts of one unit."""
+        """Write a probe a part; `per` are the amounts of one unit. `compared`: with the same part of other machines."""
         if not outcome.rates:
             self.bench.note(Probe(check=check, status=outcome.status, unit=unit, said=outcome.said))
         for part, (rate, on_core) in zip(where, outcome.rates, strict=False):
-            self.bench.note(
-                Probe(check=check, measured=rate / per, peers=on_core / per, unit=unit, where=part, said=said)
-            )
+            peers = on_core / per if on_core and compared else None
+            self.bench.note(Probe(check=check, measured=rate / per, peers=peers, unit=unit, where=part, said=said))
 
 
 def tried(measure: Callable[[], Sequence[Rate]]) -> Outcome:
@@ -106,7 +113,7 @@ def _better(one: Outcome, two: Outcome) -> Outcome:
 
 def any_behind(rates: Sequence[float], share: float) -> bool:
     """Whether a part is slower than its share of the median of the others: if any is, the slowest is."""
-    slowest, *others = sorted(rates) or [0.0]
+    slowest, *others = sorted(rate for rate in rates if rate) or [0.0]
     return bool(others) and slowest < share * statistics.median(others)
 
 
@@ -126,8 +133,9 @@ def measure_windows(once: Callable[[], object], amount: float, seconds: float) -
     for _ in range(count):
         waited = _waited_for_a_core()
         times, elapsed = _repeat_for(seconds / count, once)
-        computed = max(elapsed - (_waited_for_a_core() - waited), elapsed * SHORTEST_SHARE)
-        windows.append(Rate(rate=amount * times / elapsed, on_core=amount * times / computed))
+        computed = elapsed - (_waited_for_a_core() - waited)
+        on_core = amount * times / computed if computed >= LEAST_SHARE * elapsed else 0.0
+        windows.append(Rate(rate=amount * times / elapsed, on_core=on_core))
     return windows
 
 
