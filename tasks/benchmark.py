@@ -28,7 +28,7 @@ from tasks.programs import Program
 from tasks.qualification.gate import gate_checks, usable
 from tasks.qualification.history import Past
 from tasks.qualification.judge import judge
-from tasks.qualification.measured import Measurement, read_measurement
+from tasks.qualification.measured import Measurement, Sweep, read_measurement
 from tasks.qualification.remaining import Remaining
 from tasks.qualification.verdicts import ClusterVerdict
 from tasks.qualification_config import BenchmarkConfig
@@ -242,8 +242,22 @@ def _values(measured: Measurement, check: str, left: Remaining) -> list[float]:
 
 
 def busbw_of(measured: Measurement, left: Remaining) -> float:
-    """Of the largest message of the all-reduce over all of them, in GB/s; 0 where there was none."""
-    over_all = [s for s in measured.sweeps if (s.collective, s.scope) == ("all_reduce", "all")]
-    rest = [s for s in over_all if set(s.nodes) <= set(left.nodes)] or over_all
-    rows = [row for sweep in rest for row in sweep.rows]
-    return max(((row.bytes, row.busbw or 0.0) for row in rows), default=(0, 0.0))[1]
+    """Of the largest message of the all-reduce over the machines that are left, in GB/s; 0 where there was none.
+
+    Where only all machines were measured together, a bad one among them, it is the slowest pair's of those that are left.
+    """
+    sums = [sweep for sweep in measured.sweeps if sweep.collective == "all_reduce"]
+    over_all = [sweep for sweep in sums if sweep.scope == "all"]
+    rest = [sweep for sweep in over_all if set(sweep.nodes) <= set(left.nodes)]
+    pairs = [sweep for sweep in sums if sweep.scope == "pair" and set(sweep.nodes) <= set(left.nodes)]
+    if rest or not pairs:
+        return max(map(_largest, rest or over_all), default=(0, 0.0))[1]
+    best: dict[tuple[str, ...], tuple[int, float]] = {}
+    for sweep in pairs:
+        best[sweep.nodes] = max(best.get(sweep.nodes, (0, 0.0)), _largest(sweep))
+    return min(rate for _, rate in best.values())
+
+
+def _largest(sweep: Sweep) -> tuple[int, float]:
+    """Bytes and bus bandwidth of a sweep's largest message."""
+    return max(((row.bytes, row.busbw or 0.0) for row in sweep.rows), default=(0, 0.0))

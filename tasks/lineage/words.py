@@ -32,7 +32,9 @@ BACK = (
     "its configuration and commit: recorded stages are reused, so only the deployment is done anew. "
     "`headway lineage` names all three."
 )
-CLUSTER_NOTE = """Qualifications of the cluster **{subject}** by themselves: health, collectives, rates, storage, training."""
+CLUSTER_NOTE = (
+    """Qualifications of the cluster **{subject}** by themselves: health, collectives, rates, storage, training."""
+)
 DATASET_NOTE = (
     """Verdicts on versions of the dataset **{subject}** by themselves: its checks, its quarantine, its drift."""
 )
