@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 COLOURS = {"healthy": "green", "degraded": "yellow", "failed": "red", "unknown": "magenta"}
 MODES = {"--from": ("--sku",), "--history": (), "--resume": ("-c", "--set", "--reason")}
 """What goes with each; all the rest is of measuring."""
+EARLIER = 10
+"""Healthy runs before the newest that a recorded baseline is the median of, at most."""
 
 Quick = Annotated[
     bool, typer.Option("--quick", help="The quick depth: health, rates, collectives, pairs. The default.")
@@ -173,16 +176,17 @@ def _preflight(settings: QualifyConfig, record: str, replace: bool) -> None:
 
 def _record(settings: QualifyConfig, name: str, replace: bool) -> None:
     """Only of a cluster whose gate opened: `run_and_tell` has raised for any other."""
-    from tasks.benchmark import hardware_of
+    from tasks.benchmark import hardware_of, sku_digest
     from tasks.qualification.record import record
-    from tasks.registry.qualifications import newest_measurement
+    from tasks.registry.qualifications import healthy_measurements, newest_measurement
     from tasks.settings import home
     from tasks.storage import open_store
 
-    found = newest_measurement(open_store(home()), settings.cluster.name)
-    based_on = hardware_of(settings.cluster, settings.benchmark)
-    folder = home() / "hardware"
-    path = record(name, [found], based_on=based_on, folder=folder, replace=replace, config=settings.benchmark)
+    store, cluster, config = open_store(home()), settings.cluster, settings.benchmark
+    based_on, folder = hardware_of(cluster, config), home() / "hardware"
+    newest = newest_measurement(store, cluster.name)
+    earlier = [*islice(healthy_measurements(store, cluster.name, sku_digest(based_on)), EARLIER)]
+    path = record(name, [newest], based_on=based_on, folder=folder, replace=replace, config=config, earlier=earlier)
     typer.echo(f"Recorded as {path}; judge by it with --set benchmark.sku={name}", err=True)
 
 
@@ -204,7 +208,7 @@ def _table(fields: dict[str, Any]) -> RenderableType:
         f"{one['node']}: a request to {one['what']} it is in the qualification; nothing was sent"
         for one in fields["requests"]
     ]
-    last = f"{fields['verdict']}, as {fields['sku']}, until {fields['expires']}"
+    last = f"{fields['verdict']}, as {fields['sku']}, until {fields['expires']}; page: {fields['page']}"
     return Group(table, *(Text(line, overflow="fold") for line in (*sentences, *done, *asks, last)))
 
 

@@ -39,6 +39,7 @@ TOLD = {
         "excluded",
         "drained",
         "requests",
+        "page",
     ),
 }
 """What each flow leaves beside what all leave."""

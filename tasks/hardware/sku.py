@@ -109,6 +109,8 @@ class Sku(Data):
 
     name: str
     aliases: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+    """Azure's sizes that it holds for beside its names, such as those that it was recorded on. It is not found by them."""
     vendor: Literal["nvidia", "amd", "cpu"]
     based_on: str = ""
     """The file on top of which this one was read."""

@@ -84,7 +84,7 @@ def _slower(now: NodeVerdict, earlier: Sequence[Mapping[str, float]], least: flo
     for check, rate in sorted(now.rates.items()):
         before = [rates[check] for rates in earlier if check in rates]
         usual = statistics.median(before) if len(before) >= EARLIER else 0.0
-        if rate < least * usual:
+        if usual > 0 and rate < least * usual:
             yield Reason(
                 node=now.name,
                 check=f"{check} against {PAST}",

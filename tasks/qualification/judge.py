@@ -1,8 +1,8 @@
 """A measurement's verdict: every rule of this folder, once, and its reasons with the machine that they are about.
 
 Pure: the same measurement, hardware, configuration and history give the same verdict, whatever the order of ranks and sweeps.
-Here rules meet; each has a file of its own: presence, probes, versions, peers, sweeps (curve, transports), pairs (votes), parts,
-training, history. Which machines may be used after it is remaining.py.
+Here rules meet; each has a file of its own: presence, probes, versions, kinds, peers, sweeps (curve, transports), pairs (votes),
+parts, training, history. Which machines may be used after it is remaining.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple
 from tasks.hardware.sku import Sku
 from tasks.qualification import pairs, parts, presence, versions
 from tasks.qualification.history import Past, of_past
+from tasks.qualification.kinds import of_another_size
 from tasks.qualification.measured import Measurement
 from tasks.qualification.merged import Merged, merged
 from tasks.qualification.peers import Rate, against_peers, rates_of, standings
@@ -113,6 +114,7 @@ def _of_machines(case: Case) -> Iterator[Reason]:
     for name in case.names:
         yield from presence.of_node(name, case.measurement, case.sku, case.config)
     for report in case.measurement.ranks:
+        yield from of_another_size(report, case.sku)
         for probe in report.probes:
             yield from of_probe(report.node, probe, case.sku)
     for sweep in case.sweeps:

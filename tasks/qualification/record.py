@@ -20,7 +20,7 @@ from tasks.hardware.files import known_skus, read_sku
 from tasks.hardware.sku import Sku, Source, plain_name
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement
-from tasks.qualification.recorded import LOWEST, collectives, limits, margins_of
+from tasks.qualification.recorded import COUNTS, FLOORS, LOWEST, collectives, limits, margins_of
 from tasks.qualification.verdicts import ClusterVerdict
 from tasks.qualification_config import FULL, BenchmarkConfig
 
@@ -35,12 +35,14 @@ def record(
     folder: Path,
     replace: bool = False,
     config: BenchmarkConfig | None = None,
+    earlier: Sequence[Measurement] = (),
     at_least: int = 1,
 ) -> Path:
     """Write `folder/NAME.yaml`: medians over all machines of `at_least` or more runs; what judged them stays where it is sharper.
 
     Raises ValueError for a name that is taken, also by a shipped file, unless `replace`; and for a run that was not sound:
-    failed, unknown or incomplete. `config` is what it was judged with.
+    failed, unknown or incomplete. `config` is what it was judged with. Of `earlier` runs those count that are as sound, and whose
+    machines have as many parts.
     """
     path = place(name, folder, replace=replace)
     if len(measurements) < at_least or not measurements:
@@ -54,7 +56,8 @@ def record(
             config or BenchmarkConfig(),
             what=f"record {name!r}: run {number} of {len(measurements)}",
         )
-    sku = _baseline(name, measurements, based_on)
+    sound = (each for each in earlier if _joins(each, measurements[0], based_on, config or BenchmarkConfig()))
+    sku = _baseline(name, (*measurements, *sound), based_on)
     folder.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(f".{os.getpid()}.new")
     new.write_text(_text(sku), encoding="utf-8")
@@ -74,6 +77,21 @@ def place(name: str, folder: Path, *, replace: bool) -> Path:
     if taken and not replace:
         raise ValueError(f"record {name!r}: {taken} has this name; choose another one, or replace it with --replace")
     return taken if taken and taken.parent == folder else folder / f"{plain}.yaml"
+
+
+def _joins(earlier: Measurement, newest: Measurement, based_on: Sku, config: BenchmarkConfig) -> bool:
+    """Whether an earlier run tells of the same machines as they are now."""
+    try:
+        _require_sound(earlier, based_on, config, what="")
+    except ValueError:
+        return False
+    return _parts(earlier) == _parts(newest)
+
+
+def _parts(measurement: Measurement) -> set[tuple[str, float | str | None]]:
+    """What its machines have: GPUs, cores, disks, ports."""
+    probes = (probe for report in measurement.ranks for probe in report.probes)
+    return {(probe.check, probe.measured) for probe in probes if probe.check in (*COUNTS, *FLOORS)}
 
 
 def _require_sound(measurement: Measurement, based_on: Sku, config: BenchmarkConfig, *, what: str) -> None:
@@ -119,6 +137,7 @@ def _first(verdict: ClusterVerdict) -> str:
 
 def _baseline(name: str, measurements: Sequence[Measurement], based_on: Sku) -> Sku:
     margins = margins_of(based_on)
+    sizes = [report.machine.get("vm_size", "") for measurement in measurements for report in measurement.ranks]
     nodes = {node for measurement in measurements for node in measurement.nodes}
     source = _free(based_on)
     what = (
@@ -130,6 +149,7 @@ def _baseline(name: str, measurements: Sequence[Measurement], based_on: Sku) -> 
         update={
             "name": name,
             "aliases": (),
+            "sizes": tuple(sorted({size for size in sizes if size})),
             "based_on": "",
             "sources": {**based_on.sources, source: Source(what=what, date=datetime.now(UTC).date())},
             "limits": {**based_on.limits, **dict(limits(measurements, based_on, source=source))},

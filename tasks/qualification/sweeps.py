@@ -25,13 +25,12 @@ AGAIN = "See the job's logs; give it more time with benchmark.collective_seconds
 
 
 def of_sweep(sweep: Merged, sku: Sku, *, ours: bool) -> tuple[Reason, ...]:
-    """All that is wrong with it, without a machine. `ours`: our job ran it, and asked the library for its transport."""
+    """All that is wrong with it, without a machine. `ours`: our job asked for the transport; a log need not say it."""
     found = [*_wrong(sweep)]
     if sweep.status != "measured" or sweep.rate is None:
         return (*found, _no_result(sweep))
-    slow = [*_slow(sweep, sku)]
-    transport = [*of_transport(sweep, sku)] if ours or sweep.transport or slow else []
-    return (*found, *slow, *of_curve(sweep, tolerances(sku)), *transport)
+    transport = [*of_transport(sweep, sku)] if ours or sweep.transport else []
+    return (*found, *_slow(sweep, sku), *of_curve(sweep, tolerances(sku)), *transport)
 
 
 def _wrong(sweep: Merged) -> Iterator[Reason]:

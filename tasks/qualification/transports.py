@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tasks.hardware.sku import Sku
+from tasks.qualification.limits import cited
 from tasks.qualification.merged import Merged
 from tasks.qualification.verdicts import Reason
 
@@ -39,12 +40,13 @@ def _is_one(used: str, names: tuple[str, ...]) -> bool:
 
 
 def _reason(sweep: Merged, sku: Sku, wanted: tuple[str, ...], used: str) -> Reason:
+    key = sku.section_sources.get("transports", "")
     return Reason(
         node="",
         check=f"{sweep.collective} transport",
         measured=used or None,
         limit=f"one of {', '.join(wanted)}",
-        source=f"{sku.name}: its transports",
+        source=cited(sku, key) if key else f"{sku.name}: its transports",
         verdict="failed" if used else "unknown",
         said=f"it fell back to {used}" if used else "the library did not say what it used",
         remedy=FALL_BACK if used else UNSAID,

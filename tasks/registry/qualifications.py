@@ -21,7 +21,7 @@ from tasks.qualification.verdicts import ClusterVerdict
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find
 
-PAGE = "qualification.json"
+PAGE, PAGE_FOR_PEOPLE = "qualification.json", "qualification.html"
 NEWEST, DAYS = 50, 90.0
 """How far back a verdict looks."""
 
@@ -54,7 +54,8 @@ def past(found: list[Stored]) -> list[Past]:
 
 def told(store: Store, qualification: Qualification) -> dict[str, Any]:
     """What `headway qualify --json` says of one."""
-    page = _page(store, find(store, *parse_ref(qualification.ref)))
+    manifest = find(store, *parse_ref(qualification.ref))
+    page = _page(store, manifest)
     verdict = ClusterVerdict.model_validate(page["verdict"])
     return {
         "qualification": {"ref": qualification.ref, **qualification.metrics},
@@ -64,6 +65,7 @@ def told(store: Store, qualification: Qualification) -> dict[str, Any]:
         "excluded": page["remaining"]["excluded"],
         "drained": page["drained"],
         "requests": page["requests"],
+        "page": _location(store, manifest),
     }
 
 
@@ -84,8 +86,22 @@ def newest_measurement(store: Store, cluster: str) -> Measurement:
     return Measurement.model_validate(_page(store, find(store, "qualification", cluster))["measured"])
 
 
+def healthy_measurements(store: Store, cluster: str, sku_digest: str) -> Iterator[Measurement]:
+    """What qualifications before the newest measured that found all machines healthy by the same baseline, newest first."""
+    newest = find(store, "qualification", cluster).ref
+    for one in stored(store, cluster):
+        if (one.verdict.verdict, one.verdict.sku_digest) == ("healthy", sku_digest) and one.manifest.ref != newest:
+            yield Measurement.model_validate(_page(store, one.manifest)["measured"])
+
+
 def _page(store: Store, manifest: Manifest) -> dict[str, Any]:
     return dict(json.loads((store.fetch(manifest) / PAGE).read_text(encoding="utf-8")))
+
+
+def _location(store: Store, manifest: Manifest) -> str:
+    """Where its page for people lies; empty where a release without one made it."""
+    pages = (file for file in manifest.content.files if file.path == PAGE_FOR_PEOPLE)
+    return next((store.location(manifest, file) for file in pages), "")
 
 
 def _verdict(store: Store, manifest: Manifest) -> ClusterVerdict | None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import yaml
@@ -80,6 +81,35 @@ def test_a_file_of_ones_own_and_one_that_cannot_be_read(own):
     assert headway("bench").startswith("local-cpu, also bench\n")
     with pytest.raises(ValueError, match="vendors: there is no such key"):
         headway("broken")
+
+
+def publish(own, folder, tflops, created, **verdict):
+    probes = (Probe(check="matmul_fp32", measured=tflops, unit="TFLOP/s", peers=1.0),)
+    rank = RankReport(rank=0, local_rank=0, node="n0", host="h0", probes=probes, done=("compute",))
+    measured = Measurement(nodes=("n0",), expected_nodes=1, ranks_per_node=1, ranks=(rank,))
+    folder.mkdir()
+    page = {"measured": measured.model_dump(mode="json"), "verdict": verdict}
+    (folder / "qualification.json").write_text(json.dumps(page))
+    at = Provenance(name="bench-cluster", created=created.isoformat(timespec="seconds"))
+    open_store(own.parent).publish(folder, kind="qualification", inputs=(), provenance=at)
+
+
+def test_a_recorded_baseline_is_the_median_of_healthy_runs_by_the_same_hardware(own, tmp_path):
+    by = {"sku": "local-cpu", "sku_digest": digest(load_sku("local-cpu").model_dump(mode="json")), "verdict": "healthy"}
+    newest_first = [
+        (0.05, {**by, "verdict": "degraded"}),
+        (0.92, {**by, "sku_digest": "0" * 64}),
+        (0.91, {**by, "verdict": "degraded"}),
+        *[(0.04 + n / 1000, by) for n in range(10)],
+        (0.90, by),  # before the last ten
+    ]
+    for age, (tflops, verdict) in enumerate(newest_first):
+        created = datetime.now(UTC) - timedelta(hours=age)
+        publish(own, tmp_path / str(age), tflops, created, **verdict)
+    qualify._record(QualifyConfig.model_validate({"cluster": {"name": "bench-cluster"}}), "bench", False)
+    found = load_sku("bench", own)
+    assert found.limits["matmul_fp32"].norm == 0.045
+    assert "median of 11 run(s)" in found.sources["recorded"].what
 
 
 def test_a_recorded_qualification_is_shown_and_its_name_is_refused_before_another_run(own, tmp_path):

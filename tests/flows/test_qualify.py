@@ -1,8 +1,12 @@
 """The cluster by itself: measured anew every time, judged, and left for a retraining run to reuse."""
 
 import json
+from pathlib import Path
 
 import yaml
+
+from flows.planned_jobs import PROGRAMS
+from tasks.config import RetrainConfig
 
 QUICK = ("-c", "tiny", "--set", "benchmark.seconds=0.2", "--set", "benchmark.min_of_peers=0",
          "--set", "benchmark.checks=[compute, collectives]")  # fmt: skip
@@ -25,6 +29,8 @@ def test_it_is_measured_anew_every_time_and_a_retraining_reuses_it(home, done):
     assert second.said["verdict"] in ("healthy", "degraded") and second.said["sku"] == "local-cpu"
     (machine,) = second.said["nodes"]
     assert second.said["usable"] == [machine["name"]] and machine["rates"]
+    page = Path(second.said["page"])
+    assert page.name == "qualification.html" and machine["name"] in page.read_text()
     ran = home.ok("retrain", *QUICK, "--to", "benchmark")
     assert ran.statuses()["benchmark"] == "reused"
     assert ran.stage("benchmark")["outputs"] == second.stage("benchmark")["outputs"]
@@ -53,3 +59,12 @@ def test_a_failed_qualification_stops_a_retraining_before_it_submits_anything(ho
     reason = next(reason for reason in machine["reasons"] if reason["check"] == "matmul_fp32")
     assert {"measured", "unit", "limit", "source"} <= reason.keys() and machine["verdict"] == "failed"
     assert json.dumps(alone.said["pairs"])
+
+
+def test_the_training_probe_has_the_vocabulary_of_the_run_to_come():
+    """A published tokenizer has its own, which no setting says."""
+    settings = [
+        PROGRAMS["benchmark"](None, RetrainConfig.model_validate({"preprocessing": {"tokenizer": tokenizer}})).settings
+        for tokenizer in ({"vocab_size": 777}, {"ref": "tokenizer/mine"})
+    ]
+    assert settings[0]["vocab_size"] == 777 and "vocab_size" not in settings[1]

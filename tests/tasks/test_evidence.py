@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from html.parser import HTMLParser
-from pathlib import Path
 
 import evidence_material as material
 import pytest
+from html_page import Page
 
 from tasks.report.evidence import evidence_markdown, figures, write_evidence
 from tasks.report.evidence_charts import ticks
 
 EVIL = """</title><script>alert('x')</script><img src=x onerror="a()">&amp;`|*_[a](javascript:a) """
-VOID = {"meta", "link", "img", "br"}
 MADE = {
     "valid": material.valid(),
     "degraded": material.told(),
@@ -25,42 +23,10 @@ MADE = {
 PNG = b"\x89PNG\r\n"
 
 
-class Page(HTMLParser):
-    """The elements of a page with their attributes, its text, and the cells of its tables."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.text, self.raw = "", path.read_text(encoding="utf-8")
-        self._open: list[str] = []
-        self.feed(self.raw)
-        self.close()
-        assert not self._open
-        self.text = " ".join(self.text.split())
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, {key: value or "" for key, value in attrs}))
-        if tag not in VOID:
-            self._open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append((tag, {key: value or "" for key, value in attrs}))
-
-    def handle_endtag(self, tag):
-        assert self._open.pop() == tag
-
-    def handle_data(self, data):
-        if self._open and self._open[-1] not in ("style", "title"):
-            self.text += f"{data} "
-
-    def all(self, tag):
-        return [attributes for name, attributes in self.elements if name == tag]
-
-
 @pytest.fixture
 def page(tmp_path):
     def made(told):
-        return Page(write_evidence(tmp_path / "made" / "here", told))
+        return Page(write_evidence(tmp_path / "made" / "here", told).read_text(encoding="utf-8"))
 
     return made
 

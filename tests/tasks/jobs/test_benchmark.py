@@ -15,13 +15,13 @@ from tasks.qualification_config import FULL
 
 
 def numpy_rate(once, amount, seconds=0.3):
-    """Another library's, with whatever threads it takes."""
-    once()
-    began, times = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
+    """Another library's, with whatever threads it takes: its best of many tries, which other work on the machine hits less."""
+    began, best = time.perf_counter(), float("inf")
+    while best == float("inf") or time.perf_counter() - began < seconds:
+        start = time.perf_counter()
         once()
-        times += 1
-    return amount * times / (time.perf_counter() - began)
+        best = min(best, time.perf_counter() - start)
+    return amount / best
 
 
 def until(there, running, seconds=90):
@@ -83,22 +83,48 @@ def test_ranks_say_what_they_reach_and_one_that_stands_still_costs_its_time_once
     after = measured(tmp_path)
     assert [report.done for report in after.ranks] == [("compute", "memory", "storage")] * 2
     assert json.loads((tmp_path / "result.json").read_text())["seconds"] > 0
-    _are_near_numpys(after)
+    _are_rates_of_ranks(after)
+    _are_near_numpys(after, tmp_path)
 
 
-def _are_near_numpys(said):
-    left, source = np.random.rand(256, 256).astype("f4"), np.ones(8_000_000, "f4")
-    target = np.empty_like(source)
-    matmul = numpy_rate(lambda: left @ left, 2 * 256**3) / 1e12
-    copy = numpy_rate(lambda: np.copyto(target, source), 2 * source.nbytes) / 1e9
-    found = {("matmul_fp32", matmul): "TFLOP/s", ("memory_bandwidth", copy): "GB/s"}
-    for (check, expected), unit in found.items():
+RATES = {"matmul_fp32": "TFLOP/s", "memory_bandwidth": "GB/s"}
+
+
+def _are_rates_of_ranks(said):
+    for check, unit in RATES.items():
         probe = probes(said, check)[0]
         assert (probe.where, probe.unit) == ("rank 0", unit)
         assert 0 < probe.measured <= (probe.peers or probe.measured) * 1.001
         assert bool(probe.peers) == (check == "matmul_fp32")  # memory is the machine's: ranks are not compared
-        assert expected / 20 < probe.peers < expected * 20
     assert "read and written" in probes(said, "memory_bandwidth")[0].said
+
+
+def _are_near_numpys(said, folder, tries=5):
+    """The best of the ranks beside the best of numpy: tried again, each for itself, where other work hit one of them."""
+    ranks, numpys = _best_rates(said), _numpys_rates()
+    for number in range(tries):
+        if all(numpys[check] / 20 < ranks[check] < numpys[check] * 20 for check in RATES):
+            return
+        (alone := folder / f"alone-{number}").mkdir()
+        run(bench(alone, "compute", "memory", seconds=0.3).rank)
+        ranks, numpys = _better(ranks, _best_rates(measured(alone))), _better(numpys, _numpys_rates())
+    raise AssertionError(f"ranks reach {ranks}, numpy {numpys}")
+
+
+def _best_rates(said):
+    return {check: max(probe.peers or probe.measured for probe in probes(said, check).values()) for check in RATES}
+
+
+def _numpys_rates():
+    left, source = np.random.rand(256, 256).astype("f4"), np.ones(8_000_000, "f4")
+    target = np.empty_like(source)
+    matmul = numpy_rate(lambda: left @ left, 2 * 256**3) / 1e12
+    copy = numpy_rate(lambda: np.copyto(target, source), 2 * source.nbytes) / 1e9
+    return {"matmul_fp32": matmul, "memory_bandwidth": copy}
+
+
+def _better(one, other):
+    return {check: max(one[check], other[check]) for check in RATES}
 
 
 def test_one_rank_needs_no_process_group(tmp_path):

@@ -167,6 +167,27 @@ def test_the_machines_with_other_versions_are_named():
     assert (reason.measured, reason.limit, reason.said) == ("2.19", "= 2.21", "machines have 2.19 on 1, 2.21 on 2")
 
 
+@pytest.mark.parametrize(
+    ("change", "size", "degraded"),
+    [
+        ({"name": "nd96isr_h100_v5"}, "Standard_ND96isr_H100_v5", False),
+        ({"name": "nd96isr_h100_v5"}, "Standard_ND96isr_H200_v5", True),
+        ({"name": "nd96isr_h100_v5"}, "", False),
+        ({"name": "mine", "aliases": ("ND96isr_H200_v5",)}, "Standard_ND96isr_H200_v5", False),
+        ({"name": "mine", "sizes": ("Standard_ND96isr_H200_v5",)}, "Standard_ND96isr_H200_v5", False),
+        ({"name": "mine", "vendor": "cpu"}, "Standard_D4s_v5", False),
+        ({"name": "local-gpu"}, "Standard_NC24ads_A100_v4", False),
+    ],
+)
+def test_a_machine_of_another_size_than_it_is_judged_as(change, size, degraded):
+    sku = GPU.model_copy(update=change)
+    node = one(MATMUL, sku=sku, machine={"vm_size": size} if size else {})
+    assert [(r.check, r.measured, r.limit) for r in node.reasons] == (
+        [("vm_size", size, f"= {sku.name}")] if degraded else []
+    )
+    assert all("benchmark.sku" in reason.remedy for reason in node.reasons)
+
+
 def test_versions_that_no_majority_has_name_all():
     ranks = [rank(n, f"node0{n}", Probe(check="version_mpi", measured=v)) for n, v in enumerate(("4.1", "5.0"))]
     seen = complete(judge(together(ranks), BARE, COMPUTE))
@@ -250,6 +271,11 @@ def test_a_rate_that_the_machine_once_had(sku, rate, verdict):
     seen = complete(judge(rates(rate), sku, COMPUTE, past(*before)))
     assert seen.verdict == verdict
     assert judge(rates(rate), sku, COMPUTE, past(before[0])).verdict == "healthy"
+
+
+def test_a_past_of_nothing_is_no_figure_to_compare_with():
+    before = [NodeVerdict(name="node00", verdict="healthy", rates={"matmul_bf16": 0.0})] * 3
+    assert judge(rates(-1.0), BARE, COMPUTE, past(*before)).verdict == "healthy"
 
 
 def test_order_is_nothing_and_a_second_judgement_is_the_first():

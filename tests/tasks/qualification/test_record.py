@@ -72,6 +72,25 @@ def test_the_median_of_several_runs_with_margins_host_count_date_and_version(tmp
     assert (found.name, found.vendor, found.based_on) == ("mine", "cpu", "")
 
 
+def test_earlier_runs_count_where_they_are_sound_and_of_the_same_machines(tmp_path):
+    earlier = [
+        run(0.07, 0.05),
+        run(0.08, 0.064),
+        run(0.9, 0.9, error="cut off"),
+        run(ranks=(rank(0, 0.9, cpus=8.0), rank(1, 0.9, cpus=8.0))),
+    ]
+    found = recorded(tmp_path, run(0.06, 0.05), earlier=earlier)
+    assert found.limits["matmul_fp32"].norm == 0.062 and found.limits["cpu_count"].fail == 4.0
+    assert "median of 3 run(s) on 2 machine(s)" in found.sources["recorded"].what
+
+
+def test_it_holds_for_the_sizes_that_it_was_recorded_on(tmp_path):
+    size = {"machine": {"vm_size": "Standard_D4s_v5"}}
+    ranks = [rank(0, 0.06).model_copy(update=size), rank(1, 0.05)]
+    assert recorded(tmp_path, run(ranks=ranks)).sizes == ("Standard_D4s_v5",)
+    assert recorded(tmp_path, run(), name="plain").sizes == ()
+
+
 def test_a_spread_widens_the_margins_and_the_recorded_runs_are_sound_by_it(tmp_path):
     runs = [run(0.10, 0.09), run(0.10, 0.05), run(0.11, 0.10)]
     found = recorded(tmp_path, *runs)

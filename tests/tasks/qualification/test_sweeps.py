@@ -142,10 +142,20 @@ def test_the_transport_must_be_with_gpudirect_where_the_file_says_so():
     assert of_all(sweep("all", names(4), transport=("NET/IB",)), sku=sku).verdict == "failed"
 
 
-def test_logs_without_nccls_own_lines_are_sound_where_they_are_fast():
-    for top, checks in ((475.0, []), (300.0, ["all_reduce busbw at 1 GiB", "all_reduce transport"])):
+def test_logs_without_nccls_own_lines_are_judged_by_their_figures_alone():
+    for top, verdict, checks in ((475.0, "healthy", []), (300.0, "failed", ["all_reduce busbw at 1 GiB"])):
         logs = Measurement(sweeps=(sweep("all", names(2), top, transport=()),))
-        assert sorted(found(judge(logs, GPU, SWEEPS)).get("", [])) == checks
+        seen = judge(logs, GPU, SWEEPS)
+        assert (seen.verdict, found(seen).get("", [])) == (verdict, checks)
+        ours = of_all(*logs.sweeps, nodes=2)
+        assert (ours.verdict, "all_reduce transport" in found(ours, "unknown")[""]) == ("unknown", True)
+
+
+def test_a_transports_source_is_cited():
+    sku = GPU.model_validate({**GPU.model_dump(), "section_sources": {"transports": "page"}})
+    for used, verdict in (("NET/Socket",), "failed"), ((), "unknown"):
+        (reason,) = of_all(sweep("all", names(4), transport=used), sku=sku).reasons
+        assert (reason.verdict, reason.source) == (verdict, "gpu: a vendor's page, 2026-11-21")
 
 
 def test_a_collapse_at_one_size_is_seen():
