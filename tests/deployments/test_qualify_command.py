@@ -1,13 +1,15 @@
 """`headway qualify`: which options go together, and drained machines put back through it on a real Slurm."""
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from slurm_stand import slurm
 
 from deployments.cli.output import CommandError
-from deployments.cli.qualify import qualify
+from deployments.cli.qualify import _table, qualify
 from tasks.cluster_config import ClusterConfig
 from tasks.compute.draining import drain
 from tasks.errors import Unknown
@@ -44,6 +46,15 @@ def test_options_that_make_no_sense_together_are_refused(home, options, said):
     with pytest.raises(ValueError, match=said):
         qualify(**options)
     assert not (home / "prefect").exists()
+
+
+def test_people_read_the_page_in_the_last_line():
+    fields = {"verdict": "healthy", "sku": "local-cpu", "expires": "tomorrow", "page": "/a/qualification.html"}
+    shown = StringIO()
+    empty = dict.fromkeys(("nodes", "reasons", "drained", "requests", "excluded", "usable"), ())
+    Console(file=shown, width=200).print(_table({**empty, **fields}))
+    last = shown.getvalue().splitlines()[-1]
+    assert last.rstrip() == "healthy, as local-cpu, until tomorrow; page: /a/qualification.html"
 
 
 def test_a_machine_without_a_past_is_unknown(home):

@@ -21,6 +21,8 @@ def too_fast(folder):
 
 
 def test_it_is_measured_anew_every_time_and_a_retraining_reuses_it(home, done):
+    (before,) = (json.loads(path.read_text()) for path in home.path.glob("jobs/benchmark-*/config.json"))
+    assert before["settings"]["vocab_size"] == 320  # of the retraining
     first, second = home.ok("qualify", *QUICK), home.ok("qualify", *QUICK)
     assert first.statuses() == second.statuses() == {"benchmark": "ran"}
     assert second.stage("benchmark")["job"]["submissions"] == first.stage("benchmark")["job"]["submissions"] + 1
