@@ -23,6 +23,7 @@ from tasks.compute.usable import usable_nodes
 from tasks.config import TrainingConfig
 from tasks.errors import JobFailed
 from tasks.hardware.sku import Sku, load_sku
+from tasks.lifecycle import current
 from tasks.outcast import Outcast, act_on, left_of, machines, needed_nodes, require_possible, subject_of
 from tasks.programs import Program
 from tasks.qualification.gate import gate_checks, usable
@@ -37,7 +38,7 @@ from tasks.registry.records import Record, age_hours
 from tasks.report.qualification import write_qualification
 from tasks.settings import digest, home
 from tasks.stage import stage
-from tasks.workbench import at_work, publish, run_job, scratch
+from tasks.workbench import at_work, intended_nodes, publish, run_again, run_job, scratch
 
 ROUNDS = 3
 """Most often that what is left is measured again by itself; each time some machine was left out."""
@@ -52,12 +53,14 @@ class Proof:
     left: Remaining
     lost: tuple[str, ...] = ()
     """Machines that failed under the job and ended it for all."""
+    gone: tuple[str, ...] = ()
+    """Machines that were out before the last measurement: nobody measures them again."""
 
     @property
     def unproven(self) -> tuple[str, ...]:
         """Machines that must show by themselves what they do without the others; none: nothing is open."""
         if self.lost and self.left.excluded:
-            return tuple(name for name in self.measured.nodes if name not in self.lost)
+            return tuple(name for name in self.measured.nodes if name not in (*self.lost, *self.gone))
         return self.left.nodes if self.left.needs_fresh_run else ()
 
 
@@ -76,7 +79,18 @@ def too_old(record: Record, args: tuple[Any, ...]) -> bool:
     cluster, config = args
     there = cluster.backend != "local" or socket.gethostname() in record.value["hosts"]
     same = record.value["baseline"] == sku_digest(hardware_of(cluster, config))
-    return age_hours(record) > config.max_age_hours or not there or not same
+    return age_hours(record) > config.max_age_hours or not there or not same or _condemned_since(record, cluster)
+
+
+def _condemned_since(record: Record, cluster: ClusterConfig) -> bool:
+    """Whether a later qualification, by whatever settings, found one of its machines bad."""
+    mine = set(record.value["subject"]["proven"] or record.value["machines"])
+    for one in stored(current().store, cluster.name):
+        if one.time.timestamp() <= record.created:
+            return False
+        if mine & set(one.verdict.named("failed", "unknown")):
+            return True
+    return False
 
 
 def sku_digest(sku: Sku) -> str:
@@ -96,7 +110,7 @@ def benchmark(
     sku = hardware_of(cluster, config)
     before = _history(cluster, sku)
     asked = program(cluster, config, training, vocab_size=vocab_size)
-    first = machines(cluster, config, there=usable_nodes(cluster))
+    first = machines(cluster, config, there=intended_nodes() or usable_nodes(cluster, config.nodes))
     proof = _prove(asked, first, cluster, config, sku, before)
     for _ in range(ROUNDS):
         rest = proof.unproven
@@ -125,16 +139,24 @@ def program(
 def _prove(
     asked: Program, on: Cluster, cluster: ClusterConfig, config: BenchmarkConfig, sku: Sku, before: Sequence[Past]
 ) -> Proof:
-    measured, lost = measure(asked, on, again="" if on.proven == config.nodes else f"rest-{digest(on.proven)[:8]}")
+    measured, lost = measure(
+        asked,
+        on,
+        hours=config.max_age_hours,
+        again="" if on.proven == config.nodes else f"rest-{digest(on.proven)[:8]}",
+    )
     verdict = judge(measured, sku, config.model_copy(update={"nodes": on.proven}), before)
     return Proof(measured, verdict, left_of(verdict, cluster, config), lost)
 
 
-def measure(asked: Program, on: Cluster, *, again: str = "") -> tuple[Measurement, tuple[str, ...]]:
+def measure(asked: Program, on: Cluster, *, hours: float, again: str = "") -> tuple[Measurement, tuple[str, ...]]:
     """What the machines of a cluster show, of a job that failed what there is of it; and machines that made it fail."""
     began, error = time.monotonic(), ""
     try:
-        folder = Path(run_job(asked, on=on, again=again).folder)
+        result = run_job(asked, on=on, again=again)
+        if result.adopted and _hours_since_end(Path(result.folder)) > hours:
+            result = run_again(asked, on=on, again=again)
+        folder = Path(result.folder)
     except JobFailed as failed:
         if not failed.folder:
             raise
@@ -151,6 +173,12 @@ def measure(asked: Program, on: Cluster, *, again: str = "") -> tuple[Measuremen
     end = read_mark(folder / "settled.json") if error else {}
     lost = tuple(end.get("nodes", ())) if end.get("failure") == "node" else ()
     return measured.model_copy(update={"nodes": tuple(known)}), lost
+
+
+def _hours_since_end(folder: Path) -> float:
+    """Of a job that ended while nobody looked: what it measured may have been true then."""
+    ended = read_mark(folder / "nodes" / "0" / "exit.json").get("ended") or (folder / "result.json").stat().st_mtime
+    return (time.time() - float(ended)) / 3600
 
 
 def _history(cluster: ClusterConfig, sku: Sku) -> list[Past]:
@@ -180,7 +208,7 @@ def joined(first: Proof, second: Proof) -> Proof:
             "seconds": first.measured.seconds + second.measured.seconds,
         }
     )
-    return Proof(measured, verdict, left, second.lost)
+    return Proof(measured, verdict, left, second.lost, tuple(out))
 
 
 def _conclude(

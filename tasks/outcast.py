@@ -16,6 +16,7 @@ from tasks.cluster_config import BackendName, ClusterConfig
 from tasks.compute.azure_requests import Request, requests
 from tasks.compute.draining import Drained, drain
 from tasks.qualification.measured import Measurement
+from tasks.qualification.pairs import EITHER
 from tasks.qualification.remaining import Remaining, remaining
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, Reason
 from tasks.qualification_config import BenchmarkConfig
@@ -82,8 +83,9 @@ def machines(
     once = cluster.slurm.model_copy(update={"requeue": False})
     rigid = cluster.model_copy(update={"elastic": None, "slurm": once})
     wanted = (cluster.elastic.max_nodes if cluster.elastic else cluster.nodes) + config.spare_nodes
+    wanted = len(names) or wanted
     most = wanted if there is None else min(wanted, max(there, needed_nodes(cluster, config)))
-    return unqualified(rigid).model_copy(update={"nodes": len(names) or most, "proven": names})
+    return unqualified(rigid).model_copy(update={"nodes": most, "proven": names})
 
 
 def left_of(verdict: ClusterVerdict, cluster: ClusterConfig, config: BenchmarkConfig) -> Remaining:
@@ -116,7 +118,7 @@ def act_on(
     measured: Measurement, verdict: ClusterVerdict, left: Remaining, cluster: ClusterConfig, config: BenchmarkConfig
 ) -> Outcast:
     """Drain what is to be drained, and render what somebody may send."""
-    bad = [node for node in verdict.nodes if node.verdict == "failed" or _unreachable(node, measured, verdict)]
+    bad = [node for node in verdict.nodes if _failed(node) or _unreachable(node, measured, verdict)]
     drained = _drained(bad, cluster) if config.act.drain else ()
     asked = tuple(request for node in bad for request in _requests(node, measured, cluster))
     return Outcast(drained, asked, (*map(_drain_check, drained), *_not_chosen(cluster)))
@@ -129,7 +131,17 @@ def why(node: NodeVerdict) -> str:
 
 
 def _worst(node: NodeVerdict) -> Reason | None:
-    return next((reason for reason in node.reasons if reason.verdict == node.verdict), None)
+    failed = (reason for reason in node.reasons if reason.verdict == "failed")
+    return next(failed, None) or next((reason for reason in node.reasons if reason.verdict == node.verdict), None)
+
+
+def _failed(node: NodeVerdict) -> bool:
+    """Something of it was seen to be bad, whatever else is unknown of it: who dies of a fault leaves checks unfinished.
+
+    What may be another machine's fault does not count: a sound one would be drained.
+    """
+    found = [reason for reason in node.reasons if reason.verdict == "failed"]
+    return any(not reason.where.startswith(EITHER) for reason in found)
 
 
 def _unreachable(node: NodeVerdict, measured: Measurement, verdict: ClusterVerdict) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from tasks.artifacts import Artifact, Cluster, parse_ref
 from tasks.compute import open_backend
 from tasks.compute.job import JobResult
-from tasks.compute.submission import settle
+from tasks.compute.submission import newest, settle
 from tasks.compute.supervisor import run
 from tasks.compute.watching import OUT_OF_THE_ORDINARY, Event, Watch
 from tasks.errors import IntegrityError
@@ -192,6 +192,24 @@ def run_job(program: Program, *, on: Cluster, again: str = "") -> JobResult:
     )
     work.done[job.token] = folder
     return work.job
+
+
+def run_again(program: Program, *, on: Cluster, again: str = "") -> JobResult:
+    """The same job anew: the result of the last one is not used."""
+    work = _work.get()
+    settle(next(reversed(work.done)), work.lifecycle.journal, "done")
+    return run_job(program, on=on, again=again)
+
+
+def intended_nodes() -> int | None:
+    """Machines of this stage's first job where a submission of it is open: it is adopted as it was meant."""
+    work = _work.get()
+    token = work.key[:32]
+    _close_published_generation(work, token)
+    generation = newest(token, work.lifecycle.journal)
+    if generation is None or generation.end:
+        return None
+    return int((generation.intent.get("job") or {}).get("nodes") or 0) or None
 
 
 def clean_up(work: Work) -> None:

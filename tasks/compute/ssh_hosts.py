@@ -39,9 +39,12 @@ def usable(job: Job, hosts: Sequence[Host]) -> list[Host]:
         )
     if job.image:
         raise ValueError(f"backend ssh runs plain processes, image is {job.image!r}: leave cluster.image empty")
-    unknown = set(job.only_nodes) - set().union(*map(_called, hosts))
+    there = [host.name for host in hosts]
+    unknown = set(job.only_nodes) - set(there)
     if unknown:
-        raise ValueError(f"{job.name} is to run on {', '.join(sorted(unknown))}, which ssh.hosts does not name")
+        raise ValueError(
+            f"{job.name} is to run on {', '.join(sorted(unknown))}, not in ssh.hosts, which calls them {', '.join(there)}"
+        )
     left = [host for host in hosts if not _called(host) & set(job.excluded_nodes)]
     if job.only_nodes:
         left = [host for host in left if _called(host) & set(job.only_nodes)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from tasks.cluster_config import ClusterConfig
 
@@ -10,10 +11,13 @@ OUT = re.compile(r"down|drain|fail|unk|no_respond|maint|reboot|\*$")
 """Node states of sinfo in which no job starts there."""
 
 
-def usable_nodes(config: ClusterConfig) -> int | None:
-    """Machines that may take a job, busy ones among them; None where nobody can say. Raises Missing without an answer."""
+def usable_nodes(config: ClusterConfig, only: Collection[str] = ()) -> int | None:
+    """Machines that may take a job, of some only where they are named, busy ones among them; None where nobody can say.
+
+    Raises Missing without an answer.
+    """
     if config.backend == "slurm":
-        return _of_slurm(config)
+        return _of_slurm(config, only)
     if config.backend == "ssh":
         from tasks.compute.ssh_hosts import read_hosts
 
@@ -21,7 +25,7 @@ def usable_nodes(config: ClusterConfig) -> int | None:
     return None
 
 
-def _of_slurm(config: ClusterConfig) -> int:
+def _of_slurm(config: ClusterConfig, only: Collection[str]) -> int:
     from tasks.compute.slurm_commands import open_login, silent
 
     said = open_login(config).run(("sinfo", "--noheader", "--all", "--Node", "--format=%P|%N|%T"))
@@ -31,6 +35,7 @@ def _of_slurm(config: ClusterConfig) -> int:
     mine = [
         row
         for row in rows
-        if row[0].rstrip("*") == config.slurm.partition or (not config.slurm.partition and "*" in row[0])
+        if row[0].rstrip("*") in config.slurm.partition.split(",") or (not config.slurm.partition and "*" in row[0])
     ]
-    return sum(name not in config.exclude and not OUT.search(state) for _, name, state in mine)
+    there = {name for _, name, state in mine if name not in config.exclude and not OUT.search(state)}
+    return len(there & set(only) if only else there)

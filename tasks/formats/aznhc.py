@@ -33,7 +33,9 @@ _RESULT = re.compile(
 _THROTTLED = re.compile(r"Warning: GPU (\d+) throttled, reason=(0x[0-9a-fA-F]+)")
 _EXIT = re.compile(r"Health checks completed with exit code:\s*(-?\d{1,9})")
 _UNSUPPORTED = re.compile(r"The vm SKU '([^']*)' is currently not supported by Azure health checks")
-_DISTRIBUTED = re.compile(r"^\s*([A-Za-z0-9][\w.-]*)\s+\|\s+(.*?)\s*$")
+_DISTRIBUTED = re.compile(r"^\s*([A-Za-z0-9][\w.-]*)\s+\|\s*(.*?)\s*$")
+_LABEL = re.compile(r"^(\s*\d{1,6}: |\[\d+,\d+\](?:<\w+>)?:\s?|\[pod/[^\]\s]+\]\s)")
+"""What srun --label, mpirun and kubectl write first."""
 _NO_RESULTS = "No results reported"
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _EXPECTED = re.compile(rf"expected\s*(>=?)\s*{_NUMBER}\s*(GB/s|Gbps)?,? but measured\s*{_NUMBER}\s*(GB/s|Gbps)?")
@@ -116,15 +118,22 @@ def is_aznhc(text: str) -> bool:
 
 def read_aznhc(text: str) -> list[NhcRun]:
     """Every run in a log, in order; of a summary one a machine."""
-    reader = _Reader()
+    lines = text.split("\n")
+    summary = not _META.search(text) and any(_of_summary(line) for line in lines)
+    readers: dict[str, _Reader] = {}
     many: dict[str, _Building] = {}
-    for line in text.split("\n"):
-        host, said = _of_summary(line) or ("", line)
+    for line in lines:
+        label = found[0] if (found := _LABEL.match(line)) else ""
+        rest = line[len(label) :]
+        # What a summary says of a machine and is not understood is unknown, not nothing.
+        told = _DISTRIBUTED.match(rest) if summary else None
+        host, said = (told[1], told[2]) if told else _of_summary(rest) or ("", rest)
         if host:
             many.setdefault(host, _Building(host=host)).take(said)
         else:
-            reader.take(line)
-    return [*reader.runs(), *(building.run() for building in many.values())]
+            readers.setdefault(label.strip(), _Reader()).take(rest)
+    runs = (run for reader in readers.values() for run in reader.runs())
+    return [*runs, *(building.run() for building in many.values())]
 
 
 def result_of(line: str) -> NhcResult | None:
@@ -202,7 +211,12 @@ class _Building:
         elif self.host:
             self._summary(line)
         elif about := _FIELD.match(line):
-            self.about[_FIELDS[about[1]]] = about[2]
+            self._tell(_FIELDS[about[1]], about[2])
+
+    def _tell(self, field: str, value: str) -> None:
+        if self.about.setdefault(field, value) != value:
+            said = f"two machines in one log, line by line: {self.about[field]} and {value}"
+            self.results[NhcResult("failed", "", said, code="NHCNA")] = None
 
     def _summary(self, line: str) -> None:
         if line == "Healthy":

@@ -134,7 +134,7 @@ def _of_one(reasons: Sequence[Reason], log: Log) -> tuple[Reason, ...]:
 def _unread(log: Log) -> Iterator[Reason]:
     for problem in log.problems:
         yield _missing(log, "log", problem, "a log that can be read")
-    if log.nccl and not log.nodes:
+    if (log.nccl or log.aznhc) and not log.nodes:
         yield _missing(log, "machines", "neither the log nor its file's name says which it is of", "names of machines")
 
 
@@ -202,7 +202,8 @@ def _other_size(log: Log, sku: Sku) -> Iterator[Reason]:
 
 def _nothing_to_judge_by(log: Log, sweeps: tuple[Sweep, ...], sku: Sku) -> bool:
     if log.nccl:
-        return not any(bandwidths(sku, sweep.collective, sweep.scope, len(sweep.nodes)) for sweep in sweeps)
+        found = [one for sweep in sweeps for one in bandwidths(sku, sweep.collective, sweep.scope, len(sweep.nodes))]
+        return not any(one.warn is not None or one.fail is not None for one in found)
     if log.training:
         return "training_tflops" not in sku.limits
     return log.tool == "nccl" and not any(sku.transports.values())
@@ -246,7 +247,8 @@ def _node(
 ) -> NodeVerdict:
     """A machine's: its own reasons; what is said of several it shares unless another log clears it; no good word is unknown."""
     found = next((node for node in nodes if node.name == name), NodeVerdict(name=name, verdict="healthy"))
-    mine = [*found.reasons, *(reason for reason in doubts if reason.node == name)]
+    of_logs = (reason for log in judged if not log.soft for reason in log.figures if reason.node == name)
+    mine = [*found.reasons, *of_logs, *(reason for reason in doubts if reason.node == name)]
     good = any(_clears(log, name) for log in judged)
     for reason in doubts:
         if not reason.node and name in reason.nodes and (reason.verdict == "degraded" or not good):

@@ -21,6 +21,8 @@ WINDOW, RELAPSES = 5, 2
 EARLIER = 2
 """Fewest earlier figures to compare with."""
 PAST = "its past"
+SETTINGS = ("version_", "sm_clock", "memory_clock", "persistence", "sriov", "time_skew", "scratch_free")
+"""Beginnings of checks of how a machine was set up: a warning stays until somebody changes that, and nothing wears out."""
 SOURCE = "Headway: the machine's earlier qualifications"
 
 
@@ -43,7 +45,11 @@ def of_past(now: NodeVerdict, history: Sequence[Past], sku: Sku) -> Iterator[Rea
 
 
 def _warned(verdict: NodeVerdict) -> set[str]:
-    return {r.check for r in verdict.reasons if r.verdict == "degraded" and r.source != SOURCE}
+    return {
+        r.check
+        for r in verdict.reasons
+        if r.verdict == "degraded" and r.source != SOURCE and not r.check.startswith(SETTINGS)
+    }
 
 
 def _again(now: NodeVerdict, earlier: Sequence[NodeVerdict]) -> Iterator[Reason]:

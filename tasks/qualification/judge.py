@@ -151,20 +151,27 @@ def _missing_pairs(case: Case, twos: Sequence[Merged]) -> tuple[Pair, ...]:
 
 def _untried(case: Case, several: Sequence[Merged]) -> Iterator[Reason]:
     """Machines that did nothing together with others though they were to."""
-    if not case.ours or "collectives" not in case.config.groups or len(case.reported) < 2:
+    if not case.ours or "collectives" not in case.config.groups:
         return
-    tried = {node for sweep in several if sweep.scope != "pair" for node in sweep.nodes}
-    for name in (name for name in case.reported if name not in tried):
-        yield Reason(
-            node=name,
-            check="collectives",
-            measured="in no sweep",
-            limit="a sweep of all machines",
-            source=presence.SOURCE,
-            verdict="unknown",
-            said="no sweep with other machines has it",
-            remedy=presence.LOGS,
-        )
+    if len(case.reported) > 1:
+        tried = {node for sweep in several if sweep.scope != "pair" for node in sweep.nodes}
+        yield from (_in_no_sweep(name, "of all machines") for name in case.reported if name not in tried)
+    if case.measurement.ranks_per_node > 1:
+        alone = {sweep.nodes[0] for sweep in case.sweeps if len(sweep.nodes) == 1}
+        yield from (_in_no_sweep(name, "within the machine") for name in case.reported if name not in alone)
+
+
+def _in_no_sweep(name: str, which: str) -> Reason:
+    return Reason(
+        node=name,
+        check="collectives",
+        measured="in no sweep",
+        limit=f"a sweep {which}",
+        source=presence.SOURCE,
+        verdict="unknown",
+        said=f"no sweep {which} has it",
+        remedy=presence.LOGS,
+    )
 
 
 def _rates_of_nodes(sweeps: Sequence[Merged], sku: Sku) -> Iterator[Rate]:

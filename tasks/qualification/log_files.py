@@ -111,7 +111,7 @@ def _others(path: Path, text: str) -> list[Log]:
 
 def _newest(runs: list[NhcRun]) -> list[NhcRun]:
     """The last run of each machine: AzNHC writes each after those before."""
-    return list({run.host: run for run in runs}.values())
+    return list({run.host or str(number): run for number, run in enumerate(runs)}.values())
 
 
 def _unknown(path: Path, text: str) -> Log:

@@ -17,6 +17,8 @@ from tasks.qualification.votes import Blame, Pair, blame
 from tasks.qualification_config import BenchmarkConfig
 from tasks.qualification_names import Verdict
 
+EITHER = "pair with "
+"""How the place of a fault begins that may be the other machine's, or the link's."""
 NAMED = 4
 """Most pairs that a sentence names."""
 Key = tuple[int, int, tuple[str, ...]]
@@ -161,7 +163,7 @@ def _of_nodes(votes: Blame, found: dict[Pair, Bad], bad: list[Pair]) -> list[Rea
     for a, b in votes.either:
         for name, other in ((a, b), (b, a)):
             said = f"one of {a} and {b} or the link between them: neither has a sound pair with another machine"
-            reasons.append(_lead([(a, b)], found, node=name, said=said, where=f"pair with {other}"))
+            reasons.append(_lead([(a, b)], found, node=name, said=said, where=f"{EITHER}{other}"))
     return reasons
 
 

@@ -98,7 +98,8 @@ def _one(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig) -> Iterator[R
         yield from _unconfirmed(rates, sku, config)
         return
     warn = _warn_level(fast, sku)
-    fail = min(config.min_of_peers, fast.outside if fast.owners >= FEW else 1.0) * fast.center
+    noisy = tolerances(sku).peers_warn is None and fast.owners >= FEW
+    fail = min(config.min_of_peers, fast.outside if noisy else 1.0) * fast.center
     for rate in rates:
         share = rate.value / fast.center if fast.center else 1.0
         if rate.value < fail:

@@ -7,11 +7,13 @@ must be qualified by itself.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
+from tasks.qualification.presence import SOURCE as SILENCE
 from tasks.qualification.verdicts import WORST, ClusterVerdict, NodeVerdict, PairVerdict, Reason, Value, worst
 from tasks.qualification_config import BenchmarkConfig
-from tasks.qualification_names import Verdict
+from tasks.qualification_names import COLLECTIVES, Verdict
 
 CLOSED: tuple[Verdict, ...] = ("failed", "unknown")
 
@@ -39,7 +41,8 @@ def remaining(verdict: ClusterVerdict, config: BenchmarkConfig, needed: int) -> 
     left = {node.name: node for node in verdict.nodes if node.name not in excluded}
     holding = tuple(reason for reason in verdict.reasons if set(reason.nodes) <= set(left))
     together = {"collectives", "pairs"} & set(config.groups)
-    fresh = bool(excluded and together and len(left) > 1 and not _proven(set(left), verdict))
+    several = bool(excluded and together and len(left) > 1)
+    fresh = several and (not _proven(set(left), verdict) or _unexplained(set(left), verdict))
     reasons = (*holding, _unproven(tuple(sorted(left)))) if fresh else holding
     found = worst(*(node.verdict for node in left.values()), *(reason.verdict for reason in reasons))
     enough = len(left) >= max(1, needed)
@@ -66,7 +69,7 @@ def _excluded(verdict: ClusterVerdict, config: BenchmarkConfig) -> dict[str, str
     links = [pair for pair in verdict.pairs if pair.verdict in out and not {pair.a, pair.b} & set(excluded)]
     health = {node.name: _health(node) for node in verdict.nodes}
     while links:
-        counts = {name: sum(name in (p.a, p.b) for p in links) for pair in links for name in (pair.a, pair.b)}
+        counts = Counter(name for pair in links for name in (pair.a, pair.b))
         last = max(counts, key=lambda name: (counts[name], health[name]))
         excluded[last] = _ends(last, [pair for pair in links if last in (pair.a, pair.b)])
         links = [pair for pair in links if last not in (pair.a, pair.b)]
@@ -93,6 +96,25 @@ def _proven(left: set[str], verdict: ClusterVerdict) -> bool:
         reached |= more
         grown = bool(more)
     return reached == left
+
+
+def _unexplained(left: set[str], verdict: ClusterVerdict) -> bool:
+    """Whether what all did together was bad for no reason of a machine that is out: it may be bad without that machine too."""
+    if any(left <= set(group) for group in verdict.together):
+        return False
+    bad = any(r.verdict in CLOSED and r.nodes and len(set(r.nodes) & left) > 1 for r in _dropped(left, verdict))
+    out = [node for node in verdict.nodes if node.name not in left]
+    return bad and not any(_explains(node) for node in out)
+
+
+def _dropped(left: set[str], verdict: ClusterVerdict) -> Iterable[Reason]:
+    return (reason for reason in verdict.reasons if not set(reason.nodes) <= left)
+
+
+def _explains(node: NodeVerdict) -> bool:
+    """A machine that is bad with others, was silent, or is the end of a bad link."""
+    found = [reason for reason in node.reasons if reason.verdict in CLOSED]
+    return not found or any(r.check.startswith((*COLLECTIVES, "pair")) or r.source == SILENCE for r in found)
 
 
 def _unproven(nodes: tuple[str, ...]) -> Reason:

@@ -64,7 +64,10 @@ def _no_result(sweep: Merged) -> Reason:
 
 def _slow(sweep: Merged, sku: Sku) -> Iterator[Reason]:
     """The size that is furthest under its limit. Smaller messages than its own prove it too where they reach it already."""
-    limits = bandwidths(sku, sweep.collective, sweep.scope, len(sweep.nodes))
+    every = bandwidths(sku, sweep.collective, sweep.scope, len(sweep.nodes))
+    limits = tuple(
+        limit for limit in every if limit.warn is not None or limit.fail is not None
+    )  # a norm judges nothing
     if not limits:
         return
     judged = [

@@ -17,5 +17,7 @@ def measure(bench: Bench) -> None:
     if bench.world_size == 1:
         return
     names = names_of_all(bench, GROUP)
+    if not names:
+        return
     standard = Standard(bench.config, bench.sku)
     run(bench, GROUP, collectives_plan(tuple(names), standard, ranks_per_node=bench.ranks_per_node), names)

@@ -7,6 +7,7 @@ prefix of the launcher's store that is used once.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -27,6 +28,9 @@ LOUD = {
 """NCCL says which transports it uses, and waiting for a collective raises after the group's time limit: by default torch's
 watchdog ends the process instead (docs.pytorch.org, torch_nccl_environment_variables)."""
 
+STARTS = 20
+"""Times the limit of one operation that a communicator may be open: NCCL's start has no limit, so the job would never end."""
+
 
 class Communicator:
     """An open group of ranks."""
@@ -36,7 +40,7 @@ class Communicator:
         self.size = len(ranks)
         self.rank = self.ranks.index(bench.rank.rank)
         self.cuda = bench.cuda
-        self.device = torch.device("cuda", bench.local_rank) if bench.cuda else torch.device("cpu")
+        self.device = torch.device("cuda", _gpu(bench)) if bench.cuda else torch.device("cpu")
 
     def over_all(
         self, values: Sequence[float], how: distributed.ReduceOp.RedOpType = distributed.ReduceOp.SUM
@@ -59,6 +63,9 @@ def communicator(bench: Bench, name: str, ranks: Sequence[int], *, seconds: floa
     """Open one over `ranks`, of which this is one. Each of its operations raises RuntimeError after `seconds`."""
     _prepare(bench)
     _all_come(bench, name, len(ranks), seconds)
+    overdue = threading.Timer(STARTS * seconds, os._exit, (1,))
+    overdue.daemon = True
+    overdue.start()
     try:
         distributed.init_process_group(
             "nccl" if bench.cuda else "gloo",
@@ -71,6 +78,8 @@ def communicator(bench: Bench, name: str, ranks: Sequence[int], *, seconds: floa
     except BaseException:
         _throw_away(bench)
         raise
+    finally:
+        overdue.cancel()
     distributed.destroy_process_group()
 
 
@@ -81,9 +90,14 @@ def _all_come(bench: Bench, name: str, count: int, seconds: float) -> None:
     bench.store.wait([f"{name}/all"], timedelta(seconds=seconds))
 
 
+def _gpu(bench: Bench) -> int:
+    """The rank's GPU; where the scheduler shows each rank only its own, that is number 0."""
+    return bench.local_rank % cuda.device_count()
+
+
 def _prepare(bench: Bench) -> None:
     if bench.cuda:
-        cuda.set_device(bench.local_rank)
+        cuda.set_device(_gpu(bench))
         os.environ.update(LOUD, NCCL_DEBUG_FILE=str(_log(bench, bench.rank.rank)))
 
 

@@ -29,6 +29,8 @@ def agree(bench: Bench, name: str, value: Any, *, among: Collection[int], second
 
     The same on every rank. Raises LeftOut where this machine is not in it, and where nobody publishes.
     """
+    if bench.node_rank not in among:
+        raise LeftOut(f"{name}: {bench.node} is not among those that meet")
     deadline = time.monotonic() + seconds
     if bench.local_rank == 0:
         _say(bench, name, value, among, deadline)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -122,12 +122,18 @@ def _with_host(device: int, to_device: bool, seconds: float) -> Rate:
     """Pinned memory of the GPU's own socket."""
 
     def work(device: int) -> Callable[[], object]:
-        near, far = torch.ones(HOST_BYTES // 4, pin_memory=True), torch.ones(HOST_BYTES // 4, device=device)
+        near, far = _pinned(device), torch.ones(HOST_BYTES // 4, device=device)
         source, target = (near, far) if to_device else (far, near)
         return lambda: target.copy_(source, non_blocking=True)
 
     with gpus.beside(device):
         return gpus.measure_one(device, work, HOST_BYTES, seconds)
+
+
+@cache
+def _pinned(device: int) -> torch.Tensor:
+    """Kept for each device: torch hands freed pinned memory out again, and it lies on the socket that asked first."""
+    return torch.ones(HOST_BYTES // 4, pin_memory=True)
 
 
 def _with_peer(one: int, two: int) -> Rate:

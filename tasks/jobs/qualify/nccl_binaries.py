@@ -27,6 +27,8 @@ PLACES = (
     "/usr/local/nccl-tests/build",
 )
 """Where images have them beside PATH: Azure's HPC images build nccl-tests in /opt/nccl-tests."""
+LAST_SECONDS = 5.0
+"""For the last output of a program that was killed."""
 OF_A_LAUNCHER = ("OMPI_", "PMI", "PMIX_", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_")
 """A program that was built with MPI takes these for its place in a job of several processes, and waits for the others."""
 
@@ -73,7 +75,10 @@ def _said(command: list[str], seconds: float) -> tuple[str, str]:
         said, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-        said, _ = process.communicate()
+        try:
+            said, _ = process.communicate(timeout=LAST_SECONDS)
+        except subprocess.TimeoutExpired:  # it hangs in the driver, or a child holds the pipe
+            said = ""
         return said, f"timed out: {command[0]} took longer than {seconds:.0f} s"
     return said, "" if process.returncode == 0 else f"{command[0]} ended with exit code {process.returncode}"
 

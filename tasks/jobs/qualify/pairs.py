@@ -18,6 +18,8 @@ def measure(bench: Bench) -> None:
     if bench.nodes == 1:
         return
     names = names_of_all(bench, GROUP)
+    if not names:
+        return
     nodes = tuple(names)
     together = remembered(bench, collectives.GROUP, "all", nodes, PAIRS[0])
     run(bench, GROUP, pairs_plan(nodes, Standard(bench.config, bench.sku), together=together), names)

@@ -37,6 +37,9 @@ GPU_SHARE = 0.9
 CPU_SHARE = 0.5
 """Of the free memory that the buffers may have."""
 
+LEAST_ON_GPUS = 10
+"""Repetitions of what takes less than a second: waiting for NCCL polls, so that a single one is milliseconds too long."""
+
 
 class TooLate(RuntimeError):
     """The sweep has used its time."""
@@ -120,9 +123,10 @@ def _measure(prepared: Prepared, seconds: float, comm: Communicator) -> tuple[fl
     first = _timed(prepared, 1, comm)
     wrong = prepared.wrong()
     slowest = comm.over_all([first], distributed.ReduceOp.MAX)[0]
-    if slowest < seconds:  # the first one sets connections up; it tells nothing of the next ones
+    least = LEAST_ON_GPUS if comm.cuda and slowest < 1.0 else 0
+    if slowest < seconds or least:  # the first one sets connections up; it tells nothing of the next ones
         slowest = comm.over_all([_timed(prepared, 1, comm)], distributed.ReduceOp.MAX)[0]
-    iterations = min(ITERATIONS, int(seconds / slowest))
+    iterations = min(ITERATIONS, max(least, int(seconds / slowest)))
     mean = _timed(prepared, iterations, comm) if iterations else first
     total, wrongs = comm.over_all([mean, float(wrong)])
     return total / comm.size, round(wrongs)

@@ -262,7 +262,7 @@ def test_failures_that_come_and_go_leave_a_doubt():
 
 @pytest.mark.parametrize(
     ("sku", "rate", "verdict"),
-    [(BARE, 95.0, "healthy"), (BARE, 85.0, "degraded"), (CPU, 60.0, "healthy"), (CPU, 40.0, "degraded")],
+    [(BARE, 95.0, "healthy"), (BARE, 85.0, "degraded"), (CPU, 40.0, "healthy"), (CPU, 15.0, "degraded")],
 )
 def test_a_rate_that_the_machine_once_had(sku, rate, verdict):
     before = [
