@@ -21,7 +21,7 @@ WINDOW, RELAPSES = 5, 2
 EARLIER = 2
 """Fewest earlier figures to compare with."""
 PAST = "its past"
-SETTINGS = ("version_", "sm_clock", "memory_clock", "persistence", "sriov", "time_skew", "scratch_free")
+SETTINGS = ("vm_size", "version_", "sm_clock", "memory_clock", "persistence", "sriov", "time_skew", "scratch_free")
 """Beginnings of checks of how a machine was set up: a warning stays until somebody changes that, and nothing wears out."""
 SOURCE = "Headway: the machine's earlier qualifications"
 
