@@ -89,7 +89,8 @@ def judge_logs(logs: Sequence[Log], sku: Sku, config: BenchmarkConfig, *, now: d
     soft = all(log.soft for log in judged)
     doubts = [*(reason for log in judged if soft or not log.soft for reason in log.own), *together.reasons]
     nodes = tuple(_node(name, judged, together.nodes, doubts) for name in _names(judged))
-    reasons = tuple(dict.fromkeys(reason for reason in doubts if not reason.node and _says_something(reason, judged)))
+    of_all = [*doubts, *_of_one_log(judged, doubts)]
+    reasons = tuple(dict.fromkeys(reason for reason in of_all if not reason.node and _says_something(reason, judged)))
     return LogsVerdict(
         verdict=_of_cluster(judged, together, nodes),
         sku=sku.name,
@@ -100,6 +101,15 @@ def judge_logs(logs: Sequence[Log], sku: Sku, config: BenchmarkConfig, *, now: d
         reasons=reasons,
         logs=tuple(judged),
     )
+
+
+def _of_one_log(judged: Sequence[JudgedLog], doubts: Sequence[Reason]) -> Iterator[Reason]:
+    """What is bad in one log and good in another of the same machines: the better one is not the last word."""
+    said = {(reason.check, reason.limit) for reason in doubts}
+    for log in judged:
+        for reason in () if log.soft else log.figures:
+            if not reason.node and (reason.check, reason.limit) not in said:
+                yield reason.model_copy(update={"where": reason.where or log.log.path})
 
 
 def _same_names(logs: Sequence[Log]) -> list[Log]:
