@@ -21,7 +21,7 @@ def usable_nodes(config: ClusterConfig, only: Collection[str] = ()) -> int | Non
     if config.backend == "ssh":
         from tasks.compute.ssh_hosts import read_hosts
 
-        return sum(host.name not in config.exclude for host in read_hosts(config.ssh))
+        return _counted({host.name for host in read_hosts(config.ssh)} - set(config.exclude), only)
     return None
 
 
@@ -38,4 +38,8 @@ def _of_slurm(config: ClusterConfig, only: Collection[str]) -> int:
         if row[0].rstrip("*") in config.slurm.partition.split(",") or (not config.slurm.partition and "*" in row[0])
     ]
     there = {name for _, name, state in mine if name not in config.exclude and not OUT.search(state)}
+    return _counted(there, only)
+
+
+def _counted(there: set[str], only: Collection[str]) -> int:
     return len(there & set(only) if only else there)

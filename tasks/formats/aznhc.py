@@ -113,25 +113,30 @@ class NhcRun:
 def is_aznhc(text: str) -> bool:
     """Whether a text is of AzNHC."""
     marks = (_META, _RESULT, _EXIT, _UNSUPPORTED, _THROTTLED)
-    return any(mark.search(text) for mark in marks) or any(_of_summary(line) for line in text.split("\n")[:2000])
+    lines = (_split(line)[1] for line in text.split("\n")[:2000])
+    return any(mark.search(text) for mark in marks) or any(map(_of_summary, lines))
+
+
+def _split(line: str) -> tuple[str, str]:
+    """The launcher's label of a line, empty where there is none, and the rest."""
+    label = found[0] if (found := _LABEL.match(line)) else ""
+    return label.strip(), line[len(label) :]
 
 
 def read_aznhc(text: str) -> list[NhcRun]:
     """Every run in a log, in order; of a summary one a machine."""
-    lines = text.split("\n")
-    summary = not _META.search(text) and any(_of_summary(line) for line in lines)
+    lines = [_split(line) for line in text.split("\n")]
+    summary = not _META.search(text) and any(_of_summary(rest) for _, rest in lines)
     readers: dict[str, _Reader] = {}
     many: dict[str, _Building] = {}
-    for line in lines:
-        label = found[0] if (found := _LABEL.match(line)) else ""
-        rest = line[len(label) :]
+    for label, rest in lines:
         # What a summary says of a machine and is not understood is unknown, not nothing.
         told = _DISTRIBUTED.match(rest) if summary else None
         host, said = (told[1], told[2]) if told else _of_summary(rest) or ("", rest)
         if host:
             many.setdefault(host, _Building(host=host)).take(said)
         else:
-            readers.setdefault(label.strip(), _Reader()).take(rest)
+            readers.setdefault(label, _Reader()).take(rest)
     runs = (run for reader in readers.values() for run in reader.runs())
     return [*runs, *(building.run() for building in many.values())]
 

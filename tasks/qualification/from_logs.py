@@ -263,7 +263,7 @@ def _node(
     for reason in doubts:
         if not reason.node and name in reason.nodes and (reason.verdict == "degraded" or not good):
             mine.append(_shared(reason, name))
-    mine = list({(reason.check, reason.where, str(reason.measured)): reason for reason in mine}.values())
+    mine = list({(r.check, r.where, r.said if r.measured is None else str(r.measured)): r for r in mine}.values())
     mine.sort(key=lambda reason: ORDER.index(reason.verdict))
     if not mine and not good:
         mine = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from tasks.hardware.sku import BusBandwidth, Level, Limit, Sku
@@ -35,7 +36,7 @@ def by_limit(measured: float | str | None, limit: Limit) -> Judged:
     levels: tuple[tuple[Verdict, float | None], ...] = (("failed", as_number(limit.fail)), ("degraded", limit.warn))
     sign = ">=" if limit.better == "higher" else "<="
     shown = next((level for _, level in reversed(levels) if level is not None), limit.norm)
-    if number is None or number != number:
+    if number is None or not math.isfinite(number):
         return Judged("unknown", f"{sign} {shown}")
     for verdict, level in levels:
         if level is not None and (number < level if limit.better == "higher" else number > level):

@@ -5,6 +5,7 @@ Wrong elements of any round count, and so does the transport of the best one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -97,7 +98,8 @@ def _points(rows: Iterable[Row]) -> tuple[Point, ...]:
 
 
 def _best(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
+    """What is no number, such as the rate of a run that took no time, was not measured."""
+    return max((value for value in values if value is not None and math.isfinite(value)), default=None)
 
 
 def size(number: int) -> str:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -60,9 +61,9 @@ def rates_of(measurement: Measurement, sku: Sku) -> tuple[Rate, ...]:
 def _compared(probe: Probe, *, plain: bool) -> float | None:
     if probe.status != "measured":
         return None
-    if probe.peers is not None:
-        return probe.peers
-    return probe.measured if plain and isinstance(probe.measured, float) and probe.check.startswith(RATES) else None
+    plainly = probe.measured if plain and isinstance(probe.measured, float) and probe.check.startswith(RATES) else None
+    found = plainly if probe.peers is None else probe.peers
+    return found if found is not None and math.isfinite(found) else None
 
 
 def against_peers(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig) -> tuple[Reason, ...]:

@@ -5,11 +5,14 @@ A check without a limit is recorded and not judged here; its rate is compared wi
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 
 from tasks.hardware.sku import Sku
-from tasks.qualification.limits import by_limit, cited_by
+from tasks.qualification.limits import as_number, by_limit, cited_by
 from tasks.qualification.measured import Probe
+from tasks.qualification.presence import RATES
 from tasks.qualification.verdicts import Reason
 from tasks.qualification_names import Verdict
 
@@ -29,6 +32,8 @@ NEEDS = {
     "store": "a way to the store",
 }
 """What must be on the machine before a check can look, by the beginning of its name."""
+NUMBERS = frozenset(itertools.chain.from_iterable(RATES.values()))
+"""Checks that say nothing without a number."""
 GPU_CHECKS = ("ecc", "rows", "throttle", "sm_clock", "memory_clock", "persistence", "nvlink", "temperature")
 
 
@@ -91,6 +96,8 @@ def _found(node: str, probe: Probe) -> Reason:
 
 def _by_file(node: str, probe: Probe, sku: Sku) -> Iterator[Reason]:
     limit = sku.limits.get(probe.check)
+    if limit is None:
+        yield from _no_number(node, probe, sku)
     if limit is None or (probe.measured is None and probe.finding):
         return
     judged = by_limit(probe.measured, limit)
@@ -107,6 +114,15 @@ def _by_file(node: str, probe: Probe, sku: Sku) -> Iterator[Reason]:
             said=probe.said or ("" if probe.measured is not None else "it gave no value"),
             remedy=probe.remedy or _act(judged.verdict),
         )
+
+
+def _no_number(node: str, probe: Probe, sku: Sku) -> Iterator[Reason]:
+    """Of a rate that the file has no limit for: without a number nobody would miss it among its peers."""
+    number = as_number(probe.measured)
+    if probe.finding or probe.check not in NUMBERS or (number is not None and math.isfinite(number)):
+        return
+    said = probe.said or f"it gave {'no value' if probe.measured is None else f'no number: {probe.measured}'}"
+    yield _not_seen(node, probe, sku).model_copy(update={"said": said, "remedy": probe.remedy or _act("unknown")})
 
 
 def _act(verdict: Verdict) -> str:

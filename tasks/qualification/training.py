@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from tasks.hardware.sku import Sku
@@ -25,7 +26,8 @@ def of_training(measurement: Measurement, sku: Sku, config: BenchmarkConfig) -> 
         )
     for point in points:
         if point.status != "measured" or throughput(point) is None:
-            said = f"{point.status}: {point.said}" if point.said else point.status
+            status = point.status if point.status != "measured" else "no throughput"
+            said = f"{status}: {point.said}" if point.said else status
             yield _reason(
                 point, measured=None, check="training_tflops", unit="TFLOP/s", limit="a measurement", said=said
             )
@@ -42,7 +44,7 @@ def throughput(point: TrainingPoint) -> float | None:
     if point.status != "measured":
         return None
     if point.tflops_per_rank is not None:
-        return point.tflops_per_rank
+        return point.tflops_per_rank if math.isfinite(point.tflops_per_rank) else None
     return (
         point.tokens_per_step / point.step_seconds / point.ranks
         if point.step_seconds and point.tokens_per_step
@@ -66,7 +68,7 @@ def rates_of_training(measurement: Measurement, sku: Sku) -> tuple[Rate, ...]:
     return tuple(
         Rate(p.nodes[0], "", f"training on {p.ranks} ranks", p.tflops_per_rank, "TFLOP/s")
         for p in measurement.training
-        if len(p.nodes) == 1 and p.status == "measured" and p.tflops_per_rank is not None
+        if len(p.nodes) == 1 and p.tflops_per_rank is not None and throughput(p) is not None
     )
 
 

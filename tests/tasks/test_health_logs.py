@@ -101,6 +101,23 @@ def test_a_summary_of_many_machines():
     assert silent.status == "missing"
 
 
+@pytest.mark.parametrize("label", ["3: ", "[1,3]<stdout>:", "[pod/gpu-0] "])
+def test_what_a_launcher_writes_first_is_no_part_of_a_line(label):
+    plain = (LOGS / "aznhc_healthy.log").read_text()
+    text = "".join(f"{label}{line}\n" for line in plain.splitlines())
+    assert is_aznhc(text)
+    assert read_aznhc(text) == read_aznhc(plain)
+    assert is_aznhc(f"{label}vm-01 | Healthy\n")
+    other = text.replace(label, label.replace("3", "4").replace("gpu-0", "gpu-1")).replace("vm-01", "vm-02")
+    assert [(run.host, len(run.passed)) for run in read_aznhc(text + other)] == [("vm-01", 5), ("vm-02", 5)]
+
+
+def test_a_summary_keeps_machines_of_which_it_says_something_new():
+    runs = {run.host: run for run in read_aznhc("vm-01 | Healthy\nvm-02 | Ailing\nvm-03 |\n")}
+    assert [(run.host, run.summary) for run in runs.values()] == [("vm-01", "healthy"), ("vm-02", ""), ("vm-03", "")]
+    assert [probe.status for name in ("vm-02", "vm-03") for probe in probes_of(runs[name])] == ["failed", "failed"]
+
+
 def test_figures_of_a_summary_are_in_bytes():
     (run,) = nhc("distributed.debug.log")
     figures = {(reading.check, reading.where): reading.measured for reading in run.readings}

@@ -2,9 +2,11 @@
 
 import datetime
 import functools
+import itertools
 import json
 import os
 import random
+import re
 import subprocess
 from pathlib import Path
 
@@ -210,6 +212,93 @@ def test_damaged_logs_are_judged_and_nothing_is_raised(tmp_path):
             text[place : place + chance.randint(0, 150)] = other[start : start + chance.randint(0, 300)]
         (tmp_path / "log").write_bytes(bytes(text))
         assert judged(tmp_path / "log").verdict in ("healthy", "degraded", "failed", "unknown")
+
+
+def nccl_log(sizes, rate):
+    """One machine's run with these sizes, all of one bus bandwidth in GB/s."""
+    lines = (LOGS / "new.log").read_text().splitlines()
+    first = next(n for n, line in enumerate(lines) if "(elements)" in line) + 1
+    half = f"{{us:10.2f}} {rate / 1.75:7.2f} {rate:7.2f} 0"
+    rows = [
+        f"{size:12} {size // 4:12} float sum -1 {half.format(us=size / rate * 1.75 / 1000)} "
+        f"{half.format(us=size / rate * 1.75 / 1000)}"
+        for size in sizes
+    ]
+    end = ["# Out of bounds values : 0 OK", f"# Avg bus bandwidth    : {rate}", lines[-2]]
+    return "\n".join([*lines[:first], *rows, *end, ""])
+
+
+@pytest.mark.parametrize(
+    ("largest", "rate", "verdict"),
+    [(29, 5.0, "failed"), (29, 480.0, "healthy"), (20, 5.0, "unknown"), (24, 41.0, "unknown")],
+)
+def test_a_log_of_small_messages_is_cleared_by_no_norm(tmp_path, largest, rate, verdict):
+    """The hardware's file has norms from 1 MiB on, and limits from 1 GiB on."""
+    (tmp_path / "run.log").write_text(nccl_log([1 << n for n in range(20, largest + 1)], rate))
+    found = judged(tmp_path)
+    assert (found.verdict, [node.verdict for node in found.nodes]) == (verdict, [verdict])
+    assert verdict == "healthy" or f"{rate:g} GB/s" in why(found)
+
+
+def test_a_machine_with_a_good_and_a_bad_log_failed_and_says_why(tmp_path):
+    (tmp_path / "good.log").write_text((LOGS / "new.log").read_text())
+    (tmp_path / "bad.log").write_text((LOGS / "slow_node.log").read_text().replace("vm-03", "vm-01"))
+    (node,) = judged(tmp_path).nodes
+    assert (node.name, node.verdict) == ("vm-01", "failed")
+    assert [(r.check, r.limit) for r in node.reasons if r.verdict == "failed"] == [
+        ("all_reduce busbw at 16 GiB", ">= 460")
+    ]
+
+
+def lines_of(*names):
+    """Logs of AzNHC, line by line in turns."""
+    logs = ((LOGS / name).read_text().splitlines() for name in names)
+    return [line for lines in itertools.zip_longest(*logs, fillvalue="") for line in lines]
+
+
+def test_node_health_checks_of_two_machines_under_a_label(tmp_path):
+    lines = lines_of("aznhc_healthy.log", "aznhc_failed.log")
+    (tmp_path / "job.log").write_text("".join(f"{n % 2}: {line}\n" for n, line in enumerate(lines)))
+    found = judged(tmp_path)
+    assert {node.name: node.verdict for node in found.nodes} == {"vm-01": "healthy", "vm-02": "failed"}
+
+
+def test_node_health_checks_of_two_machines_line_by_line_are_nobodys(tmp_path):
+    healthy = (LOGS / "aznhc_healthy.log").read_text()
+    both = zip(healthy.splitlines(), healthy.replace("vm-01", "vm-02").splitlines(), strict=True)
+    (tmp_path / "job.log").write_text("\n".join(line for lines in both for line in lines))
+    found = judged(tmp_path)
+    assert found.verdict == "unknown"
+    assert "two machines in one log, line by line: vm-01 and vm-02" in why(found)
+    (tmp_path / "job.log").write_text("\n".join(lines_of("aznhc_healthy.log", "aznhc_failed.log")))
+    assert judged(tmp_path).verdict not in ("healthy", "degraded")
+
+
+def test_node_health_checks_that_name_no_machine(tmp_path):
+    """Every run counts, because nobody knows whether a later one is of the same machine; a name of the file helps."""
+    healthy, failed = (
+        re.sub(r"(?m)^(VM|COMPUTER|VM HOST) NAME:.*\n", "", (LOGS / f"aznhc_{name}.log").read_text())
+        for name in ("healthy", "failed")
+    )
+    for text, verdict in ((failed + healthy, "failed"), (healthy + failed, "failed"), (healthy, "unknown")):
+        (tmp_path / "job.log").write_text(text)
+        assert judged(tmp_path / "job.log").verdict == verdict
+        assert "neither the log nor its file's name says which it is of" in why(judged(tmp_path / "job.log"))
+    (tmp_path / "vm-07.log").write_text(failed + healthy)
+    assert [(node.name, node.verdict) for node in judged(tmp_path / "vm-07.log").nodes] == [("vm-07", "failed")]
+
+
+@pytest.mark.parametrize("label", ["", "0: ", "[1,0]<stdout>:"])
+def test_a_line_of_a_summary_that_is_not_understood_is_unknown(tmp_path, label):
+    lines = [
+        "vm-01 | Healthy",
+        "vm-02 | Ailing",
+        "vm-03 |",
+        "vm-04 | ERROR: nhc: Health check failed: check_gpu_xid: Xid 79",
+    ]
+    (tmp_path / "job.log").write_text("".join(f"{label}{line}\n" for line in lines))
+    found = {node.name: node.verdict for node in judged(tmp_path).nodes}
+    assert found == {"vm-01": "healthy", "vm-02": "unknown", "vm-03": "unknown", "vm-04": "failed"}
 
 
 def command(*arguments, home):

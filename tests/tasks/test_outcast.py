@@ -1,22 +1,31 @@
-"""Machines that did not qualify: what the gate says, which are left for the jobs to come, what may be asked of Azure."""
+"""Machines that did not qualify: what the gate says, which are left for the jobs to come, what may be asked of Azure; and how
+long a qualification holds."""
 
 import json
+import os
+import time
+from datetime import UTC, datetime
 
 import pytest
 from azure.ai.ml._restclient.arm_ml_service.models import ClusterUpdateParameters
+from made_versions import make
 
-from tasks.benchmark import Proof, busbw_of, joined
+from tasks.benchmark import Proof, _hours_since_end, busbw_of, hardware_of, joined, sku_digest, too_old
 from tasks.cluster_config import ClusterConfig
 from tasks.compute.azure_requests import requests
 from tasks.compute.draining import CANNOT, drain, resume
+from tasks.compute.submission import intend, newest, settle
 from tasks.config import QualifyConfig, RetrainConfig
-from tasks.outcast import left_of, machines, needed_nodes, require_possible, require_proof, subject_of
+from tasks.lifecycle import lifecycle
+from tasks.outcast import act_on, left_of, machines, needed_nodes, require_possible, require_proof, subject_of
 from tasks.programs import Program, job_of
 from tasks.qualification.gate import as_told, gate_checks
 from tasks.qualification.measured import Measurement, RankReport, Row, Sweep
 from tasks.qualification.remaining import Remaining
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, PairVerdict, Reason
 from tasks.qualification_config import ActConfig, BenchmarkConfig
+from tasks.registry.records import Record
+from tasks.workbench import Work, intended_nodes, run_again, working
 
 SSH = {"backend": "ssh", "nodes": 3, "ssh": {"hosts": ["a", "b", "c", "d"]}}
 AZURE = {
@@ -116,6 +125,10 @@ def test_machines_that_no_job_could_get_are_not_waited_for():
     counts = {there: machines(cluster(), config, there=there).nodes for there in (None, 9, 4, 3, 2, 0)}
     assert counts == {None: 4, 9: 4, 4: 4, 3: 3, 2: 2, 0: 2}
     assert machines(cluster(), BenchmarkConfig(nodes=("a", "b")), there=1).nodes == 2
+    named = BenchmarkConfig(nodes=("a", "b", "c"), spare_nodes=1, act=ActConfig(min_nodes=2))
+    counts = {there: machines(cluster(), named, there=there).nodes for there in (None, 9, 2, 0)}
+    assert counts == {None: 3, 9: 3, 2: 2, 0: 2}
+    assert machines(cluster(), named, there=2).proven == ("a", "b", "c")
 
 
 def test_spares_are_used_when_one_fails_and_not_when_none_does():
@@ -170,6 +183,8 @@ def test_a_machine_that_ended_the_job_for_all_leaves_the_others_to_prove_themsel
     assert Proof(found, verdict_of(), kept, ("b",)).unproven == ()  # nobody may leave one out
     fresh = kept.model_copy(update={"needs_fresh_run": True})
     assert Proof(found, verdict_of(), fresh).unproven == ("a", "b", "c")
+    second = Proof(found, verdict_of(), left, ("b",), ("c",))  # c went before the last measurement
+    assert second.unproven == ("a",)
 
 
 def test_an_elastic_job_grows_no_further_than_what_qualified():
@@ -237,6 +252,37 @@ def test_only_slurm_drains(backend):
         resume(ClusterConfig.model_validate(config))
 
 
+def test_what_may_be_the_other_machines_fault_is_left_out_and_not_drained():
+    """Of two machines with one bad link both are out; one that was seen to be bad and died of it is drained all the same."""
+    pair = Reason(
+        node="a",
+        check="all_reduce busbw",
+        where="pair with b",
+        measured=1.0,
+        limit=">= 9",
+        source="a page",
+        verdict="failed",
+    )
+    either = NodeVerdict(name="a", verdict="failed", reasons=(pair,))
+    unfinished = Reason(
+        node="b", check="pairs", measured="not finished", limit="finished", source="Headway", verdict="unknown"
+    )
+    ecc = unfinished.model_copy(update={"check": "ecc", "measured": 9.0, "verdict": "failed", "source": "NVIDIA"})
+    died = NodeVerdict(name="b", verdict="unknown", reasons=(unfinished, ecc))
+    ranks = tuple(
+        RankReport(rank=n, local_rank=0, node=name, host=name, machine={"resource_id": VM, "physical_host": "H"})
+        for n, name in enumerate("abc")
+    )
+    found = verdict_of(either, died, node("c"), verdict="unknown")
+    config = BenchmarkConfig(act=ActConfig(min_nodes=1))
+    left = left_of(found, cluster(), config)
+    assert set(left.excluded) == {"a", "b"}
+    told = act_on(Measurement(nodes=tuple("abc"), ranks=ranks), found, left, cluster(), config)
+    assert {request.node for request in told.requests} == {"b"}
+    category = told.requests[0].body["properties"]["impactCategory"]
+    assert category == "Resource.Hpc.Unhealthy.DBEOverLimit"
+
+
 VM = "/subscriptions/s-1/resourceGroups/g/providers/Microsoft.Compute/virtualMachines/gpu-7"
 FACTS = {"resource_id": VM, "vm_id": "0f1e", "physical_host": "GGBB90904476"}
 FOUND = {
@@ -293,3 +339,101 @@ def test_azure_ml_gets_a_change_of_the_cluster_that_its_own_model_takes():
         2,
         120,
     )
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A lifecycle with a real store, in which nothing is told to MLflow."""
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+    with lifecycle("qualify", QualifyConfig(), subject="c", stages=("benchmark",), dry=True) as run:
+        yield run
+
+
+NOW = time.time()
+
+
+def record_of(config, hours_ago=1.0):
+    """Of a qualification of the machines a and b, c being out."""
+    value = {
+        "baseline": sku_digest(hardware_of(cluster(), config)),
+        "hosts": [],
+        "machines": {"a": "healthy", "b": "healthy", "c": "failed"},
+        "subject": {"proven": ["a", "b"]},
+    }
+    return Record(
+        stage="benchmark", key="k", arguments={}, inputs=(), context=(), outputs=(), metrics={}, seconds=1.0,
+        value=value, created=NOW - 3600 * hours_ago,
+    )  # fmt: skip
+
+
+def qualified(run, folder, *nodes, hours_ago):
+    """A qualification in the store."""
+    page = json.dumps({"verdict": verdict_of(*nodes).model_dump(mode="json")})
+    created = datetime.fromtimestamp(NOW - 3600 * hours_ago, UTC).isoformat(timespec="seconds")
+    make(run.store, folder, "qualification/local", {"qualification.json": page}, created=created)
+
+
+def test_a_qualification_holds_for_its_time(run):
+    config = BenchmarkConfig(max_age_hours=24.0)
+    assert not too_old(record_of(config), (cluster(), config))
+    assert too_old(record_of(config, hours_ago=25.0), (cluster(), config))
+    other = record_of(config)
+    other.value["baseline"] = "of other hardware"
+    assert too_old(other, (cluster(), config))
+
+
+def test_a_qualification_ends_when_a_later_one_condemns_one_of_its_machines(run, tmp_path):
+    """A nightly one with other settings, too; machines that were out already change nothing."""
+    config = BenchmarkConfig(max_age_hours=24.0)
+    record = record_of(config)
+    qualified(run, tmp_path / "own", node("a"), node("b"), node("c", "failed"), hours_ago=1.1)
+    qualified(run, tmp_path / "before", node("a", "failed"), node("b"), hours_ago=2.0)
+    qualified(run, tmp_path / "later", node("a"), node("b", "degraded"), node("c", "failed"), hours_ago=0.6)
+    assert not too_old(record, (cluster(), config))
+    qualified(run, tmp_path / "bad", node("a"), node("b", "unknown"), hours_ago=0.5)
+    assert too_old(record, (cluster(), config))
+    qualified(run, tmp_path / "mended", node("a"), node("b"), hours_ago=0.4)
+    assert too_old(record, (cluster(), config))
+    assert not too_old(record_of(config, hours_ago=0.45), (cluster(), config))
+    nobody = record_of(config)
+    nobody.value["subject"]["proven"] = []  # where machines cannot be chosen
+    assert too_old(nobody, (cluster(), config))
+
+
+def test_the_age_of_a_job_that_ended_while_nobody_looked(tmp_path):
+    (tmp_path / "result.json").write_text("{}")
+    os.utime(tmp_path / "result.json", (NOW - 7200, NOW - 7200))
+    assert _hours_since_end(tmp_path) == pytest.approx(2.0, abs=0.2)
+    (tmp_path / "nodes" / "0").mkdir(parents=True)
+    (tmp_path / "nodes" / "0" / "exit.json").write_text(json.dumps({"code": 0, "ended": NOW - 36000}))
+    assert _hours_since_end(tmp_path) == pytest.approx(10.0, abs=0.2)
+
+
+def test_an_open_job_is_adopted_with_the_machines_that_it_was_meant_for(run, tmp_path):
+    """Two machines came back while the orchestrator was away: the job that measures the others is not refused for it."""
+    key = "0" * 64
+    with working(Work("benchmark", key, run, "", handed=[], context=[])):
+        assert intended_nodes() is None
+        on = machines(cluster(), BenchmarkConfig(), there=None).model_copy(update={"nodes": 2})
+        job = job_of("benchmark", key, Program("tasks.jobs.benchmark", {}), on=on, folders={})
+        (tmp_path / "jobs").mkdir()
+        assert intend(job, tmp_path / "jobs" / job.id, run.journal, stuck=0, cluster=on.config)
+        assert intended_nodes() == 2
+        settle(job.token, run.journal, "done")
+        assert intended_nodes() is None
+
+
+def test_what_is_run_again_adopts_nothing(run, tmp_path):
+    """Its last submission is over before anything new begins, which this run, as one that writes nothing, refuses."""
+    key = "1" * 64
+    work = Work("benchmark", key, run, "", handed=[], context=[])
+    with working(work):
+        program, on = Program("tasks.jobs.benchmark", {}), machines(cluster(), BenchmarkConfig())
+        job = job_of("benchmark", key, program, on=on, folders={})
+        (tmp_path / "jobs").mkdir()
+        intend(job, tmp_path / "jobs" / job.id, run.journal, stuck=0, cluster=on.config)
+        work.done[job.token] = tmp_path / "jobs" / job.id
+        assert (newest(job.token, run.journal).outcome, intended_nodes()) == ("open", 3)
+        with pytest.raises(AssertionError, match="a dry run does not write"):
+            run_again(program, on=on)
+        assert (newest(job.token, run.journal).outcome, intended_nodes()) == ("done", None)

@@ -28,10 +28,24 @@ def sinfo(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("changes", "count"),
-    [({}, 4), ({"exclude": ("n1",)}, 3), ({"slurm": {"partition": "small"}}, 1), ({"slurm": {"partition": "none"}}, 0)],
+    [
+        ({}, 4),
+        ({"exclude": ("n1",)}, 3),
+        ({"slurm": {"partition": "small"}}, 1),
+        ({"slurm": {"partition": "none"}}, 0),
+        ({"slurm": {"partition": "small,main"}}, 4),  # n1 is in both
+    ],
 )
 def test_slurm_counts_what_is_in_order_in_the_partition_of_the_job(sinfo, changes, count):
     assert usable_nodes(ClusterConfig.model_validate({"backend": "slurm", **changes})) == count
+
+
+def test_of_machines_that_are_named_no_others_are_counted(sinfo):
+    slurm = ClusterConfig(backend="slurm")
+    counts = {names: usable_nodes(slurm, names) for names in ((), ("n1", "n2"), ("n1", "n3", "n4"), ("n9",))}
+    assert counts == {(): 4, ("n1", "n2"): 2, ("n1", "n3", "n4"): 1, ("n9",): 0}
+    ssh = ClusterConfig(backend="ssh", ssh={"hosts": ["a@n1", "n2", "n3"]}, exclude=("n2",))
+    assert (usable_nodes(ssh), usable_nodes(ssh, ("n1", "n2"))) == (2, 1)
 
 
 def test_ssh_counts_its_hosts_and_others_cannot_say():

@@ -11,9 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from bench_stand import bench
 
 from tasks.formats.nccl_tests import read_nccl_tests
 from tasks.hardware.sku import load_sku
+from tasks.jobs.qualify import nccl_binaries
+from tasks.jobs.qualify.meeting import LeftOut, agree
 from tasks.jobs.qualify.nccl_binaries import alone, binary, run_binary
 from tasks.jobs.qualify.sweeps import sweeping, whole_elements
 from tasks.qualification.measured import read_measurement
@@ -242,6 +245,30 @@ def test_a_program_that_fails_or_hangs_says_so(tmp_path):
     hanging = run_binary(fake(tmp_path, first="time.sleep(60)"), [1024, 4096], gpus=8, seconds=0.5)
     assert hanging.failed.startswith("timed out")
     assert hanging.rows == ()
+
+
+CHILD = """
+import subprocess
+from pathlib import Path
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+Path(__file__).with_name("child").write_text(str(child.pid))
+time.sleep(60)
+"""
+
+
+def test_a_program_whose_child_keeps_its_output_open_is_not_waited_for(tmp_path, monkeypatch):
+    """As one that hangs in the driver: the job would never end."""
+    monkeypatch.setattr(nccl_binaries, "LAST_SECONDS", 0.2)
+    began = time.monotonic()
+    hanging = run_binary(fake(tmp_path, first=CHILD), [1024, 4096], gpus=8, seconds=3.0)
+    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+    assert (hanging.failed.startswith("timed out"), hanging.rows) == (True, ())
+    assert time.monotonic() - began < 50
+
+
+def test_a_machine_that_is_not_to_meet_the_others_does_not_wait_for_them(tmp_path):
+    with pytest.raises(LeftOut, match="is not among those that meet"):
+        agree(bench(tmp_path), "pairs/1", {}, among={1, 2}, seconds=60.0)
 
 
 def test_a_program_alone_has_no_place_in_a_job():

@@ -4,7 +4,7 @@ import datetime
 import random
 
 import pytest
-from made_measurements import BARE, CPU, GPU, ONLY, complete, config, found, quiet, rank, rates, sweep, together
+from made_measurements import BARE, CPU, GPU, ONLY, complete, config, found, names, quiet, rank, rates, sweep, together
 
 from tasks.qualification.history import Past
 from tasks.qualification.judge import judge
@@ -50,6 +50,7 @@ def test_a_rate_under_its_limit_is_named_with_both_numbers(measured, verdict, li
         ("gpu_count", 7.0, "failed"),
         ("gpu_count", "8", "healthy"),
         ("gpu_count", None, "unknown"),
+        ("matmul_bf16", float("inf"), "unknown"),
     ],
 )
 def test_limits_in_other_directions(check, measured, verdict):
@@ -311,3 +312,37 @@ def test_logs_of_a_cluster_that_ran_no_job_of_ours_need_no_ranks():
     logs = Measurement(sweeps=(sweep("node", ("node00",), transport=()),))
     assert judge(logs, GPU, config()).verdict == "healthy"
     assert judge(quiet(1, logs.sweeps), GPU, config("collectives")).verdict == "unknown"
+
+
+@pytest.mark.parametrize("measured", [None, "lots", float("nan")])
+def test_a_rate_without_a_number_is_unknown_where_there_is_no_limit_too(measured):
+    (reason,) = one(MATMUL, Probe(check="device_to_host", measured=measured, where="GPU 3")).reasons
+    assert (reason.verdict, reason.where, reason.measured) == ("unknown", "GPU 3", None)
+    assert one(MATMUL, Probe(check="gpu_smi", measured=measured)).verdict == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("check", "verdict"), [("version_driver", "degraded"), ("sm_clock", "degraded"), ("ecc", "failed")]
+)
+def test_what_somebody_set_up_does_not_wear_out(check, verdict):
+    """The third warning in a row is a fault; a size, a driver or a clock stays as it is until somebody changes it."""
+    probe = Probe(check=check, measured=1.0, finding="warn", said="odd")
+    now = together([rank(0, "node00", probe, machine={"vm_size": "Standard_ND40rs_v2"})])
+    warned = judge(now, BARE, COMPUTE).nodes[0]
+    assert [(r.check, r.verdict) for r in warned.reasons] == [(c, "degraded") for c in sorted([check, "vm_size"])]
+    third = complete(judge(now, BARE, COMPUTE, past(warned, warned))).nodes[0]
+    assert third.verdict == verdict
+    assert [r.check for r in third.reasons if r.verdict == "failed"] == (
+        [f"{check} in its past"] if verdict == "failed" else []
+    )
+
+
+def test_a_training_that_reached_no_number_is_unknown():
+    ranks = [rank(n, name, done=("training",)) for n, name in enumerate(names(3))]
+    points = [
+        TrainingPoint(nodes=(name,), ranks=1, tflops_per_rank=odd)
+        for name, odd in zip(names(3), (5.0, float("nan"), float("inf")), strict=True)
+    ]
+    seen = complete(judge(together(ranks, training=points), BARE, config("training")))
+    assert found(seen, "unknown") == {"node01": ["training_tflops"], "node02": ["training_tflops"]}
+    assert seen.nodes[1].reasons[0].said == "no throughput"

@@ -7,6 +7,8 @@ import pytest
 from made_measurements import BARE, CPU, GPU, complete, config, curve, found, names, quiet, sweep, tournament
 
 from tasks.qualification.judge import judge
+from tasks.qualification.measured import Row
+from tasks.qualification.pairs import EITHER
 from tasks.qualification.votes import blame
 
 PAIRS = config("pairs")
@@ -243,3 +245,21 @@ def test_a_machine_with_which_sweeps_time_out():
 def test_all_machines_together_blame_nobody_without_parts():
     seen = judge(quiet(8, [sweep("all", names(8), 200.0)]), GPU, config("collectives"))
     assert (seen.named("failed", "unknown"), [r.nodes for r in seen.reasons]) == ((), [names(8)])
+
+
+def test_where_a_fault_may_be_the_other_machines_it_says_so():
+    """By these words nobody drains a sound machine (tasks/outcast.py)."""
+    seen = of(2, lambda a, b: 300.0, GPU)
+    assert [reason.where for node in seen.nodes for reason in node.reasons] == ["pair with node01", "pair with node00"]
+    assert all(reason.where.startswith(EITHER) for node in seen.nodes for reason in node.reasons)
+    guilty = of(4, slow_machines(2)).nodes[2].reasons
+    assert not any(reason.where.startswith(EITHER) for reason in guilty)
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_a_pair_whose_rate_is_no_number_condemns_nobody(odd):
+    rows = (Row(bytes=1 << 30, busbw=odd, busbw_in_place=odd),)
+    sweeps = [s.model_copy(update={"rows": rows}) if s.nodes == NODE[:2] else s for s in tournament(4)]
+    for sku in (BARE, GPU, CPU):
+        seen = complete(judge(quiet(4, sweeps), sku, PAIRS))
+        assert (named(seen), [(r.verdict, r.nodes) for r in seen.reasons]) == ([], [("unknown", NODE[:2])])

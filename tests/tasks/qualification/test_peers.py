@@ -144,3 +144,18 @@ def test_the_fastest_stand_first():
     seen = judge(rates(10.0, 9.0, 9.5), BARE, COMPUTE)
     standing = [node.standing for node in seen.nodes]
     assert standing[1] < standing[2] <= standing[0] == 1.0
+
+
+def test_gpus_that_fall_off_by_steps_excuse_nobody():
+    """No gap is wide enough to divide them, so that their spread is wide; between GPU machines that is no noise of other work."""
+    steps = [100.0 * 0.87**n for n in range(9)]
+    assert failed(*steps) == [7, 8]
+    assert failed(*steps, sku=CPU) == []
+
+
+def test_what_is_no_number_is_no_rate():
+    nan = float("nan")
+    assert found(complete(judge(rates(10.0, nan, 10.0, 10.0), BARE, COMPUTE))) == {"node01": ["matmul_bf16"]}
+    odd = rank(1, "node01", Probe(check="matmul_bf16", measured=10.0, peers=float("inf")))
+    ranks = [odd if report.node == "node01" else report for report in rates(10.0, 10.0, 10.0).ranks]
+    assert judge(together(ranks), BARE, COMPUTE).verdict == "healthy"

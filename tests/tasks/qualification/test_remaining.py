@@ -1,11 +1,15 @@
 """Who is left after a verdict, and what proves the rest together."""
 
+import itertools
+import time
+
 import pytest
 from made_measurements import BARE, GPU, complete, config, curve, names, quiet, rank, rates, sweep, together, tournament
 
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement, Probe
 from tasks.qualification.remaining import remaining
+from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, PairVerdict
 
 BOTH = config("collectives", "pairs")
 NODE = names(16)
@@ -140,3 +144,27 @@ def test_a_whole_cluster_that_failed_together_is_not_excused():
         "failed",
         ["all_reduce busbw at 1 GiB"],
     )
+
+
+def test_a_machine_that_is_bad_by_itself_is_no_excuse_for_what_all_did_together():
+    """A missing GPU does not make the network slow; a machine that is slow with all others, or that is silent, does."""
+    seen = measured(4, top=100.0)
+    seven = Probe(check="gpu_count", measured=7.0)
+    ranks = [r.model_copy(update={"probes": (seven,)}) if r.node == "node02" else r for r in seen.ranks]
+    found = left(seen.model_copy(update={"ranks": tuple(ranks)}), 3)
+    assert (list(found.excluded), found.verdict, found.needs_fresh_run) == (["node02"], "unknown", True)
+    both = measured(4, slow=[2]).model_copy(update={"ranks": tuple(ranks)})
+    assert (left(both, 3).verdict, left(both, 3).needs_fresh_run) == ("healthy", False)
+    silent = seen.model_copy(update={"ranks": tuple(r for r in seen.ranks if r.node != "node02")})
+    assert (left(silent, 3).verdict, left(silent, 3).needs_fresh_run) == ("healthy", False)
+
+
+def test_bad_pairs_of_many_machines_are_sorted_out_in_no_time():
+    """2016 bad links. Seconds of the processor, because others are at work too; twenty when all are counted anew for each."""
+    nodes = tuple(NodeVerdict(name=name, verdict="healthy") for name in names(64))
+    bad = [PairVerdict(a=a, b=b, busbw_gb_s=1.0, verdict="failed") for a, b in itertools.combinations(names(64), 2)]
+    whole = ClusterVerdict(verdict="failed", sku="bare", sku_digest="d", nodes=nodes, pairs=tuple(bad))
+    began = time.process_time()
+    found = remaining(whole, BOTH, 2)
+    assert time.process_time() - began < 1.0
+    assert (found.nodes, len(found.excluded), found.enough) == (names(1), 63, False)

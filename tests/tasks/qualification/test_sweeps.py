@@ -1,7 +1,7 @@
 """One sweep: limits at the sizes that matter, its curve, correctness, transport, rounds."""
 
 import pytest
-from made_measurements import BARE, CPU, GPU, complete, config, curve, found, names, quiet, sweep
+from made_measurements import BARE, CPU, GPU, complete, config, curve, found, names, quiet, rank, sweep, together
 
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement, Row
@@ -194,3 +194,43 @@ def test_a_busy_cpu_is_no_fault():
 
 def test_sizes_in_words():
     assert [size(n) for n in (1 << 30, 3 << 20, 4096, 16_000_000)] == ["1 GiB", "3 MiB", "4 KiB", "16 MB"]
+
+
+def test_machines_whose_ranks_were_in_no_sweep_of_their_own_are_unknown():
+    whole, own = sweep("all", names(3)), [sweep("node", (name,)) for name in names(3)]
+    seen = complete(judge(quiet(3, (whole, *own[:2]), ranks_per_node=1), GPU, SWEEPS))
+    assert seen.verdict == "healthy"
+    eight = [rank(n, names(3)[n // 8], local_rank=n % 8) for n in range(24)]
+    seen = complete(judge(together(eight, (whole, *own[:2]), ranks_per_node=8), GPU, SWEEPS))
+    assert found(seen) == {"node02": ["collectives"]}
+    assert seen.nodes[2].reasons[0].limit == "a sweep within the machine"
+    assert judge(together(eight, (whole, *own), ranks_per_node=8), GPU, SWEEPS).verdict == "healthy"
+
+
+def with_norms():
+    """What sound hardware reaches at small messages, and what it must reach at one size only."""
+    small = [{"scope": "all", "bytes": 1 << n, "norm": 400.0, "source": "page"} for n in (20, 27)]
+    return GPU.model_validate({**GPU.model_dump(), "collectives": [*GPU.model_dump()["collectives"], *small]})
+
+
+def test_a_norm_alone_clears_no_sweep():
+    """Where messages of the size that the limit is for are missing, a smaller one's norm does not stand in for it."""
+    slow = of_all(sweep("all", names(4), rows=curve(5.0, count=10)), sku=with_norms())
+    assert found(slow, "failed") == {"": ["all_reduce busbw at 512 MiB"]}
+    tiny = of_all(sweep("all", names(4), rows=curve(5.0, count=1)), sku=with_norms())
+    assert (tiny.verdict, [r.verdict for r in tiny.reasons]) == ("unknown", ["unknown"])
+    only = GPU.model_validate({**GPU.model_dump(), "collectives": with_norms().model_dump()["collectives"][2:]})
+    assert of_all(sweep("all", names(4), rows=curve(5.0)), sku=only).verdict == "healthy"
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+@pytest.mark.parametrize("sku", [BARE, GPU, CPU])
+def test_a_bandwidth_that_is_no_number_was_not_measured(odd, sku):
+    """A test that took no time prints inf. Neither is healthy, nor the measure of the others."""
+    rows = (*curve(475.0)[:-1], Row(bytes=1 << 30, busbw=odd, busbw_in_place=odd))
+    seen = of_all(sweep("all", names(4), rows=rows), sku=sku)
+    assert (seen.verdict, [r.said for r in seen.reasons]) == ("unknown", ["no bandwidth"])
+    one = [sweep("node", (name,), rows=rows if name == "node01" else curve(475.0)) for name in names(4)]
+    assert found(of_all(sweep("all", names(4)), *one, sku=sku)) == {"node01": ["all_reduce busbw"]}
+    half = (*curve(475.0)[:-1], Row(bytes=1 << 30, busbw=odd, busbw_in_place=475.0))
+    assert of_all(sweep("all", names(4), rows=half), sku=sku).verdict == "healthy"
