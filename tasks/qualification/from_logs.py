@@ -1,70 +1,29 @@
 """The verdict on a cluster that Headway cannot reach, by logs that others wrote there.
 
-Each log is judged by itself: what keeps it from counting (nccl_findings.py, megatron_findings.py, aznhc_findings.py), and its
-figures. All together are judged as a measurement of ours is (judge.py). What is new here: a log that says nothing is unknown and
-closes the gate, a machine of which no log says anything good is unknown, and a log that the hardware's file has no figure for
-neither clears nor condemns.
+Each log is judged by itself (one_log.py). All together are judged as a measurement of ours is (judge.py). What is new here: a
+log that says nothing is unknown and closes the gate, a machine of which no log says anything good is unknown, and a log that
+the hardware's file has no figure for neither clears nor condemns.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tasks.hardware.sku import Sku, plain_name
-from tasks.qualification import aznhc_findings, megatron_findings, nccl_findings
+from tasks.hardware.sku import Sku
+from tasks.qualification import megatron_findings
 from tasks.qualification.judge import judge
-from tasks.qualification.limits import bandwidths
 from tasks.qualification.log_files import Log
 from tasks.qualification.log_names import one_name
-from tasks.qualification.measured import Measurement, RankReport, Sweep
-from tasks.qualification.merged import Merged, merged
-from tasks.qualification.probes import of_probe
-from tasks.qualification.sweeps import of_sweep
-from tasks.qualification.training import of_training
-from tasks.qualification.transports import of_transport
+from tasks.qualification.measured import Measurement
+from tasks.qualification.one_log import JudgedLog, judged_log, seen
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, PairVerdict, Reason, worst
 from tasks.qualification_config import BenchmarkConfig
 from tasks.qualification_names import Verdict
 
-SOURCE = "Headway: what is missing is unknown"
 ORDER: tuple[Verdict, ...] = ("failed", "unknown", "degraded", "healthy")
 """Of a machine's reasons: what was seen to be bad first."""
-NOTHING = "no limit"
-"""Check of a reason that says that nothing is known to judge a log by."""
-
-
-def seen(reasons: Iterable[Reason]) -> Verdict:
-    """Of one machine or log: what was seen to be bad has failed, whatever else is unknown of it."""
-    found = [reason.verdict for reason in reasons]
-    return "failed" if "failed" in found else worst(*found)
-
-
-@dataclass(frozen=True)
-class JudgedLog:
-    """A log, its verdict, and why."""
-
-    log: Log
-    own: tuple[Reason, ...] = ()
-    """Of the log by itself: what keeps it from counting, what it says is wrong."""
-    figures: tuple[Reason, ...] = ()
-    """Of its figures, which are judged again with those of all logs."""
-    sweeps: tuple[Sweep, ...] = ()
-    reports: tuple[RankReport, ...] = ()
-
-    @property
-    def reasons(self) -> tuple[Reason, ...]:
-        return self.own + self.figures
-
-    @property
-    def verdict(self) -> Verdict:
-        return seen(self.reasons)
-
-    @property
-    def soft(self) -> bool:
-        """Whether nothing is wrong with it but that there is nothing to judge it by."""
-        return bool(self.reasons) and all(reason.check.endswith(NOTHING) for reason in self.reasons)
 
 
 @dataclass(frozen=True)
@@ -83,7 +42,7 @@ class LogsVerdict:
 
 def judge_logs(logs: Sequence[Log], sku: Sku, config: BenchmarkConfig, *, now: datetime.datetime) -> LogsVerdict:
     """The verdict on all machines that the logs name. It expires as the oldest log does."""
-    judged = [_judged(log, sku, config) for log in _same_names(logs)]
+    judged = [judged_log(log, sku, config) for log in _same_names(logs)]
     measurement = _measurement(judged)
     together = judge(measurement, sku, config)
     soft = all(log.soft for log in judged)
@@ -116,111 +75,6 @@ def _same_names(logs: Sequence[Log]) -> list[Log]:
     """The logs, a machine that is named by its whole name in one and by its first part in another by the same."""
     names = one_name(name for log in logs for name in log.nodes)
     return [replace(log, nodes=tuple(dict.fromkeys(names[name] for name in log.nodes))) for log in logs]
-
-
-def _judged(log: Log, sku: Sku, config: BenchmarkConfig) -> JudgedLog:
-    sweeps = _sweeps(log)
-    reports = tuple(_reports(log))
-    own = [*_unread(log), *_of_run(log, sku), *_other_size(log, sku), *_of_words(log, sku)]
-    figures = [*_of_figures(log, sweeps, sku, config)]
-    for report in reports:
-        found = [reason for probe in report.probes for reason in of_probe(report.node, probe, sku)]
-        (figures if report.node else own).extend(found)
-    if not (own or figures) and _nothing_to_judge_by(log, sweeps, sku):
-        own = [_missing(log, f"{_what(log)} {NOTHING}", "no figure of it in the hardware's file", "a limit")]
-    placed = [reason.model_copy(update={"where": reason.where or log.path}) for reason in own]
-    return JudgedLog(log, _of_one(placed, log), _of_one(figures, log), sweeps, reports)
-
-
-def _of_one(reasons: Sequence[Reason], log: Log) -> tuple[Reason, ...]:
-    """What is said of all machines of a log that has one is said of that."""
-    alone = log.nodes[0] if len(log.nodes) == 1 else ""
-    return tuple(
-        reason.model_copy(update={"node": reason.node or alone, "nodes": () if alone or reason.node else log.nodes})
-        for reason in reasons
-    )
-
-
-def _unread(log: Log) -> Iterator[Reason]:
-    for problem in log.problems:
-        yield _missing(log, "log", problem, "a log that can be read")
-    if (log.nccl or log.aznhc) and not log.nodes:
-        yield _missing(log, "machines", "neither the log nor its file's name says which it is of", "names of machines")
-
-
-def _missing(log: Log, check: str, said: str, limit: str) -> Reason:
-    return Reason(
-        node="", check=check, where=log.path, measured=said, limit=limit, source=SOURCE, verdict="unknown", nodes=log.nodes,
-        remedy="Bring the log that belongs here, or measure again (`headway qualify`).",
-    )  # fmt: skip
-
-
-def _sweeps(log: Log) -> tuple[Sweep, ...]:
-    """Of the run, with the machines as all logs call them."""
-    if log.nccl is None:
-        return ()
-    names = one_name((*log.nodes, *log.nccl.hosts))
-    transport = log.words.transports if log.words else ()
-    sweeps = nccl_findings.sweeps_of(log.nccl, log.nodes, transport)
-    return tuple(
-        sweep.model_copy(update={"nodes": tuple(names.get(name, name) for name in sweep.nodes)}) for sweep in sweeps
-    )
-
-
-def _reports(log: Log) -> Iterator[RankReport]:
-    for run in log.aznhc:
-        name = one_name((*log.nodes, run.host)).get(run.host) or next(iter(log.nodes), "")
-        probes = aznhc_findings.probes_of(run)
-        yield RankReport(rank=0, local_rank=0, node=name, host=run.host or name, probes=probes)
-
-
-def _of_run(log: Log, sku: Sku) -> Iterator[Reason]:
-    if log.nccl:
-        yield from nccl_findings.findings(log.nccl, sku, log.nodes)
-    if log.training:
-        yield from megatron_findings.findings(log.training, sku, log.nodes)
-
-
-def _of_figures(log: Log, sweeps: tuple[Sweep, ...], sku: Sku, config: BenchmarkConfig) -> Iterator[Reason]:
-    for sweep in merged(sweeps):
-        found = of_sweep(sweep, sku, ours=False)
-        yield from (reason.model_copy(update={"nodes": sweep.nodes}) for reason in found)
-    if log.training and (point := megatron_findings.point_of(log.training, log.nodes)):
-        yield from of_training(Measurement(training=(point,)), sku, config)
-
-
-def _of_words(log: Log, sku: Sku) -> Iterator[Reason]:
-    """NCCL's words without a test, judged as those of a sweep without rows."""
-    if log.tool != "nccl" or not log.words:
-        return
-    used = log.words.transports
-    between = len(log.nodes) > 1 or any(one.startswith("NET") for one in used)
-    sweep = Merged("all_reduce", "all" if between else "node", log.nodes, (), 0, used, "measured", "", "nccl")
-    for reason in of_transport(sweep, sku):
-        yield reason.model_copy(update={"check": "transport"})
-
-
-def _other_size(log: Log, sku: Sku) -> Iterator[Reason]:
-    """AzNHC of another size checks by that size's limits."""
-    names = one_name((*log.nodes, *(run.host for run in log.aznhc)))
-    for run in log.aznhc:
-        said = plain_name(run.about.get("sku", ""))
-        if said and said not in map(plain_name, (sku.name, *sku.aliases)):
-            found = _missing(log, "aznhc VM SKU", run.about["sku"], f"= {sku.name}")
-            yield found.model_copy(update={"node": names.get(run.host, "")})
-
-
-def _nothing_to_judge_by(log: Log, sweeps: tuple[Sweep, ...], sku: Sku) -> bool:
-    if log.nccl:
-        found = [one for sweep in sweeps for one in bandwidths(sku, sweep.collective, sweep.scope, len(sweep.nodes))]
-        return not any(one.warn is not None or one.fail is not None for one in found)
-    if log.training:
-        return "training_tflops" not in sku.limits
-    return log.tool == "nccl" and not any(sku.transports.values())
-
-
-def _what(log: Log) -> str:
-    return (log.nccl.collective if log.nccl else "") or log.tool
 
 
 def _measurement(judged: Sequence[JudgedLog]) -> Measurement:
