@@ -89,8 +89,7 @@ def _dry(stage: str, dataset: str, config: RetrainConfig) -> _Found:
         try:
             resolve(dataset)
         except Unknown:
-            vocabulary = config.preprocessing.tokenizer.planned_size  # needs no data
-            benchmark.benchmark(config.cluster, config.benchmark, training=config.training, vocab_size=vocabulary)
+            benchmark.benchmark(config.cluster, config.benchmark, training=config.training)  # needs no data
             return _Found(run.store, dataset, run.outcomes)
         chain(dataset, config)
     return _Found(run.store, run.results["dataset"], run.outcomes)
@@ -116,8 +115,7 @@ def _of_preprocess(found: _Found, config: RetrainConfig) -> Program:
 
 
 def _of_benchmark(found: _Found, config: RetrainConfig) -> Program:
-    vocabulary = config.preprocessing.tokenizer.planned_size
-    return benchmark.program(config.cluster, config.benchmark, config.training, vocab_size=vocabulary)
+    return benchmark.program(config.cluster, config.benchmark, config.training)
 
 
 def _of_train(found: _Found, config: RetrainConfig) -> Program:

@@ -96,8 +96,7 @@ def chain(name: str, config: RetrainConfig) -> Endpoint:
     require_proof(config.cluster, config.benchmark)
     validation = validated(name, config.validation, config.preprocessing, config.cluster)
     tokens = tokenized(validation, config.preprocessing, config.cluster)
-    vocabulary = config.preprocessing.tokenizer.planned_size
-    cluster = benchmark(config.cluster, config.benchmark, training=config.training, vocab_size=vocabulary).require()
+    cluster = benchmark(config.cluster, config.benchmark, training=config.training).require()
     limits = plan(tokens, config.training, config.planning, on=cluster).require()
     checkpoint = train(tokens, config.training, under=limits, on=cluster)
     scores = evaluate(checkpoint, tokens, config.evaluation, on=cluster)

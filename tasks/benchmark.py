@@ -99,17 +99,12 @@ def sku_digest(sku: Sku) -> str:
 
 
 @stage(version=3, expires=too_old)
-def benchmark(
-    cluster: ClusterConfig, config: BenchmarkConfig, *, training: TrainingConfig, vocab_size: int = 0
-) -> Qualification:
-    """Measure every machine, and what they do together, and judge both.
-
-    `training` is what the training probe runs, with so many entries of the vocabulary; 0: nobody knows.
-    """
+def benchmark(cluster: ClusterConfig, config: BenchmarkConfig, *, training: TrainingConfig) -> Qualification:
+    """Measure every machine, and what they do together, and judge both. `training` is what the training probe runs."""
     require_possible(cluster, config)
     sku = hardware_of(cluster, config)
     before = _history(cluster, sku)
-    asked = program(cluster, config, training, vocab_size=vocab_size)
+    asked = program(cluster, config, training)
     first = machines(cluster, config, there=intended_nodes() or usable_nodes(cluster, config.nodes))
     proof = _prove(asked, first, cluster, config, sku, before)
     for _ in range(ROUNDS):
@@ -122,16 +117,13 @@ def benchmark(
     return _conclude(cluster, config, sku, proof, outcast)
 
 
-def program(
-    cluster: ClusterConfig, config: BenchmarkConfig, training: TrainingConfig, *, vocab_size: int = 0
-) -> Program:
+def program(cluster: ClusterConfig, config: BenchmarkConfig, training: TrainingConfig) -> Program:
     """What measures, on the whole cluster."""
     settings = {
         "benchmark": config.model_dump(mode="json"),
         "sku": hardware_of(cluster, config).model_dump(mode="json"),
         "training": training.model_dump(mode="json"),
         "threads": cluster.threads_per_rank,
-        **({"vocab_size": vocab_size} if vocab_size else {}),
     }
     return Program("tasks.jobs.benchmark", settings, restarts=0)
 

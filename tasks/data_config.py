@@ -147,11 +147,6 @@ class TokenizerConfig(Settings):
     sample_bytes: Positive = 16_000_000
     """Bytes of the corpus that the merges are learnt from, taken evenly over all documents."""
 
-    @property
-    def planned_size(self) -> int:
-        """Entries as far as these settings say; 0 of a published one, which has its own."""
-        return 0 if self.ref else self.vocab_size
-
 
 class PreprocessingConfig(Settings):
     """From documents to Megatron token files."""
