@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 from flows.inputs import resolve
 from flows.retrain import STAGES, chain
 from tasks import benchmark, evaluate, export, preprocess, train, validate
-from tasks.artifacts import Artifact, Checkpoint, Dataset, Tokenizer, Tokens, parse_ref, unqualified
+from tasks.artifacts import Artifact, Checkpoint, Cluster, Dataset, Tokenizer, Tokens, parse_ref, unqualified
 from tasks.compute.job import Job
 from tasks.config import RetrainConfig
 from tasks.errors import Unknown
 from tasks.lifecycle import lifecycle
+from tasks.outcast import machines
 from tasks.outcomes import Outcome
 from tasks.programs import Program, job_of
 from tasks.registry import records
@@ -70,6 +71,11 @@ class _Found:
         return self.named(Dataset, left[-1] if left else self.dataset)
 
 
+def on_which(stage: str, config: RetrainConfig) -> Cluster:
+    """The machines of a stage's job; a qualification takes spares, and no machine twice."""
+    return machines(config.cluster, config.benchmark) if stage == "benchmark" else unqualified(config.cluster)
+
+
 def planned_job(stage: str, dataset: str, config: RetrainConfig) -> Planned:
     """The job of a stage. Raises ValueError for a stage that has none."""
     if stage not in PROGRAMS:
@@ -80,7 +86,7 @@ def planned_job(stage: str, dataset: str, config: RetrainConfig) -> Planned:
     if not key:
         found.pending.append("token: the stage's key is known when its inputs are")
     folders = {name: _folder(artifact) for name, artifact in program.inputs.items()}
-    job = job_of(stage, key or NOT_YET, program, on=unqualified(config.cluster), folders=folders)
+    job = job_of(stage, key or NOT_YET, program, on=on_which(stage, config), folders=folders)
     return Planned(job, tuple(found.pending))
 
 

@@ -46,7 +46,7 @@ def render(
     Inputs that are not made yet stand as placeholders, and are named.
     """
     from deployments.cli.configuration import load
-    from flows.planned_jobs import planned_job
+    from flows.planned_jobs import on_which, planned_job
     from tasks.redaction import require_no_secrets
     from tasks.settings import home
 
@@ -54,7 +54,7 @@ def render(
     require_no_secrets(settings.model_dump(mode="json"))
     planned = planned_job(stage, dataset or settings.dataset, settings)
     folder = home() / "jobs" / planned.job.id
-    rendered = opener()(settings.cluster).render(planned.job, folder)
+    rendered = opener()(on_which(stage, settings).config).render(planned.job, folder)
     fields = {
         "backend": rendered.backend,
         "id": planned.job.id,
