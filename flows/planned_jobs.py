@@ -132,7 +132,7 @@ def _of_train(found: _Found, config: RetrainConfig) -> Program:
     if every is None:
         found.pending.append("settings.checkpoint_every_steps: plan chooses it")
     tokens = _tokens(found)
-    return train.program(tokens, config.training, every_steps=every or 0, keep=limits.keep)
+    return train.program(tokens, config.training, config.execution, every_steps=every or 0, keep=limits.keep)
 
 
 def _of_evaluate(found: _Found, config: RetrainConfig) -> Program:

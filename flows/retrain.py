@@ -98,7 +98,7 @@ def chain(name: str, config: RetrainConfig) -> Endpoint:
     tokens = tokenized(validation, config.preprocessing, config.cluster)
     cluster = benchmark(config.cluster, config.benchmark, training=config.training).require()
     limits = plan(tokens, config.training, config.planning, on=cluster).require()
-    checkpoint = train(tokens, config.training, under=limits, on=cluster)
+    checkpoint = train(tokens, config.training, how=config.execution, under=limits, on=cluster)
     scores = evaluate(checkpoint, tokens, config.evaluation, on=cluster)
     champion = champion_scores(scores, tokens, config, on=cluster)
     proven = compare(scores, champion, config.evaluation, config.comparison)

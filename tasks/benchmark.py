@@ -20,7 +20,6 @@ from tasks.artifacts import Cluster, Qualification
 from tasks.cluster_config import ClusterConfig
 from tasks.compute.marks import read_mark
 from tasks.compute.usable import usable_nodes
-from tasks.config import TrainingConfig
 from tasks.errors import JobFailed
 from tasks.hardware.sku import Sku, load_sku
 from tasks.lifecycle import current
@@ -38,6 +37,7 @@ from tasks.registry.records import Record, age_hours
 from tasks.report.qualification import write_qualification
 from tasks.settings import digest, home
 from tasks.stage import stage
+from tasks.training_config import TrainingConfig
 from tasks.workbench import at_work, intended_nodes, publish, run_again, run_job, scratch
 
 ROUNDS = 3

@@ -1,8 +1,7 @@
 """Every setting, as one frozen tree of classes; one class a stage, handed to it and read back by its job.
 
-What does not live here: the base class and where state lies (tasks/settings.py), the sections of the two data stages
-(tasks/data_config.py) and of the cluster (tasks/cluster_config.py), where files come from and how errors are printed
-(deployments/cli). See docs/configuration.md.
+What does not live here: the base class and where state lies (tasks/settings.py), the sections of the data stages, of training and
+of the cluster (tasks/*_config.py), where files come from and how errors are printed (deployments/cli). See docs/configuration.md.
 A field's docstring is its help text, in docs/configuration.md and in Prefect's form.
 """
 
@@ -16,80 +15,8 @@ from tasks.cluster_config import ClusterConfig
 from tasks.data_config import PreprocessingConfig, ValidationConfig
 from tasks.qualification_config import BenchmarkConfig
 from tasks.revalidation_config import RevalidationConfig
-from tasks.settings import Fraction, Name, Positive, Settings
-
-
-class NetworkConfig(Settings):
-    """A causal language model of the Llama family, built with random weights."""
-
-    layers: Positive = 4
-    """Transformer blocks."""
-    hidden_size: Positive = 128
-    """Width of the residual stream."""
-    heads: Positive = 4
-    """Query heads of the attention."""
-    kv_heads: Positive = 4
-    """Key and value heads; fewer than `heads` is grouped-query attention."""
-    intermediate_size: Positive = 352
-    """Width of the SwiGLU feed-forward layer."""
-    tie_embeddings: bool = True
-    """Whether input and output embeddings are one matrix."""
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> NetworkConfig:
-        if self.hidden_size % self.heads or self.heads % self.kv_heads:
-            said = f"hidden_size {self.hidden_size} must be a multiple of heads {self.heads}"
-            raise ValueError(f"{said}, and heads a multiple of kv_heads {self.kv_heads}")
-        return self
-
-
-class CheckpointConfig(Settings):
-    """How often training is saved, and what is kept."""
-
-    every_steps: Positive | None = None
-    """Steps between checkpoints; empty: the plan chooses (Young and Daly)."""
-    keep: int = Field(2, ge=2)
-    """Newest checkpoints that are kept. At least two: the newest may be in the process of being written."""
-
-
-class TrainingConfig(Settings):
-    """One training run. Everything in it changes the model, so everything in it is in the stage's key."""
-
-    model: Name = "model"
-    """Name of the checkpoint and of the registered model."""
-    engine: Literal["torch"] = "torch"
-    """What trains. This release has `torch`: our own loop, DDP."""
-    network: NetworkConfig = NetworkConfig()
-    sequence_length: Positive = 256
-    """Tokens a sample."""
-    global_batch_size: Positive = 8
-    """Samples a step, over all ranks."""
-    micro_batch_size: Positive = 4
-    """Samples that a rank computes at once; the rest of its share is accumulated."""
-    steps: Positive = 800
-    """Optimizer steps."""
-    learning_rate: float = Field(4e-3, gt=0)
-    """Peak of the cosine schedule."""
-    min_learning_rate_ratio: Fraction = 0.1
-    """Share of the peak at which the schedule ends."""
-    warmup_steps: int = Field(40, ge=0)
-    """Steps in which the learning rate rises to its peak."""
-    weight_decay: float = Field(0.1, ge=0)
-    """Of matrices, by AdamW; norms are left alone."""
-    beta1: float = Field(0.9, ge=0.0, lt=1.0)
-    """AdamW's decay of the mean of the gradient."""
-    beta2: float = Field(0.95, ge=0.0, lt=1.0)
-    """AdamW's decay of the mean of its square."""
-    gradient_clip: float = Field(1.0, gt=0)
-    """Largest L2 norm of the gradient over all parameters."""
-    seed: int = Field(1234, ge=0)
-    """Of the weights' initialisation and the order of samples."""
-
-    @model_validator(mode="after")
-    def _schedule_fits(self) -> TrainingConfig:
-        if self.warmup_steps >= self.steps:
-            raise ValueError(f"warmup_steps {self.warmup_steps} must be fewer than steps {self.steps}")
-        return self
+from tasks.settings import Name, Positive, Settings
+from tasks.training_config import CheckpointConfig, ExecutionConfig, TrainingConfig, require_engine_fits
 
 
 class PlanningConfig(Settings):
@@ -199,6 +126,7 @@ class RetrainConfig(Settings):
     benchmark: BenchmarkConfig = BenchmarkConfig()
     planning: PlanningConfig = PlanningConfig()
     training: TrainingConfig = TrainingConfig()
+    execution: ExecutionConfig = ExecutionConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     comparison: ComparisonConfig = ComparisonConfig()
     export: ExportConfig = ExportConfig()
@@ -215,6 +143,11 @@ class RetrainConfig(Settings):
                     f"training.global_batch_size {self.training.global_batch_size} must be a multiple of "
                     f"training.micro_batch_size x ranks = {self.training.micro_batch_size} x {ranks} = {at_once}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_fits(self) -> RetrainConfig:
+        require_engine_fits(self.training, self.execution)
         return self
 
     _one_text = model_validator(mode="after")(_one_text_field)

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 
 from tasks.artifacts import Check, Cluster, Plan, Tokens
-from tasks.config import PlanningConfig, TrainingConfig
+from tasks.config import PlanningConfig
 from tasks.planning.interval import checkpoint_every_steps
 from tasks.planning.size import (
     activation_bytes,
@@ -22,6 +22,7 @@ from tasks.planning.size import (
 )
 from tasks.planning.steptime import step_seconds
 from tasks.stage import stage
+from tasks.training_config import TrainingConfig
 from tasks.workbench import fetch, free_disk_bytes, publish, scratch
 
 WRITE_BYTES_PER_SECOND = 200e6

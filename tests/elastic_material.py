@@ -8,8 +8,8 @@ import numpy as np
 
 from tasks.cluster_config import ElasticConfig
 from tasks.compute.job import Job
-from tasks.config import NetworkConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter
+from tasks.training_config import NetworkConfig, TrainingConfig
 
 EVERY = 25
 

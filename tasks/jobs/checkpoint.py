@@ -25,11 +25,11 @@ import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from tasks.config import TrainingConfig
 from tasks.errors import IntegrityError
 from tasks.jobs.checkpoint_files import Manifest, manifests, place_of, quarantine, quarantined, verify
 from tasks.jobs.checkpoint_writer import Writing
 from tasks.jobs.elastic import newcomers_seed
+from tasks.training_config import TrainingConfig
 
 DTYPES = {
     torch.float64: "F64",
@@ -184,12 +184,12 @@ def _anonymous_memory(size: int) -> int:
 class Saver:
     """A rank's checkpoints: one buffer, one writer process, one save in flight.
 
-    `tensors` passed to `save` have the names and shapes of those passed here. A save that fails raises OSError from the
-    next call of any method: training does not go on without checkpoints.
+    A save that fails raises OSError from the next call of any method: training does not go on without checkpoints.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], **writing: Any) -> None:
         """`writing` are the fields of `checkpoint_writer.Writing` but for the buffer and its size."""
+        self._tensors = tensors
         self._snapshot = Snapshot({**tensors, RNG: torch.get_rng_state()})
         self._writing = Writing(buffer=self._snapshot.descriptor, size=self._snapshot.size, **writing)
         self._in_flight = False
@@ -210,11 +210,11 @@ class Saver:
             self.wait()
         return self._in_flight
 
-    def save(self, tensors: Mapping[str, Tensor], *, step: int, consumed_samples: int) -> None:
+    def save(self, *, step: int, consumed_samples: int) -> None:
         """Copy the tensors and this rank's generator state, and have them written; waits while a save is in flight."""
         assert self._process.stdin
         self.wait()
-        self._snapshot.take({**tensors, RNG: torch.get_rng_state()})
+        self._snapshot.take({**self._tensors, RNG: torch.get_rng_state()})
         self._process.stdin.write(json.dumps({"step": step, "consumed_samples": consumed_samples}).encode() + b"\n")
         self._process.stdin.flush()
         self._in_flight = True

@@ -11,16 +11,31 @@ import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tasks.config import TrainingConfig
 from tasks.formats.mmididx import open_tokens
+from tasks.training_config import TrainingConfig
 
 TRAIN = "train_text_document"
+
+
+class Batch(NamedTuple):
+    """Samples that a rank computes at once."""
+
+    inputs: torch.Tensor
+    """Token ids, shape [samples, length]."""
+    targets: torch.Tensor
+    """The ids one token later, shape [samples, length]."""
+    positions: torch.Tensor | None = None
+    """Of each token in its document, shape [samples, length]; None: samples are one text each."""
+
+    def to(self, device: torch.device) -> Batch:
+        """The same samples there."""
+        return Batch(*(None if part is None else part.to(device) for part in self))
 
 
 @dataclass(frozen=True)
@@ -89,11 +104,11 @@ class Shares:
         """Samples of a global batch that this rank computes."""
         return self.global_batch // self.world_size
 
-    def micro_batches(self, samples: Samples, consumed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """This rank's part of the batch after `consumed` samples: inputs and targets, each [micro_batch, length]."""
+    def micro_batches(self, samples: Samples, consumed: int) -> list[Batch]:
+        """This rank's part of the batch after `consumed` samples."""
         mine = samples.batch(consumed + self.rank * self.samples, self.samples)
         parts = torch.from_numpy(mine).split(self.micro_batch)
-        return [(part[:, :-1], part[:, 1:]) for part in parts]
+        return [Batch(part[:, :-1], part[:, 1:]) for part in parts]
 
 
 def open_samples(folder: Path, config: TrainingConfig) -> Samples:

@@ -18,8 +18,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
+
+from tasks.jobs.data import Batch
 
 SAVED_AND_STOPPED = 75
 """Exit code of a rank that saved because it, or another one, was asked to stop (EX_TEMPFAIL of sysexits.h)."""
@@ -57,12 +58,12 @@ class Groups:
         self.patient = dist.new_group(timeout=PATIENT_TIMEOUT) if elastic else None
 
 
-def fingerprint(batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
+def fingerprint(batches: Iterable[Batch]) -> float:
     """A sum over samples of the CRC-32 of their tokens: of a global batch it is the same however ranks divide it.
 
     Exact in float64 for up to 2^21 samples: each is below 2^32, and integers below 2^53 are exact.
     """
-    return float(sum(zlib.crc32(row.numpy().tobytes()) for inputs, _ in batches for row in inputs.contiguous()))
+    return float(sum(zlib.crc32(row.numpy().tobytes()) for batch in batches for row in batch.inputs.contiguous()))
 
 
 def newcomers_seed(seed: int, step: int, rank: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tasks.config import TrainingConfig
+from tasks.training_config import TrainingConfig
 
 POSITIONS_PER_SEQUENCE = 4
 """Positions that the network declares, in training sequences: what is served may be longer than what was trained on,

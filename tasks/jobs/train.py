@@ -1,34 +1,33 @@
-"""The training job: a causal language model from scratch, data parallel, resumed bit for bit after any interruption.
+"""The training job: a causal language model, resumed after any interruption from its newest good checkpoint.
 
-One process a rank, started by torchrun. What is read: data.py. What is trained: network.py. What survives a crash:
-checkpoint.py. What lets ranks come and go: elastic.py. Which stage starts it: tasks/train.py. Nothing here knows of a backend, of
-Prefect or of MLflow.
+One process a rank, started by torchrun. The loop is here. What computes: training/engine.py (torch, DeepSpeed). What is read:
+data.py. What survives a crash: checkpoint.py. What lets ranks come and go: elastic.py. Which stage starts it: tasks/train.py.
+Nothing here knows of a backend, of Prefect or of MLflow.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from tasks.config import TrainingConfig
-from tasks.jobs.checkpoint import Saver, choose, identity, restore, training_tensors
+from tasks.jobs.checkpoint import choose, identity
 from tasks.jobs.checkpoint_files import Manifest, claim_attempt, clean, place_of, read_manifest
 from tasks.jobs.data import Samples, Shares, open_samples, tokens_identity, vocabulary
 from tasks.jobs.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Asked, Groups, changes, fingerprint, standstill
-from tasks.jobs.network import build_network, next_token_loss, parameter_count, save_network
 from tasks.jobs.runtime import Rank, main
+from tasks.jobs.training.engine import Setting, open_engine
+from tasks.jobs.training.meter import Meter
+from tasks.jobs.training.records import last_records, mend
+from tasks.jobs.training.safety import Guard
+from tasks.jobs.training.schedule import learning_rate
+from tasks.training_config import ExecutionConfig, TrainingConfig
 
 PROGRESS_SECONDS = 1.0
 LOGGED = ("step", "loss", "learning_rate", "grad_norm")
@@ -41,14 +40,16 @@ def run(rank: Rank) -> dict[str, Any]:
     checkpoint is good, FloatingPointError when the loss is not a number any more.
     """
     config = TrainingConfig.model_validate(rank.settings["training"])
+    execution = ExecutionConfig.model_validate(rank.settings.get("execution", {}))
     shares = Shares(rank.rank, rank.world_size, config.global_batch_size, config.micro_batch_size)
     shares = shares.halved(int(rank.settings.get("smaller_batches", 0)))
     samples = open_samples(rank.inputs["tokens"], config)
     _start(rank)
-    training = Training(rank, config, samples=samples, shares=shares)
+    training = Training(rank, config, execution, samples=samples, shares=shares)
     training.go()
+    result = training.finish()
     dist.destroy_process_group()
-    return training.finish() if rank.rank == 0 else {}
+    return result
 
 
 def _start(rank: Rank) -> None:
@@ -57,30 +58,6 @@ def _start(rank: Rank) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if rank.world_size == 1 else {}
     dist.init_process_group("gloo", timeout=START_TIMEOUT if rank.settings.get("elastic") else None, **alone)
-
-
-def learning_rate(config: TrainingConfig, step: int) -> float:
-    """Linear warmup to the peak at step `warmup_steps`, then half a cosine down to its share at the last step.
-
-    Steps count from 1. The schedule of Loshchilov and Hutter, SGDR (2017), equation 5, without restarts.
-    """
-    if step <= config.warmup_steps:
-        return config.learning_rate * step / config.warmup_steps
-    done = (step - config.warmup_steps) / (config.steps - config.warmup_steps)
-    share = config.min_learning_rate_ratio
-    return config.learning_rate * (share + (1 - share) * 0.5 * (1 + math.cos(math.pi * done)))
-
-
-def build_optimizer(network: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW that decays matrices and leaves norms alone; its state is there from the start, to be restored into."""
-    matrices = [parameter for parameter in network.parameters() if parameter.dim() >= 2]
-    vectors = [parameter for parameter in network.parameters() if parameter.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
-    for parameter in network.parameters():
-        moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
-    return optimizer
 
 
 @dataclass
@@ -102,45 +79,46 @@ class Pace:
 
 
 class Training:
-    """One rank's training: the network, the optimizer, the position in the data, and the checkpoints."""
+    """One rank's training: the engine, the position in the data, and the checkpoints."""
 
-    def __init__(self, rank: Rank, config: TrainingConfig, *, samples: Samples, shares: Shares) -> None:
-        self.rank, self.config, self.samples, self.shares = rank, config, samples, shares
+    def __init__(
+        self, rank: Rank, config: TrainingConfig, execution: ExecutionConfig, *, samples: Samples, shares: Shares
+    ) -> None:
+        self.rank, self.config, self.execution, self.samples, self.shares = rank, config, execution, samples, shares
         self.elastic = bool(rank.settings.get("elastic"))
         self.groups, self.asked = Groups(elastic=self.elastic), Asked()
         self.checkpoints = rank.folder / "checkpoints"
         self.tokens = rank.inputs["tokens"]
-        vocab_size, eod = vocabulary(self.tokens)
-        self.network = build_network(config, vocab_size=vocab_size, eod=eod)
-        self.optimizer = build_optimizer(self.network, config)
-        torch.manual_seed(config.seed + rank.rank)
-        self.tensors = training_tensors(self.network, self.optimizer)
+        self.engine = open_engine(self._setting())
+        self.meter, self.guard = Meter(), Guard(config)
         fixed = None if self.elastic else rank.world_size
         identical = identity(config, tokens_identity(self.tokens), world_size=fixed)
         attempt, found = self._agree(identical)
-        self.rank = replace(
-            rank, attempt=attempt
-        )  # as claimed: it rises over machines and submissions, theirs does not
+        # as claimed: it rises over machines and submissions, theirs does not
+        self.rank = replace(rank, attempt=attempt)
         self.resumed = found.step if found else None
         self.step, self.consumed = (found.step, found.consumed_samples) if found else (0, 0)
         if found:
-            restore(self.checkpoints, found, rank=rank.rank, tensors=self.tensors)
-        self.parallel = DistributedDataParallel(
-            self.network, process_group=self.groups.steps, gradient_as_bucket_view=True, broadcast_buffers=False
-        )
-        self.to_save = self.tensors if rank.rank == 0 else {}
-        self.saver = Saver(
-            self.to_save,
-            root=str(self.checkpoints),
-            rank=rank.rank,
-            world_size=rank.world_size,
-            attempt=attempt,
-            keep=int(rank.settings["keep_checkpoints"]),
-            log=str(rank.folder / "metrics.jsonl"),
-            identity=identical,
-        )
+            self.engine.restore(self.checkpoints, found)
+        self.saver = self.engine.saving(self._writing(identical))
         self.waited = standstill(rank.folder / "metrics.jsonl") if self.elastic and rank.rank == 0 else {}
         self.pace = Pace(began=time.monotonic(), first=self.step)
+
+    def _setting(self) -> Setting:
+        vocab_size, eod = vocabulary(self.tokens)
+        base = self.rank.inputs.get("base")
+        return Setting(self.rank, self.config, self.execution, vocab_size, eod, base, self.groups.steps)
+
+    def _writing(self, identical: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "root": str(self.checkpoints),
+            "rank": self.rank.rank,
+            "world_size": self.rank.world_size,
+            "attempt": self.rank.attempt,
+            "keep": int(self.rank.settings["keep_checkpoints"]),
+            "log": str(self.rank.folder / "metrics.jsonl"),
+            "identity": identical,
+        }
 
     def _agree(self, identical: dict[str, Any]) -> tuple[int, Manifest | None]:
         """Rank 0 claims an attempt and chooses a checkpoint; the others take its word and read the same manifest."""
@@ -177,21 +155,17 @@ class Training:
 
     def _advance(self) -> bool:
         """One step; returns whether a rank was asked to stop."""
-        began, step = time.monotonic(), self.step + 1
+        self.meter.start()
+        step = self.step + 1
         rate = learning_rate(self.config, step)
         loss, asked, samples = self._gradients()
-        norm = float(nn.utils.clip_grad_norm_(self.network.parameters(), self.config.gradient_clip))
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise FloatingPointError(
-                f"step {step}: the loss is {loss}, the gradient's norm {norm}. Lower training.learning_rate "
-                f"({self.config.learning_rate}) or raise training.warmup_steps ({self.config.warmup_steps})"
-            )
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        norm = self.engine.clip()
+        if self.guard.judge(step, loss, norm):
+            self.engine.discard()
+        else:
+            self.engine.update(rate)
         self.step, self.consumed = step, self.consumed + self.config.global_batch_size
-        speed = self._tokens_a_step() / (time.monotonic() - began)
+        speed = self._tokens_a_step() / self.meter.step_seconds
         self._tell(loss=loss, learning_rate=rate, grad_norm=norm, tokens_per_second=speed, **self._proof(samples))
         return asked > 0
 
@@ -208,15 +182,13 @@ class Training:
 
         Returns the loss averaged over all ranks, how many of them were asked to stop, and the fingerprint of an elastic run.
         """
-        batches = self.shares.micro_batches(self.samples, self.consumed)
+        with self.meter.part("data"):
+            batches = self.shares.micro_batches(self.samples, self.consumed)
         total = torch.zeros(3, dtype=torch.float64)
         total[1], total[2] = float(self.asked.here), fingerprint(batches) if self.elastic else 0.0
-        for number, (inputs, targets) in enumerate(batches, start=1):
-            with nullcontext() if number == len(batches) else self.parallel.no_sync():
-                loss: Tensor = next_token_loss(self.parallel, inputs, targets) / len(batches)
-                loss.backward()
-            total[0] += loss.detach()
-        dist.all_reduce(total, group=self.groups.steps)
+        total[0] = self.engine.gradients(batches, self.meter)
+        with self.meter.part("communication"):
+            dist.all_reduce(total, group=self.groups.steps)
         loss, asked, samples = total.tolist()
         return loss / self.rank.world_size, asked, samples
 
@@ -240,18 +212,20 @@ class Training:
         self.pace.stalled += time.monotonic() - began
 
     def _save(self) -> None:
-        self.saver.save(self.to_save, step=self.step, consumed_samples=self.consumed)
+        self.saver.save(step=self.step, consumed_samples=self.consumed)
         self.pace.saved += 1
 
     def _tokens_a_step(self) -> int:
         return self.config.global_batch_size * self.config.sequence_length
 
     def finish(self) -> dict[str, Any]:
-        """On rank 0: write what the stage publishes, the same bytes whatever happened on the way; return the result."""
+        """Write what the stage publishes, the same bytes whatever happened on the way; rank 0 returns the result."""
+        self.engine.write(self.rank.output, self.tokens / "tokenizer")
+        if self.rank.rank:
+            return {}
         records = last_records(self.rank.folder / "metrics.jsonl")
-        tokens, parameters = self.config.steps * self._tokens_a_step(), parameter_count(self.network)
+        tokens, parameters = self.config.steps * self._tokens_a_step(), self.engine.parameters()
         facts = {"steps": self.config.steps, "tokens": tokens, "parameters": parameters}
-        save_network(self.network, self.rank.output, tokenizer=self.tokens / "tokenizer")
         lines = [json.dumps({key: record[key] for key in LOGGED}) + "\n" for record in records]
         (self.rank.output / "training_log.jsonl").write_text("".join(lines), encoding="utf-8")
         origin = {"seed": self.config.seed, "sequence_length": self.config.sequence_length}
@@ -265,23 +239,6 @@ class Training:
             "checkpoints_skipped": self.pace.skipped,
             **({"standstills": changes(self.rank.folder / "metrics.jsonl")} if self.elastic else {}),
         }
-
-
-def mend(log: Path) -> None:
-    """Cut off a last line that a crash of the machine left torn, so that the next one starts a line of its own."""
-    if log.exists():
-        os.truncate(log, log.read_bytes().rfind(b"\n") + 1)
-
-
-def last_records(log: Path) -> list[dict[str, Any]]:
-    """The last attempt's record of every step: steps between a checkpoint and a kill were done, and recorded, more than once."""
-    records: dict[int, dict[str, Any]] = {}
-    for line in log.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        before = records.get(record["step"])
-        if before is None or before["attempt"] <= record["attempt"]:
-            records[record["step"]] = record
-    return [records[step] for step in sorted(records)]
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ by the stage (tasks/plan.py). Sizes are in bytes, not GiB. See docs/planning.md.
 
 from __future__ import annotations
 
-from tasks.config import NetworkConfig
+from tasks.training_config import NetworkConfig
 
 FLOAT32_BYTES = 4
 TRAINING_BYTES_PER_PARAMETER = 16

@@ -14,6 +14,7 @@ def reasons(ran):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(7200)
 def test_none_of_four_sound_machines_is_flagged(fresh, tmp_path):
     with four_machines(tmp_path) as (_, path):
         for number in range(ROUNDS):

@@ -6,16 +6,7 @@ import math
 import pytest
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Pending, Plan, Qualification, Validation, parse_ref
-from tasks.config import (
-    CheckpointConfig,
-    ComparisonConfig,
-    EvaluationConfig,
-    ExportConfig,
-    NetworkConfig,
-    PlanningConfig,
-    RetrainConfig,
-    TrainingConfig,
-)
+from tasks.config import ComparisonConfig, EvaluationConfig, ExportConfig, PlanningConfig, RetrainConfig
 from tasks.errors import GateFailed
 from tasks.evaluate import compare
 from tasks.export import parity_checks
@@ -24,6 +15,7 @@ from tasks.plan import GIB, reckon
 from tasks.plan import judge as judge_plan
 from tasks.settings import Settings, config_digest
 from tasks.storage.manifest import Provenance
+from tasks.training_config import CheckpointConfig, NetworkConfig, TrainingConfig
 from tasks.workbench import Work, working
 
 PASSED = Check(name="rows", measured=5.0, limit=">= 1", passed=True, remedy="Add rows.")

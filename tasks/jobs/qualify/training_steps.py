@@ -24,13 +24,14 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tasks.config import TrainingConfig
-from tasks.jobs.data import Samples, Shares
+from tasks.jobs.data import Batch, Samples, Shares
 from tasks.jobs.network import build_network, next_token_loss
 from tasks.jobs.qualify import gpus
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.to_come import vocabulary
-from tasks.jobs.train import build_optimizer, learning_rate
+from tasks.jobs.training.optimizer import build_optimizer
+from tasks.jobs.training.schedule import learning_rate
+from tasks.training_config import TrainingConfig
 
 WARMUP_STEPS = 2
 MOST_TOKENS = 4_000_000
@@ -138,7 +139,7 @@ class Probing:
         now = self.clock.now
         began = now()
         batches = self.shares.micro_batches(self.samples, number * self.shares.global_batch)
-        batches = [(inputs.to(self.device), targets.to(self.device)) for inputs, targets in batches]
+        batches = [batch.to(self.device) for batch in batches]
         drawn = now()
         said = torch.tensor([0.0, float(time.monotonic() > self.ends)], dtype=torch.float64, device=self.device)
         said[0] = self._gradients(batches)
@@ -155,13 +156,13 @@ class Probing:
             late=late > 0,
         )
 
-    def _gradients(self, batches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    def _gradients(self, batches: Sequence[Batch]) -> Tensor:
         """The loss of this rank's samples."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for number, (inputs, targets) in enumerate(batches, start=1):
+        for number, batch in enumerate(batches, start=1):
             with nullcontext() if number == len(batches) else self.parallel.no_sync():
                 with torch.autocast("cuda", torch.bfloat16, enabled=self.clock.of_gpu):
-                    loss = next_token_loss(self.parallel, inputs, targets) / len(batches)
+                    loss = next_token_loss(self.parallel, batch.inputs, batch.targets) / len(batches)
                 loss.backward()
             total += loss.detach()
         return total

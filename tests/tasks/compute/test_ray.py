@@ -17,10 +17,10 @@ from tasks.cluster_config import ClusterConfig, WatchConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import Watch, run
-from tasks.config import NetworkConfig, TrainingConfig
 from tasks.errors import Cancelled
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
+from tasks.training_config import NetworkConfig, TrainingConfig
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """

@@ -60,11 +60,22 @@ def login(tmp_path_factory):
             # with the stand's variable in its environment: its keeper ends the daemon too when this process is killed
             environment = {**os.environ, **stand.environment}
             daemon = subprocess.Popen(words, stderr=log, env=environment, start_new_session=True)
+        until_it_listens(daemon, port)
         ssh = {"key": str(folder / "key"), "known_hosts": str(folder / "known_hosts"), "connect_seconds": 5.0}
         section = {"login": f"root@127.0.0.1:{port}", "shared": str(folder / "shared"), "ssh": ssh}
         yield {"backend": "slurm", "python": sys.executable, "slurm": section}, stand, daemon
         daemon.kill()
         daemon.wait()
+
+
+def until_it_listens(daemon, port):
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            assert daemon.poll() is None and time.monotonic() < deadline, "sshd does not listen"
+            time.sleep(0.05)
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import run
 from tasks.compute.watching import Watch
-from tasks.config import NetworkConfig, TrainingConfig
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
+from tasks.training_config import NetworkConfig, TrainingConfig
 
 STEPS, EVERY = 400, 20
 TRAINING = TrainingConfig(

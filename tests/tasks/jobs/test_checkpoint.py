@@ -11,11 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tasks.config import TrainingConfig
 from tasks.errors import IntegrityError
 from tasks.jobs.checkpoint import Saver, choose, identity, restore, training_tensors
 from tasks.jobs.checkpoint_files import claim_attempt, clean, delete, digest, manifests, retain, verify
-from tasks.jobs.train import build_optimizer, learning_rate
+from tasks.jobs.training.optimizer import build_optimizer
+from tasks.jobs.training.schedule import learning_rate
+from tasks.training_config import TrainingConfig
 
 CONFIG = TrainingConfig(steps=100)
 IDENTITY = identity(CONFIG, {"tokens.json": "0" * 64}, world_size=2)
@@ -42,8 +43,8 @@ class Ranks:
 
     def save(self, *steps):
         for step in steps:
-            for saver, tensors in zip(self.savers, self.tensors, strict=True):
-                saver.save(tensors, step=step, consumed_samples=8 * step)
+            for saver in self.savers:
+                saver.save(step=step, consumed_samples=8 * step)
             self.savers[0].wait()
 
     def close(self):
@@ -79,10 +80,10 @@ def test_what_is_restored_is_what_was_saved_and_each_rank_gets_its_own_generator
     network, optimizer = small_training(1)
     ranks = Ranks(root, training_tensors(network, optimizer))
     generators = []
-    for saver, tensors in zip(ranks.savers, ranks.tensors, strict=True):
+    for saver in ranks.savers:
         torch.randn(7)
         generators.append(torch.get_rng_state())
-        saver.save(tensors, step=10, consumed_samples=80)
+        saver.save(step=10, consumed_samples=80)
     ranks.close()
     found = choose(root, IDENTITY)
     assert (found.step, found.attempt, found.consumed_samples) == (10, 1, 80)
@@ -99,18 +100,18 @@ def test_a_snapshot_is_of_the_moment_and_not_of_what_training_does_next(root, ra
     weight = ranks.tensors[0]["weight.0.weight"]
     weight.add_(1)
     before = weight.clone()
-    ranks.savers[0].save(ranks.tensors[0], step=10, consumed_samples=80)
+    ranks.savers[0].save(step=10, consumed_samples=80)
     weight.zero_()
-    ranks.savers[1].save({}, step=10, consumed_samples=80)
+    ranks.savers[1].save(step=10, consumed_samples=80)
     ranks.savers[0].wait()
     assert torch.equal(load_file(newest(root) / "shard-0.safetensors")["weight.0.weight"], before)
 
 
 def test_nothing_is_committed_before_every_rank_has_written(root, ranks):
-    ranks.savers[0].save(ranks.tensors[0], step=10, consumed_samples=80)
+    ranks.savers[0].save(step=10, consumed_samples=80)
     time.sleep(0.3)
     assert ranks.savers[0].busy() and not manifests(root) and not (root / "LATEST").exists()
-    ranks.savers[1].save({}, step=10, consumed_samples=80)
+    ranks.savers[1].save(step=10, consumed_samples=80)
     ranks.savers[0].wait()
     assert not ranks.savers[0].busy() and len(manifests(root)) == 1
     names = {path.name for path in newest(root).iterdir()}
@@ -277,8 +278,8 @@ def test_a_stale_attempt_may_not_commit(root, ranks):
 def test_a_name_is_never_used_again(root, ranks):
     ranks.save(10)
     before = (newest(root) / "shard-0.safetensors").read_bytes()
-    for saver, tensors in zip(ranks.savers, ranks.tensors, strict=True):
-        saver.save(tensors, step=10, consumed_samples=80)
+    for saver in ranks.savers:
+        saver.save(step=10, consumed_samples=80)
         with pytest.raises(FileExistsError):
             saver.wait()
     assert (newest(root) / "shard-0.safetensors").read_bytes() == before
@@ -286,7 +287,7 @@ def test_a_name_is_never_used_again(root, ranks):
 
 def test_a_dead_writer_is_an_error_and_not_a_hang(root):
     ranks = Ranks(root, training_tensors(*small_training(1)))
-    ranks.savers[0].save(ranks.tensors[0], step=10, consumed_samples=80)
+    ranks.savers[0].save(step=10, consumed_samples=80)
     ranks.savers[0]._process.kill()
     with pytest.raises(OSError, match="writer of rank 0 died with code -9"):
         ranks.savers[0].wait()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.config import TrainingConfig
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs.data import Samples, Shares, open_samples, tokens_identity, vocabulary
+from tasks.training_config import TrainingConfig
 
 LENGTH = 4
 
@@ -23,7 +23,7 @@ def parts_of(samples, consumed, *, world_size, global_batch=8, micro_batch=2):
     found = []
     for rank in range(world_size):
         shares = Shares(rank, world_size, global_batch, micro_batch)
-        for inputs, targets in shares.micro_batches(samples, consumed):
+        for inputs, targets, _ in shares.micro_batches(samples, consumed):
             assert inputs.shape == targets.shape == (micro_batch, LENGTH)
             found.append(np.concatenate([inputs, targets], axis=1))
     return np.concatenate(found)
@@ -62,7 +62,7 @@ def test_another_seed_is_another_order(samples):
 
 
 def test_targets_are_the_inputs_one_token_later(samples):
-    [(inputs, targets)] = Shares(0, 1, 2, 2).micro_batches(samples, 0)
+    [(inputs, targets, _)] = Shares(0, 1, 2, 2).micro_batches(samples, 0)
     assert np.array_equal(inputs[:, 1:], targets[:, :-1])
 
 
@@ -110,7 +110,7 @@ def test_a_micro_batch_is_halved_until_it_divides(share, micro, times, left):
 
 def test_halved_batches_hold_the_same_samples(samples):
     inputs = [
-        torch.cat([part for part, _ in Shares(1, 2, 8, 4).halved(times).micro_batches(samples, 0)])
+        torch.cat([batch.inputs for batch in Shares(1, 2, 8, 4).halved(times).micro_batches(samples, 0)])
         for times in (0, 1, 2)
     ]
     assert all(torch.equal(inputs[0], other) for other in inputs[1:])

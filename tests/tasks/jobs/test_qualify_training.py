@@ -8,12 +8,12 @@ import torch
 from bench_stand import TRAINING, bench, launch, measured, settings
 from torch.utils.flop_counter import FlopCounterMode
 
-from tasks.config import TrainingConfig
 from tasks.hardware.sku import load_sku
 from tasks.jobs.qualify import training
 from tasks.jobs.qualify.to_come import VOCABULARY, flops_per_token, vocabulary
 from tasks.qualification.judge import judge
 from tasks.qualification_config import BenchmarkConfig
+from tasks.training_config import TrainingConfig
 
 CONFIG = TrainingConfig.model_validate(TRAINING)
 

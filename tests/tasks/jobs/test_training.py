@@ -21,10 +21,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tasks.config import NetworkConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs.checkpoint_files import digest, manifests
 from tasks.jobs.elastic import SAVED_AND_STOPPED, newcomers_seed
+from tasks.training_config import NetworkConfig, TrainingConfig
 
 STEPS, EVERY = 64, 8
 ROOT = Path(__file__).parents[3]

@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tasks.config import NetworkConfig
 from tasks.planning import interval, size, steptime
+from tasks.training_config import NetworkConfig
 
 SHAPES = [
     (NetworkConfig(), 512),

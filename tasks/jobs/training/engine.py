@@ -1,0 +1,97 @@
+"""What an engine is to the loop of training: it computes gradients and updates, and knows what of its state must be saved.
+
+The loop (tasks/jobs/train.py), the data, the checkpoints' protocol, metrics and safety are the same for all engines.
+To add one: a class with these methods, a line in ENGINES, a literal in tasks/training_config.py. See CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from tasks.jobs.checkpoint_files import Manifest
+from tasks.jobs.data import Batch
+from tasks.jobs.runtime import Rank
+from tasks.jobs.training.meter import Meter
+from tasks.training_config import ExecutionConfig, TrainingConfig
+
+ENGINES = {
+    "torch": "tasks.jobs.training.torch_engine:TorchEngine",
+    "deepspeed": "tasks.jobs.training.deepspeed_engine:DeepspeedEngine",
+}
+"""By `training.engine`. Megatron-LM has a loop of its own, so it is a program of its own: tasks/jobs/train_megatron.py."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an engine is built from, on one rank."""
+
+    rank: Rank
+    training: TrainingConfig
+    execution: ExecutionConfig
+    vocab_size: int
+    eod: int
+    base: Path | None
+    """Folder of the base model; None: random weights."""
+    group: Any
+    """Process group of a step's collectives; None: the default one."""
+
+
+class Saving(Protocol):
+    """One rank's checkpoints, written beside training. A save that fails raises OSError from the next call of any method."""
+
+    def save(self, *, step: int, consumed_samples: int) -> None:
+        """Take a snapshot, the only stall, and have it written; waits while another one is in flight."""
+
+    def busy(self) -> bool:
+        """Whether the last one is still being written; on rank 0: not yet committed."""
+
+    def close(self) -> None:
+        """Wait for the last one, then end the writer."""
+
+
+class Engine(Protocol):
+    """One rank's weights, gradients and optimizer. Ranks call the same methods in the same order: most of them are collective."""
+
+    network: nn.Module
+    """Called with `input_ids`; gives logits, also while it is trained: for held-out text."""
+    device: torch.device
+
+    def gradients(self, batches: Sequence[Batch], meter: Meter) -> Tensor:
+        """Forward and backward over this rank's micro batches; afterwards gradients are averaged over the global batch.
+
+        Returns the mean loss of this rank's samples in nats a token, float64 on the CPU, without waiting for other ranks.
+        """
+
+    def clip(self) -> float:
+        """Clip the gradients to `gradient_clip`; returns their L2 norm over all parameters before that, equal on all ranks."""
+
+    def update(self, learning_rate: float) -> None:
+        """One step of the optimizer; the gradients are gone afterwards."""
+
+    def discard(self) -> None:
+        """Let the gradients go without a step."""
+
+    def restore(self, root: Path, found: Manifest) -> None:
+        """Take over a verified checkpoint; raises IntegrityError when it does not hold this engine's state."""
+
+    def saving(self, writing: Mapping[str, Any]) -> Saving:
+        """What writes this engine's checkpoints; `writing` are fields of checkpoint_writer.Writing."""
+
+    def write(self, folder: Path, tokenizer: Path) -> None:
+        """Write the network as a Hugging Face folder; rank 0 writes, all ranks take part."""
+
+    def parameters(self) -> int:
+        """Trained numbers of the whole network; tied embeddings count once."""
+
+
+def open_engine(setting: Setting) -> Engine:
+    """The engine that `training.engine` names."""
+    module, name = ENGINES[setting.training.engine].split(":")
+    return cast(Engine, getattr(import_module(module), name)(setting))
