@@ -1,4 +1,4 @@
-"""The network: a Llama of transformers with random weights, its loss, and how it is written for others to load.
+"""The network: a Llama or GPT-2 of transformers with random weights, its loss, and how it is written for others to load.
 
 How it is trained does not live here (train.py), nor how it is exported (export.py).
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from tasks.training_config import TrainingConfig
 
@@ -21,7 +23,7 @@ and servers refuse what is longer than the declared positions. Rotary embeddings
 
 
 def build_network(config: TrainingConfig, *, vocab_size: int, eod: int) -> nn.Module:
-    """A LlamaForCausalLM in float32 whose weights depend on `config.seed` only; seeds torch's generator.
+    """A causal language model in float32 whose weights depend on `config.seed` only; seeds torch's generator.
 
     There is no padding token: it would be `eod`, and torch.nn.Embedding never trains the row of its padding token.
     Matrices begin with a standard deviation of sqrt(2 / (5 hidden_size)): SmallInit of Nguyen and Salazar, Transformers
@@ -30,25 +32,51 @@ def build_network(config: TrainingConfig, *, vocab_size: int, eod: int) -> nn.Mo
     """
     shape = config.network
     torch.manual_seed(config.seed)
-    network: nn.Module = LlamaForCausalLM(
+    common = {
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": shape.tie_embeddings,
+        "bos_token_id": eod,
+        "eos_token_id": eod,
+        "pad_token_id": None,
+        "attn_implementation": "sdpa",
+        "dtype": "float32",
+        "initializer_range": math.sqrt(2 / (5 * shape.hidden_size)),
+    }
+    network = _gpt2(config, common) if shape.architecture == "gpt2" else _llama(config, common)
+    return network.train()
+
+
+def _llama(config: TrainingConfig, common: Mapping[str, Any]) -> nn.Module:
+    shape = config.network
+    return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=vocab_size,
             hidden_size=shape.hidden_size,
             intermediate_size=shape.intermediate_size,
             num_hidden_layers=shape.layers,
             num_attention_heads=shape.heads,
             num_key_value_heads=shape.kv_heads,
             max_position_embeddings=POSITIONS_PER_SEQUENCE * config.sequence_length,
-            tie_word_embeddings=shape.tie_embeddings,
-            bos_token_id=eod,
-            eos_token_id=eod,
-            pad_token_id=None,
-            attn_implementation="sdpa",
-            dtype="float32",
-            initializer_range=math.sqrt(2 / (5 * shape.hidden_size)),
+            **common,
         )
     )
-    return network.train()
+
+
+def _gpt2(config: TrainingConfig, common: Mapping[str, Any]) -> nn.Module:
+    """Without dropout, as networks that see their text about once are trained; its positions are those that are trained."""
+    shape = config.network
+    return GPT2LMHeadModel(
+        GPT2Config(
+            n_embd=shape.hidden_size,
+            n_inner=shape.intermediate_size,
+            n_layer=shape.layers,
+            n_head=shape.heads,
+            n_positions=config.sequence_length,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            **common,
+        )
+    )
 
 
 def next_token_loss(network: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -57,7 +85,7 @@ def next_token_loss(network: nn.Module, inputs: torch.Tensor, targets: torch.Ten
     Computed here and not by transformers, which shifts its labels and so would drop a prediction of every sample.
     """
     logits = network(input_ids=inputs, use_cache=False).logits
-    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def parameter_count(network: nn.Module) -> int:

@@ -1,6 +1,7 @@
-"""Where a step's time goes: waiting for data, computing, communicating, standing still for a checkpoint. One clock a rank.
+"""Where a step's time goes: waiting for data, computing, communicating, standing still. One clock a rank.
 
-What is made of it (tokens/s, TFLOPs, MFU) is told by tasks/jobs/train.py.
+A step lasts from the end of the one before to its own, so every second of training is in one step. What is made of it (tokens/s,
+TFLOP/s, MFU) is telling.py; what is made of all steps of a run is tasks/planning/goodput.py.
 """
 
 from __future__ import annotations
@@ -8,33 +9,79 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Literal
 
-Part = Literal["data", "compute", "communication", "checkpoint"]
+import torch
+
+Part = Literal["data", "compute", "communication", "checkpoint", "heldout"]
+STANDSTILL: tuple[Part, ...] = ("checkpoint", "heldout")
+"""Parts in which a rank does nothing for the step itself: a step's speed is without them."""
 
 
-@dataclass
 class Meter:
-    """Seconds of the step that is under way, by part; what is in no part is the rest."""
+    """Seconds of the step that is under way, by part; what is in no part is the rest. A part inside another is taken from it."""
 
-    began: float = field(default_factory=time.monotonic)
-    seconds: dict[Part, float] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.began = self._since = time.monotonic()
+        self.seconds: dict[Part, float] = {}
+        self._parts: list[Part] = []
+        self._turned: torch.cuda.Event | None = None
 
     def start(self) -> None:
-        """A new step begins."""
-        self.began, self.seconds = time.monotonic(), {}
+        """A new step begins; no part may be open."""
+        self.began = self._since = time.monotonic()
+        self.seconds = {}
 
     @contextmanager
     def part(self, name: Part) -> Iterator[None]:
         """What happens inside is part of this."""
-        began = time.monotonic()
+        self._charge()
+        self._parts.append(name)
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+            self._charge()
+            self._parts.pop()
+            self._take_turned(name)
+
+    def turn(self, name: Part) -> None:
+        """From here on, what is left of the open part is this one: called when the last gradients are ready (a hook of DDP).
+
+        On a GPU nothing is done yet when this is called, so the moment is an event of the GPU, which the part's end waits for.
+        """
+        if torch.cuda.is_initialized():
+            self._turned = torch.cuda.Event(enable_timing=True)
+            self._turned.record()
+            return
+        self._charge()
+        self._parts[-1] = name
 
     @property
     def step_seconds(self) -> float:
         """Since the step began."""
         return time.monotonic() - self.began
+
+    @property
+    def own_seconds(self) -> float:
+        """Of the step, without standing still."""
+        return self.step_seconds - sum(self.seconds.get(part, 0.0) for part in STANDSTILL)
+
+    def _charge(self) -> None:
+        now = time.monotonic()
+        if self._parts:
+            self._add(self._parts[-1], now - self._since)
+        self._since = now
+
+    def _take_turned(self, outer: Part) -> None:
+        if self._turned is None:
+            return
+        ended = torch.cuda.Event(enable_timing=True)
+        ended.record()
+        ended.synchronize()
+        moved = min(float(self._turned.elapsed_time(ended)) / 1000, self.seconds[outer])
+        self._turned = None
+        self._add(outer, -moved)
+        self._add("communication", moved)
+
+    def _add(self, name: Part, seconds: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds

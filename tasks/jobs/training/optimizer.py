@@ -9,13 +9,19 @@ from tasks.training_config import TrainingConfig
 
 
 def build_optimizer(network: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW that decays matrices and leaves norms alone; its state is there from the start, to be restored into."""
+    """`adamw` whose state is there from the start, to be restored into."""
+    optimizer = adamw(network, config)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
+    return optimizer
+
+
+def adamw(network: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
+    """AdamW that decays matrices and leaves norms alone."""
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trained if parameter.dim() >= 2]
     vectors = [parameter for parameter in trained if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
-    for parameter in trained:
-        moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
-    return optimizer
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)

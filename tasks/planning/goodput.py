@@ -1,0 +1,84 @@
+"""What the time of a training run went to, over all its attempts: useful steps, steps done twice, starts, standstills, nothing.
+
+Pure: in go the records of `metrics.jsonl` (tasks/jobs/training/telling.py writes them). How long failures may make a run is
+estimated in interval.py. See docs/training.md, "Goodput".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+STALLS = ("data_seconds", "checkpoint_seconds", "heldout_seconds")
+"""Parts of a step in which its rank waits."""
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Seconds of a run, by cause."""
+
+    useful: float = 0.0
+    """Computing and communicating in steps that counted."""
+    stalled: float = 0.0
+    """Waiting for data, for a checkpoint's snapshot, for held-out text; and after the last step for its checkpoint."""
+    repeated: float = 0.0
+    """Steps that were done again, because no checkpoint had them."""
+    starting: float = 0.0
+    """From the start of a process to its first step: imports, meeting, verifying and loading a checkpoint."""
+    idle: float = 0.0
+    """Between the last step of an attempt and the start of the next one: noticing, waiting for machines, meeting anew."""
+
+    @property
+    def total(self) -> float:
+        return sum(asdict(self).values())
+
+    @property
+    def share(self) -> float:
+        """Useful seconds of all: the goodput."""
+        return self.useful / self.total if self.total else 0.0
+
+    @property
+    def causes(self) -> dict[str, float]:
+        """Shares of all time: useful, lost_to_restart, stall, idle."""
+        lost = self.repeated + self.starting
+        seconds = {"useful": self.useful, "lost_to_restart": lost, "stall": self.stalled, "idle": self.idle}
+        return {cause: value / self.total if self.total else 0.0 for cause, value in seconds.items()}
+
+
+def goodput(records: Iterable[Mapping[str, Any]], *, ended: float | None = None) -> Goodput:
+    """What the records of a run add up to; `ended` is when it was all over, in seconds since 1970.
+
+    Records without `step_seconds`, such as those of another release, count for nothing.
+    """
+    steps = [record for record in records if "step_seconds" in record]
+    counted = {record["step"]: number for number, record in enumerate(steps)}
+    useful = stalled = repeated = 0.0
+    for number, record in enumerate(steps):
+        seconds = float(record["step_seconds"])
+        waited = min(sum(float(record.get(part, 0.0)) for part in STALLS), seconds)
+        if counted[record["step"]] != number:
+            repeated += seconds
+            continue
+        useful, stalled = useful + seconds - waited, stalled + waited
+    starting, idle = _between(steps)
+    last = max(0.0, ended - float(steps[-1]["time"])) if ended and steps else 0.0
+    return Goodput(useful=useful, stalled=stalled + last, repeated=repeated, starting=starting, idle=idle)
+
+
+def _between(steps: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Seconds of starting and of nothing: before the first step of each attempt."""
+    starting = idle = 0.0
+    before: Mapping[str, Any] | None = None
+    for record in steps:
+        if before is None or record["attempt"] != before["attempt"]:
+            start = float(record.get("start_seconds", 0.0))
+            gap = _gap(before, record) if before else start
+            starting, idle = starting + min(start, gap), idle + max(0.0, gap - start)
+        before = record
+    return starting, idle
+
+
+def _gap(before: Mapping[str, Any], record: Mapping[str, Any]) -> float:
+    """Both by the clock of the machine of rank 0 at that time."""
+    return max(0.0, float(record["time"]) - float(record["step_seconds"]) - float(before["time"]))
