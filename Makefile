@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 
-.PHONY: install retrain up down test check bench soak clean
+.PHONY: install retrain up down test long check bench soak clean
 .DEFAULT_GOAL := install
 
 install: .venv/.local
@@ -31,7 +31,11 @@ down: .venv/.local
 	$(BIN)/headway down
 
 test: .venv/.dev
-	$(BIN)/python -m pytest -m 'not soak' -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m 'not soak and not long' -n $(WORKERS) --dist loadfile $(ARGS)
+
+# What `make test` leaves out for the time it takes: every night.
+long: .venv/.dev
+	$(BIN)/python -m pytest -m 'long and not soak' -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: .venv/.dev
 	$(BIN)/ruff check .

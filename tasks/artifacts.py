@@ -156,6 +156,8 @@ class Cluster(Value):
     """Of the slowest rank, in 10^9 floating-point operations a second."""
     allreduce_gigabytes_per_second: float = 0.0
     """Bus bandwidth as nccl-tests define it, in 10^9 bytes a second."""
+    peak_tflops: dict[str, float] = {}
+    """What one rank can reach at most, by precision, in 10^12 operations a second: of its GPU, without sparsity."""
     memory_bytes_per_node: int = 0
     """Of the machine with the least."""
     qualification: str = ""

@@ -209,7 +209,8 @@ def _conclude(
     measured, left = proof.measured, proof.left
     verdict = proof.verdict.model_copy(update={"verdict": left.verdict})
     checks = (*gate_checks(verdict, left, needed=needed_nodes(cluster, config)), *outcast.checks)
-    subject = subject_of(cluster, config, left).model_copy(update=_rates(measured, left))
+    rates = {**_rates(measured, left), "peak_tflops": _peaks(sku)}
+    subject = subject_of(cluster, config, left).model_copy(update=rates)
     expires = (datetime.now(UTC) + timedelta(hours=config.max_age_hours)).isoformat(timespec="seconds")
     page = {
         "name": cluster.name,
@@ -261,6 +262,12 @@ def _rates(measured: Measurement, left: Remaining) -> dict[str, Any]:
         "allreduce_gigabytes_per_second": busbw_of(measured, left),
         "memory_bytes_per_node": round(min(_values(measured, "memory_gib", left), default=0.0) * 2**30),
     }
+
+
+def _peaks(sku: Sku) -> dict[str, float]:
+    """By precision of training, as the file of the hardware has them; of CPUs it has none."""
+    found = {precision: sku.specs.get(f"peak_{precision}_tflops") for precision in ("fp32", "bf16")}
+    return {precision: float(number.value) for precision, number in found.items() if number}
 
 
 def _values(measured: Measurement, check: str, left: Remaining) -> list[float]:

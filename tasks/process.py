@@ -31,7 +31,7 @@ AFTERWARDS_SECONDS = 120.0
 PR_SET_PDEATHSIG = 1
 GIVEN_UP = 76
 """Exit code by which a program says that starting it again here is of no use."""
-NOT_RETRIED = ("user", "integrity", "missing", "diverged", "node")
+NOT_RETRIED = ("user", "integrity", "missing", "diverged", "limit", "node", "preempted")
 """Classes of failure that come back however often a program is started on the same machines."""
 
 

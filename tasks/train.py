@@ -6,31 +6,55 @@ its newest verified checkpoint, whatever was killed.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tasks.artifacts import Checkpoint, Cluster, Plan, Tokens
 from tasks.programs import Program
 from tasks.promotion import require_signer, sign
 from tasks.stage import stage
 from tasks.training_config import ExecutionConfig, TrainingConfig
-from tasks.workbench import publish, run_job
+from tasks.workbench import attach, publish, run_job
 
 
 @stage(version=1)
 def train(tokens: Tokens, config: TrainingConfig, *, how: ExecutionConfig, under: Plan, on: Cluster) -> Checkpoint:
     """Train a network on the train split, within the plan, and sign what came out; `how` changes no model and is in no key."""
     require_signer(Checkpoint, config.model)
-    asked = program(tokens, config, how, every_steps=under.checkpoint_every_steps, keep=under.keep_checkpoints)
-    job = run_job(asked, on=on)
+    limits = {"every_steps": under.checkpoint_every_steps, "keep": under.keep_checkpoints}
+    job = run_job(program(tokens, config, how, **limits, peak=peak_of(on, config.precision)), on=on)
+    attach(job.folder / "profile")
     checkpoint = publish(job.output, Checkpoint, name=config.model, metrics=job.result["metrics"])
     sign(checkpoint)
     return checkpoint
 
 
-def program(tokens: Tokens, config: TrainingConfig, how: ExecutionConfig, *, every_steps: int, keep: int) -> Program:
-    """What trains: a checkpoint every so many steps, of which so many are kept."""
+def program(
+    tokens: Tokens,
+    config: TrainingConfig,
+    how: ExecutionConfig,
+    *,
+    every_steps: int,
+    keep: int,
+    peak: dict[str, Any] | None = None,
+) -> Program:
+    """What trains: a checkpoint every so many steps, of which so many are kept; `peak` is what MFU is measured against."""
     settings = {
         "training": config.model_dump(mode="json"),
         "execution": how.model_dump(mode="json"),
         "checkpoint_every_steps": every_steps,
         "keep_checkpoints": keep,
+        "peak": peak,
     }
     return Program("tasks.jobs.train", settings, {"tokens": tokens}, progress="checkpoints/LATEST")
+
+
+def peak_of(on: Cluster, precision: str) -> dict[str, Any] | None:
+    """What one rank can reach, in TFLOP/s, and who says so; None: nobody knows, and there is no MFU."""
+    if precision in on.peak_tflops:
+        return {"tflops": on.peak_tflops[precision], "of": f"{precision} without sparsity, by the hardware's file"}
+    if not on.config.gpus_per_node and on.matmul_gflops_per_rank:
+        return {
+            "tflops": on.matmul_gflops_per_rank / 1000,
+            "of": "fp32 matrix product, as the qualification measured it",
+        }
+    return None

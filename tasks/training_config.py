@@ -151,6 +151,12 @@ class LimitsConfig(Settings):
     cost_per_hour: float = Field(0.0, ge=0)
     """What all its machines cost an hour."""
 
+    @model_validator(mode="after")
+    def _cost_is_known(self) -> LimitsConfig:
+        if self.max_cost is not None and not self.cost_per_hour:
+            raise ValueError(f"limits.max_cost {self.max_cost:g} needs limits.cost_per_hour, what all machines cost an hour")
+        return self
+
 
 class NoticesConfig(Settings):
     """Whether training asks Azure if its machine is about to be taken (Scheduled Events): then it saves and ends in time."""
@@ -218,6 +224,8 @@ class ExecutionConfig(Settings):
     """Steps that it records."""
     local_every_steps: Positive | None = None
     """Steps between checkpoints on the machine's own disk, beside those in the job folder; empty: none."""
+    straggler_factor: float = Field(1.5, gt=1.0)
+    """A rank whose own part of a step takes so many times the middle rank's, over 20 steps, is named as a straggler."""
     limits: LimitsConfig = LimitsConfig()
     notices: NoticesConfig = NoticesConfig()
     deepspeed: DeepspeedConfig = DeepspeedConfig()

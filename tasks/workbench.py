@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from tasks.artifacts import Artifact, Cluster, parse_ref
 from tasks.compute import open_backend
 from tasks.compute.job import JobResult
+from tasks.compute.metrics import Thinning
 from tasks.compute.submission import newest, settle
 from tasks.compute.supervisor import run
 from tasks.compute.watching import OUT_OF_THE_ORDINARY, Event, Watch
@@ -51,11 +52,14 @@ KEPT_AFTER_A_JOB = (
     "result.json",
     "launcher.log",
     "logs",
+    "profile",
     "nodes",
     "errors",
     "submissions",
 )
 """What a person may want to read later; checkpoints and what was published go."""
+ATTACHED_BYTES = 20_000_000
+"""Largest file that is copied to MLflow."""
 
 
 @dataclass
@@ -141,6 +145,14 @@ def publish(
     work.outputs.append(made.ref)
     work.handed.append(made)
     return made
+
+
+def attach(folder: Path) -> None:
+    """Show the files of a folder beside the stage's run in MLflow; large ones stay where they are."""
+    work = _work.get()
+    for path in sorted(folder.glob("*")):
+        if path.is_file() and path.stat().st_size <= ATTACHED_BYTES:
+            work.lifecycle.need_spool().log_file(work.run, path)
 
 
 def free_disk_bytes() -> int:
@@ -280,10 +292,11 @@ def _close_published_generation(work: Work, token: str) -> None:
 
 
 def _watch(work: Work, on: Cluster) -> Watch:
-    observer, spool = work.lifecycle.observer, work.lifecycle.need_spool()
+    observer, spool, thinning = work.lifecycle.observer, work.lifecycle.need_spool(), Thinning()
 
     def forward(batch: list[dict[str, Any]]) -> None:
-        rows = [(k, float(v), int(r.get("step", 0))) for r in batch for k, v in r.items() if _is_metric(k, v)]
+        shown = thinning.of(batch)
+        rows = [(k, float(v), int(r.get("step", 0))) for r in shown for k, v in r.items() if _is_metric(k, v)]
         spool.log_metrics(work.run, rows)
 
     def tell(said: dict[str, Any]) -> None:

@@ -171,7 +171,10 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_DELETE = do_POST = serve  # noqa: N815
 
     def read_request(self) -> Request:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length)
+        if len(body) < length:  # passed on like this, the service behind would wait for the rest
+            raise ConnectionError("the client went away in the middle of a request")
         return Request(self.command, self.path, tuple(self.headers.items()), body)
 
     def write(self, response: Response, *, only: int | None = None) -> None:

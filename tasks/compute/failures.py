@@ -20,7 +20,7 @@ from tasks.compute.submission import CANCELLED
 from tasks.errors import IntegrityError, JobFailed, Missing
 from tasks.redaction import redact
 
-OF_THE_PROGRAM: tuple[Failure, ...] = ("user", "integrity", "missing", "diverged")
+OF_THE_PROGRAM: tuple[Failure, ...] = ("user", "integrity", "missing", "diverged", "limit", "preempted")
 """Classes that a program reports itself, and that no scheduler and no log knows better."""
 OF_THE_SCHEDULER: tuple[Failure, ...] = ("cancelled", "preempted", "timeout", "node", "out_of_memory")
 """Classes that a scheduler knows better than the ranks that it ended."""
@@ -206,7 +206,7 @@ def _machine_of(folder: Path, log: Path | None) -> str:
 
 def _said(report: dict[str, Any]) -> str:
     """A program's own words for a user's error come without their type."""
-    plain = report["class"] in ("user", "integrity", "missing", "node")
+    plain = report["class"] in ("user", "integrity", "missing", "limit", "preempted", "node")
     return str(report["message"]) if plain else _said_in_full(report)
 
 

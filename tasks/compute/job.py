@@ -21,6 +21,7 @@ Failure = Literal[
     "integrity",
     "missing",
     "diverged",
+    "limit",
     "cancelled",
     "out_of_memory",
     "infrastructure",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 TAIL_BYTES = 65_536
+FIGURES = 3
+"""Leading figures of the steps that are shown: of 12,345 every hundredth."""
+POINT_SECONDS = 10.0
 
 
 def since(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
@@ -50,6 +53,30 @@ def newest_records(folder: Path) -> list[dict[str, Any]]:
 def is_step(record: dict[str, Any]) -> bool:
     """Whether a record tells of a step of training."""
     return isinstance(record.get("step"), int)
+
+
+class Thinning:
+    """Which records of a long job are worth a point in MLflow. State: the last one that was.
+
+    All of the first thousand steps, of the first ten thousand every tenth, and so on; one in ten seconds however many there are;
+    and whatever says something that the record before did not, such as a measurement on held-out text.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, Any] = {}
+
+    def of(self, records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those that are, in their order."""
+        return [record for record in records if self._take(record)]
+
+    def _take(self, record: dict[str, Any]) -> bool:
+        if is_step(record):
+            every = 10 ** max(0, len(str(record["step"])) - FIGURES)
+            since = float(record.get("time") or 0.0) - float(self._last.get("time") or 0.0)
+            if record["step"] % every and since < POINT_SECONDS and record.keys() <= self._last.keys():
+                return False
+        self._last = record
+        return True
 
 
 def _records(data: bytes) -> Iterator[dict[str, Any]]:

@@ -80,11 +80,11 @@ def standstill(log: Path) -> dict[str, float]:
     lines = log.read_bytes().splitlines() if log.exists() else []
     if not lines:
         return {}
-    since_last, age = time.time() - float(json.loads(lines[-1])["time"]), _age()
+    since_last, age = time.time() - float(json.loads(lines[-1])["time"]), process_age()
     return {"rendezvous_seconds": max(since_last - age, 0.0), "start_seconds": age}
 
 
-def _age() -> float:
+def process_age() -> float:
     """Seconds since this process was started (Linux: field 22 of /proc/self/stat, in clock ticks since the boot)."""
     try:
         started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

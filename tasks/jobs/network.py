@@ -93,9 +93,14 @@ def parameter_count(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-def save_network(network: nn.Module, folder: Path, *, tokenizer: Path) -> None:
-    """Write a Hugging Face folder: configuration, safetensors weights, and the files of the tokenizer's folder."""
+def save_network(
+    network: nn.Module, folder: Path, *, tokenizer: Path, weights: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """Write a Hugging Face folder: configuration, safetensors weights, and the files of the tokenizer's folder.
+
+    `weights` are those to write where the network holds only its part of them.
+    """
     network.generation_config.pad_token_id = network.config.eos_token_id
-    network.save_pretrained(folder)
+    network.save_pretrained(folder, state_dict=weights)
     for path in sorted(tokenizer.iterdir()):
         shutil.copyfile(path, folder / path.name)

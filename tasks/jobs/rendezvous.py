@@ -27,7 +27,7 @@ SILENT_SECONDS = 15.0
 """Three beats of a machine: at the end nobody waits for one that is silent for so long."""
 FAREWELL_SECONDS = 30.0
 """Longest time that machines get to leave after the result is there; they need the store for it."""
-ENDS_THE_JOB = tuple(kind for kind in NOT_RETRIED if kind != "node")
+ENDS_THE_JOB = tuple(kind for kind in NOT_RETRIED if kind not in ("node", "preempted"))
 """Classes of failure that another machine would have too."""
 
 

@@ -33,6 +33,16 @@ MPI_PLACE = {
 """Open MPI's names for a rank's place."""
 
 
+class Ended(HeadwayError):
+    """A program ends for a reason whose class it knows itself, as tasks/compute/failures.json names them."""
+
+    def __init__(self, message: str, *, failure: str, remedy: str = "", nodes: tuple[str, ...] = ()) -> None:
+        super().__init__(message, remedy=remedy)
+        self.failure = failure
+        self.nodes = nodes
+        """Machines that are the cause."""
+
+
 @dataclass(frozen=True)
 class Rank:
     """One process of a job. `settings` is what the stage put into the job; `inputs` maps names to verified folders."""
@@ -141,6 +151,7 @@ def _report(rank: Rank, error: Exception) -> None:
         "remedy": error.remedy if isinstance(error, HeadwayError) else "",
         "class": failure_class(error),
         "attempt": rank.attempt,
+        **({"nodes": list(error.nodes)} if isinstance(error, Ended) else {}),
     }
     write_json(rank.folder / "errors" / f"rank-{rank.rank}.json", report)
 
@@ -152,12 +163,14 @@ def _no_memory(error: Exception) -> bool:
 
 
 def failure_class(error: Exception) -> str:
-    """`user`, `integrity`, `missing` and `diverged` are not retried; `out_of_memory` and `infrastructure` are.
+    """Which of them are started again: tasks/process.py on the same machines, tasks/compute/failures.json anew.
 
     A loss that is not a number comes back at the same step of the same run, so starting again only costs.
     """
     if isinstance(error, FloatingPointError):
         return "diverged"
+    if isinstance(error, Ended):
+        return error.failure
     if isinstance(error, HeadwayError):
         return {5: "integrity", 6: "missing"}.get(error.exit_code, "infrastructure")
     if isinstance(error, ModuleNotFoundError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):

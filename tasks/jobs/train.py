@@ -23,13 +23,17 @@ from tasks.jobs.data import Samples, Shares, open_samples, tokens_identity, voca
 from tasks.jobs.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Asked, Groups, changes, fingerprint, standstill
 from tasks.jobs.runtime import Rank, main
 from tasks.jobs.training.engine import Setting, open_engine
+from tasks.jobs.training.flops import flops_of
+from tasks.jobs.training.heldout import Heldout
 from tasks.jobs.training.meter import Meter
-from tasks.jobs.training.records import last_records, mend
+from tasks.jobs.training.parallel import data_place, own_gpu, repeatable
+from tasks.jobs.training.profiling import Profile
+from tasks.jobs.training.records import all_records, last_of_each, mend
 from tasks.jobs.training.safety import Guard
 from tasks.jobs.training.schedule import learning_rate
+from tasks.jobs.training.telling import Teller
 from tasks.training_config import ExecutionConfig, TrainingConfig
 
-PROGRESS_SECONDS = 1.0
 LOGGED = ("step", "loss", "learning_rate", "grad_norm")
 
 
@@ -41,10 +45,11 @@ def run(rank: Rank) -> dict[str, Any]:
     """
     config = TrainingConfig.model_validate(rank.settings["training"])
     execution = ExecutionConfig.model_validate(rank.settings.get("execution", {}))
-    shares = Shares(rank.rank, rank.world_size, config.global_batch_size, config.micro_batch_size)
+    place, places = data_place(rank.rank, rank.world_size, execution)
+    shares = Shares(place, places, config.global_batch_size, config.micro_batch_size)
     shares = shares.halved(int(rank.settings.get("smaller_batches", 0)))
     samples = open_samples(rank.inputs["tokens"], config)
-    _start(rank)
+    _start(rank, config)
     training = Training(rank, config, execution, samples=samples, shares=shares)
     training.go()
     result = training.finish()
@@ -52,12 +57,12 @@ def run(rank: Rank) -> dict[str, Any]:
     return result
 
 
-def _start(rank: Rank) -> None:
+def _start(rank: Rank, config: TrainingConfig) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    backends = own_gpu(int(os.environ.get("LOCAL_RANK", "0")))
+    repeatable(always=config.safety.repeat_every_steps is not None)
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if rank.world_size == 1 else {}
-    dist.init_process_group("gloo", timeout=START_TIMEOUT if rank.settings.get("elastic") else None, **alone)
+    dist.init_process_group(backends, timeout=START_TIMEOUT if rank.settings.get("elastic") else None, **alone)
 
 
 @dataclass
@@ -72,7 +77,6 @@ class Pace:
     saved: int = 0
     skipped: int = 0
     """Checkpoints that were due while the one before was still being written."""
-    shown: float = 0.0
 
     def seconds_left(self, step: int, steps: int) -> float:
         return (time.monotonic() - self.began) / (step - self.first) * (steps - step)
@@ -86,23 +90,43 @@ class Training:
     ) -> None:
         self.rank, self.config, self.execution, self.samples, self.shares = rank, config, execution, samples, shares
         self.elastic = bool(rank.settings.get("elastic"))
-        self.groups, self.asked = Groups(elastic=self.elastic), Asked()
+        self.groups = Groups(elastic=self.elastic)
+        self.watch = Watch(rank, config, execution, self.groups)
         self.checkpoints = rank.folder / "checkpoints"
         self.tokens = rank.inputs["tokens"]
         self.engine = open_engine(self._setting())
-        self.meter, self.guard = Meter(), Guard(config)
+        self.meter = Meter()
         fixed = None if self.elastic else rank.world_size
-        identical = identity(config, tokens_identity(self.tokens), world_size=fixed)
-        attempt, found = self._agree(identical)
+        self.identical = identity(config, tokens_identity(self.tokens), world_size=fixed)
+        self._resume()
+        self.resumed = self.step or None
+        self.waited = standstill(rank.folder / "metrics.jsonl") if self.elastic and rank.rank == 0 else {}
+        self.pace = Pace(began=time.monotonic(), first=self.step)
+        self.heldout = self._heldout()
+        self.profile = Profile(rank.folder / "profile", execution, cuda=self.engine.device.type == "cuda")
+        self.teller = self._teller()
+
+    def _resume(self) -> None:
+        """Go on from the newest good checkpoint, as a new attempt: at a start, and after a rollback."""
+        attempt, found = self._agree(self.identical)
         # as claimed: it rises over machines and submissions, theirs does not
-        self.rank = replace(rank, attempt=attempt)
-        self.resumed = found.step if found else None
+        self.rank = replace(self.rank, attempt=attempt)
         self.step, self.consumed = (found.step, found.consumed_samples) if found else (0, 0)
         if found:
             self.engine.restore(self.checkpoints, found)
-        self.saver = self.engine.saving(self._writing(identical))
-        self.waited = standstill(rank.folder / "metrics.jsonl") if self.elastic and rank.rank == 0 else {}
-        self.pace = Pace(began=time.monotonic(), first=self.step)
+        self.watch.resume(self.rank, self.step)
+        self.saver = self.engine.saving(self._writing(self.identical))
+
+    def _heldout(self) -> Heldout | None:
+        if not self.execution.heldout_every_steps:
+            return None
+        length, samples = self.config.sequence_length, self.execution.heldout_samples
+        return Heldout(self.tokens, length=length, samples=samples, shares=self.shares)
+
+    def _teller(self) -> Teller:
+        flops = flops_of(self.engine.network, self.config, self.engine.parameters())
+        sizes = {"tokens_a_step": self._tokens_a_step(), "steps": self.config.steps}
+        return Teller(self.rank, flops, device=self.engine.device, **sizes)
 
     def _setting(self) -> Setting:
         vocab_size, eod = vocabulary(self.tokens)
@@ -139,35 +163,63 @@ class Training:
     def go(self) -> None:
         """Every step that is left, then the last checkpoint. When a rank is asked to stop, all save after that step and end."""
         every = int(self.rank.settings["checkpoint_every_steps"])
-        self.asked.listen()
+        self.watch.asked.listen()
+        self.meter.start()
         while self.step < self.config.steps:
-            stop = self._advance()
-            if stop or self.step == self.config.steps:
-                self._save()
-            elif self.step % every == 0:
-                self._save_unless_busy()
-            self.saver.busy()  # a save that failed in the background is raised here, and not at the end
-            if stop and self.step < self.config.steps:
+            done, reasons = self.step, self._advance()
+            if self.step <= done:
+                continue  # it went back to a checkpoint
+            with self.meter.part("checkpoint"):
+                if reasons or self.step == self.config.steps:
+                    self._save()
+                elif self.step % every == 0:
+                    self._save_unless_busy()
+                self.saver.busy()  # a save that failed in the background is raised here, and not at the end
+            if reasons and self.step < self.config.steps:
                 self.saver.close()
+                self.watch.stops.end(reasons, self.step)
                 sys.exit(SAVED_AND_STOPPED)
         self.saver.close()
-        self.asked.ignore()
+        self.watch.asked.ignore()
 
-    def _advance(self) -> bool:
-        """One step; returns whether a rank was asked to stop."""
-        self.meter.start()
+    def _advance(self) -> tuple[str, ...]:
+        """One step, or back to a checkpoint; returns why ranks were asked to stop."""
         step = self.step + 1
+        self.profile.before(step)
         rate = learning_rate(self.config, step)
-        loss, asked, samples = self._gradients()
-        norm = self.engine.clip()
-        if self.guard.judge(step, loss, norm):
-            self.engine.discard()
-        else:
-            self.engine.update(rate)
-        self.step, self.consumed = step, self.consumed + self.config.global_batch_size
-        speed = self._tokens_a_step() / self.meter.step_seconds
-        self._tell(loss=loss, learning_rate=rate, grad_norm=norm, tokens_per_second=speed, **self._proof(samples))
-        return asked > 0
+        word = self._gradients()
+        with self.meter.part("compute"):
+            norm = self.engine.clip()
+            verdict = self.watch.judge(step, self.consumed, word.loss, norm)
+            if verdict:
+                self.engine.discard()
+            else:
+                self.engine.update(rate)
+        position, self.consumed = self.consumed, self.consumed + self.config.global_batch_size
+        if verdict and verdict.kind == "rollback":
+            self._go_back(verdict, step, position)
+            return ()
+        self.step = step
+        self.profile.after(step, over=bool(word.reasons) or step == self.config.steps)
+        losses = {"loss": word.loss, "grad_norm": norm}
+        if verdict:
+            losses = {key: value for key, value in losses.items() if math.isfinite(value)}
+            losses["reaction"] = verdict.kind
+        slow = self.watch.stragglers.take(step, word.seconds)
+        self._tell(**losses, learning_rate=rate, **self._proof(word.samples), **self._measured(), **slow)
+        return word.reasons
+
+    def _go_back(self, verdict: Verdict, step: int, position: int) -> None:
+        """To the newest checkpoint, with the batches since then left out for good."""
+        self.saver.close()
+        word = told_by_rank_0(None, self.groups.patient)
+    def _measured(self) -> dict[str, float]:
+        """Held-out text after every so many steps, and after the last."""
+        every = self.execution.heldout_every_steps or 0
+        if not self.heldout or (self.step % every and self.step != self.config.steps):
+            return {}
+        with self.meter.part("heldout"):
+            return {"heldout_bits_per_byte": self.heldout.bits_per_byte(self.engine, self.groups.steps)}
 
     def _proof(self, samples: float) -> dict[str, float]:
         """What an elastic run records beside: the position in the data, what was read, and after a start how long it took."""
@@ -186,7 +238,8 @@ class Training:
             batches = self.shares.micro_batches(self.samples, self.consumed)
         total = torch.zeros(3, dtype=torch.float64)
         total[1], total[2] = float(self.asked.here), fingerprint(batches) if self.elastic else 0.0
-        total[0] = self.engine.gradients(batches, self.meter)
+        with self.meter.part("compute"):
+            total[0] = self.engine.gradients(batches, self.meter)
         with self.meter.part("communication"):
             dist.all_reduce(total, group=self.groups.steps)
         loss, asked, samples = total.tolist()
@@ -194,11 +247,7 @@ class Training:
 
     def _tell(self, **values: float) -> None:
         left = self.pace.seconds_left(self.step, self.config.steps)
-        self.rank.metrics(step=self.step, **values, seconds_left=left)
-        if time.monotonic() - self.pace.shown >= PROGRESS_SECONDS or self.step == self.config.steps:
-            self.pace.shown = time.monotonic()
-            said = f"loss {values['loss']:.3f}, {values['tokens_per_second']:,.0f} tokens/s"
-            self.rank.progress(self.step, self.config.steps, said, seconds_left=left)
+        self.teller.tell(self.step, self.meter, **values, seconds_left=left)
 
     def _save_unless_busy(self) -> None:
         """Rank 0's writer is done last, so whether it is busy decides for all ranks."""
@@ -223,16 +272,17 @@ class Training:
         self.engine.write(self.rank.output, self.tokens / "tokenizer")
         if self.rank.rank:
             return {}
-        records = last_records(self.rank.folder / "metrics.jsonl")
+        every = all_records(self.rank.folder / "metrics.jsonl")
+        records = last_of_each(every)
         tokens, parameters = self.config.steps * self._tokens_a_step(), self.engine.parameters()
         facts = {"steps": self.config.steps, "tokens": tokens, "parameters": parameters}
         lines = [json.dumps({key: record[key] for key in LOGGED}) + "\n" for record in records]
         (self.rank.output / "training_log.jsonl").write_text("".join(lines), encoding="utf-8")
         origin = {"seed": self.config.seed, "sequence_length": self.config.sequence_length}
         (self.rank.output / "training.json").write_text(json.dumps({**facts, **origin}, indent=1), encoding="utf-8")
-        speed = len(records) / sum(1 / record["tokens_per_second"] for record in records)
         return {
-            "metrics": {"loss": records[-1]["loss"], **facts, "tokens_per_second": speed},
+            "metrics": {"loss": records[-1]["loss"], **facts, **self.teller.summary(every, records)},
+            "goodput": self.teller.goodput(every),
             "resumed_from_step": self.resumed,
             "checkpoint_stall_seconds": self.pace.stalled,
             "checkpoints": self.pace.saved,

@@ -7,7 +7,7 @@ estimated in interval.py. See docs/training.md, "Goodput".
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 STALLS = ("data_seconds", "checkpoint_seconds", "heldout_seconds")
@@ -31,7 +31,7 @@ class Goodput:
 
     @property
     def total(self) -> float:
-        return sum(asdict(self).values())
+        return self.useful + self.stalled + self.repeated + self.starting + self.idle
 
     @property
     def share(self) -> float:

@@ -227,6 +227,7 @@ def test_down_leaves_no_process_and_up_has_all_history(platform):
     assert address == platform.state()["prefect"]
 
 
+@pytest.mark.long
 def test_down_asks_before_it_stops_work_and_up_resumes_it(platform):
     identity = platform.run("retrain/tiny", *SLOW, "--set", "training.seed=78")
     until(lambda: platform.training(identity), 120)
@@ -238,6 +239,7 @@ def test_down_asks_before_it_stops_work_and_up_resumes_it(platform):
     assert platform.wait(identity, "Completed", timeout=240)["run_count"] >= 2
 
 
+@pytest.mark.long
 def test_the_foreground_up_may_die_and_an_interrupt_stops_everything(platform):
     command = platform.home.start("up")
     assert "Headway is up" in until(lambda: command.stdout.readline() + command.stdout.readline(), 90)

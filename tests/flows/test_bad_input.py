@@ -63,6 +63,7 @@ def publish_lines(home, name, texts):
     home.ok("dataset", "publish", name, path)
 
 
+@pytest.mark.long
 def test_a_corpus_that_is_no_text_closes_the_gate(home, done):
     publish_lines(home, "noise", ["\x01\x02\x03" * 50 + str(i) for i in range(20)])
     ran = refused(home.retrain("--dataset", "noise"), 3, "control characters")
@@ -85,6 +86,7 @@ def test_a_broken_line_is_named_by_shard_and_line(home, done):
     )
 
 
+@pytest.mark.long
 def test_a_heldout_split_without_documents_is_refused(home, done):
     publish_lines(home, "small", [f"document number {i} " * 20 for i in range(10)])
     ran = home.retrain("--dataset", "small", "--set", "preprocessing.heldout_fraction=0.000001")
@@ -92,6 +94,7 @@ def test_a_heldout_split_without_documents_is_refused(home, done):
     assert ran.statuses()["preprocess"] == "failed" and ran.said["error"]["stage"] == "preprocess"
 
 
+@pytest.mark.long
 def test_a_run_that_takes_too_long_or_too_much_memory_is_not_started(home, done):
     ran = refused(home.retrain("--set", "planning.max_minutes=0.0001"), 3, "training time", "planning.max_minutes")
     assert ran.statuses()["plan"] == "gate_closed" and ran.statuses()["train"] == "not_run"

@@ -88,6 +88,7 @@ def test_a_killed_orchestrator_leaves_the_job_and_the_next_one_adopts_it(home, t
     assert [record["step"] for record in records(folder)] == list(range(1, 241))
 
 
+@pytest.mark.long
 def test_a_killed_rank_resumes_and_every_number_is_that_of_an_unbroken_run(home, training):
     command, folder, words = training(12, after_step=30)
     os.kill(rank_pids(folder)[1], signal.SIGKILL)
@@ -174,6 +175,7 @@ def throttle(pid):
             time.sleep(0.025)
 
 
+@pytest.mark.long
 def test_a_rank_throttled_to_half_a_core_closes_the_gate_by_name(measuring):
     """Tried again on a busy machine, where the other rank may be slowed down as much."""
     for seconds in (3.0, 3.2, 3.4):
@@ -208,6 +210,7 @@ def test_a_run_that_was_killed_is_killed_in_mlflow_too(home, training):
     assert json.loads((spool / "published.json").read_text())["open"] == []
 
 
+@pytest.mark.long
 def test_another_home_can_use_the_same_machine_at_once(fresh):
     publish_tiny(fresh)
     assert fresh.ok("retrain", "-c", "tiny", "--to", "preprocess").statuses()["preprocess"] == "ran"
@@ -250,6 +253,7 @@ class Shown(threading.Thread):
                 return
 
 
+@pytest.mark.long
 def test_two_runs_at_once_share_the_work(home, done):
     words = ("retrain", "-c", "tiny", "--set", "training.seed=18", *TRAINING, "--json")
     commands = [home.start(*words) for _ in range(2)]

@@ -205,6 +205,7 @@ def test_bad_documents_under_the_limits_are_set_aside_and_training_reads_the_res
     assert ran.said["accepted"] in again.stage("preprocess")["inputs"]
 
 
+@pytest.mark.long
 def test_a_version_is_held_against_the_one_that_was_accepted_before(planted, tmp_path):
     home, texts = planted.home, planted.texts
     home.ok("dataset", "publish", "mixed", write(tmp_path / "one.jsonl", texts[:150]))

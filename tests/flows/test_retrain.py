@@ -57,7 +57,9 @@ APART = (("validate", "plan", "evaluate"), ("preprocess", "benchmark", "export")
 """Every stage that makes an artifact, in sets in which no stage is handed what another one of its set made."""
 
 
-@pytest.mark.parametrize("stages", APART, ids="-".join)
+@pytest.mark.parametrize(
+    "stages", [APART[0], *(pytest.param(more, marks=pytest.mark.long) for more in APART[1:])], ids="-".join
+)
 def test_deleted_outputs_run_exactly_their_stages_again(home, done, stages):
     for ref in (ref for stage in stages for ref in done.stage(stage)["outputs"]):
         shutil.rmtree(home.folder_of(ref))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -102,11 +103,19 @@ class Parallel:
     """The network as all ranks train it: called as the network is, its gradients are averaged in the backward pass."""
 
     def __init__(
-        self, network: nn.Module, training: TrainingConfig, execution: ExecutionConfig, *, device: torch.device, group: Any
+        self,
+        network: nn.Module,
+        training: TrainingConfig,
+        execution: ExecutionConfig,
+        *,
+        device: torch.device,
+        group: Any,
     ) -> None:
         """Divides the network in place: its optimizer is built afterwards. `group`: of the ranks, None for the default one."""
         self.network, self.device, self.divided = network, device, execution.parallel == "fsdp"
         self.half = training.precision == "bf16"
+        self.ready: Callable[[], None] = lambda: None
+        """Called when the last gradients of a step are ready to be averaged; by DDP only."""
         self._recompute(execution.recompute)
         mesh = _mesh(execution, device, group) if self.divided else None
         if execution.tensor_parallel > 1:
@@ -135,7 +144,16 @@ class Parallel:
     def _replicate(self, group: Any) -> DistributedDataParallel:
         devices = [self.device.index] if self.device.type == "cuda" else None
         options: dict[str, Any] = {"gradient_as_bucket_view": True, "broadcast_buffers": False, "device_ids": devices}
-        return DistributedDataParallel(self.network, process_group=group, **options)
+        parallel = DistributedDataParallel(self.network, process_group=group, **options)
+        # DDP reads the hook's annotations, which are text in this module; a lambda has none
+        parallel.register_comm_hook(group, lambda group, bucket: self._average(group, bucket))
+        return parallel
+
+    def _average(self, group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """DDP's own averaging; once the last gradients are ready, what is left of the backward pass is communication."""
+        if bucket.is_last():
+            self.ready()
+        return allreduce_hook(group, bucket)
 
     @contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
@@ -158,9 +176,9 @@ class Parallel:
         return float(nn.utils.clip_grad_norm_(parameters, most))
 
     def whole(self) -> dict[str, Tensor]:
-        """All weights by name, on the CPU; a collective of all ranks, empty on all but rank 0. Tied ones come under each name."""
+        """All weights by name, on the CPU, tied ones once; a collective of all ranks, empty on all but rank 0."""
         found = {}
-        for name, value in self.network.state_dict().items():
+        for name, value in self.network.named_parameters():
             full = value.full_tensor() if isinstance(value, DTensor) else value
             if dist.get_rank() == 0:
                 found[name] = full.detach().cpu()

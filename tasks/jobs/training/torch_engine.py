@@ -6,13 +6,11 @@ How the network is divided is parallel.py; its checkpoints are tasks/jobs/checkp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from tasks.jobs.checkpoint import Saver, restore, training_tensors
 from tasks.jobs.checkpoint_files import Manifest
@@ -21,34 +19,41 @@ from tasks.jobs.network import build_network, next_token_loss, parameter_count, 
 from tasks.jobs.training.engine import Setting
 from tasks.jobs.training.meter import Meter
 from tasks.jobs.training.optimizer import build_optimizer
+from tasks.jobs.training.parallel import Parallel, data_place, own_device
 
 
 class TorchEngine:
-    """One rank's network and optimizer under DDP."""
+    """One rank's network and optimizer."""
 
     def __init__(self, setting: Setting) -> None:
-        self.setting, self.device = setting, torch.device("cpu")
+        self.setting, self.device = setting, own_device()
         config, rank = setting.training, setting.rank
         self.network: nn.Module = build_network(config, vocab_size=setting.vocab_size, eod=setting.eod)
+        self.parallel = Parallel(self.network, config, setting.execution, device=self.device, group=setting.group)
         self.optimizer = build_optimizer(self.network, config)
-        torch.manual_seed(config.seed + rank.rank)
+        place, _ = data_place(rank.rank, rank.world_size, setting.execution)
+        torch.manual_seed(config.seed + place)
         self.tensors = training_tensors(self.network, self.optimizer)
-        self.parallel = DistributedDataParallel(
-            self.network, process_group=setting.group, gradient_as_bucket_view=True, broadcast_buffers=False
-        )
 
     def gradients(self, batches: Sequence[Batch], meter: Meter) -> Tensor:
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.parallel.ready = lambda: meter.turn("communication")
         with meter.part("compute"):
             for number, batch in enumerate(batches, start=1):
-                with nullcontext() if number == len(batches) else self.parallel.no_sync():
-                    loss: Tensor = next_token_loss(self.parallel, batch.inputs, batch.targets) / len(batches)
-                    loss.backward()
-                total += loss.detach()
-        return total
+                total += self._gradient(batch, of=len(batches), last=number == len(batches))
+            return total.cpu()
+
+    def _gradient(self, batch: Batch, *, of: int, last: bool) -> Tensor:
+        """Forward and backward of one micro batch; returns its part of the loss."""
+        there = batch.to(self.device)
+        with self.parallel.micro_batch(last=last):
+            with self.parallel.lower():
+                loss = next_token_loss(self.parallel.called, there.inputs, there.targets) / of
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def clip(self) -> float:
-        return float(nn.utils.clip_grad_norm_(self.network.parameters(), self.setting.training.gradient_clip))
+        return self.parallel.clip(self.setting.training.gradient_clip)
 
     def update(self, learning_rate: float) -> None:
         for group in self.optimizer.param_groups:
@@ -66,8 +71,9 @@ class TorchEngine:
         return Saver(self.tensors if self.setting.rank.rank == 0 else {}, **writing)
 
     def write(self, folder: Path, tokenizer: Path) -> None:
+        weights = self.parallel.whole() if self.parallel.divided else None
         if self.setting.rank.rank == 0:
-            save_network(self.network, folder, tokenizer=tokenizer)
+            save_network(self.network, folder, tokenizer=tokenizer, weights=weights)
 
     def parameters(self) -> int:
         return parameter_count(self.network)

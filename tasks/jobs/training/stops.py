@@ -1,0 +1,139 @@
+"""Why a run stops before its last step, always with a checkpoint: a limit of hours or money, or its machine is about to be taken.
+
+A request by SIGTERM is tasks/jobs/elastic.py. Ranks tell each other in the step's collective (agreement.py), save after that step,
+and end. See docs/training.md, "Stops".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tasks.jobs.checkpoint_files import create_only, digest
+from tasks.jobs.elastic import Asked
+from tasks.jobs.runtime import Ended, Rank
+from tasks.training_config import ExecutionConfig, LimitsConfig, NoticesConfig
+
+ENDING = ("Preempt", "Terminate", "Reboot", "Redeploy")
+"""Scheduled Events after which the machine's processes are gone; of the others, `Freeze` only pauses it for seconds."""
+ANSWER_SECONDS = 5.0
+OWN_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+
+
+class Stops:
+    """This rank's reasons to stop; `spent` are the seconds that starts before this one trained."""
+
+    def __init__(self, rank: Rank, execution: ExecutionConfig, asked: Asked, *, spent: float) -> None:
+        self.rank, self.limits, self.asked = rank, execution.limits, asked
+        self.elastic = bool(rank.settings.get("elastic"))
+        self.spent, self.began = spent, time.monotonic()
+        ours = execution.notices.ask and int(os.environ.get("LOCAL_RANK", "0")) == 0
+        self.notices = Notices(execution.notices, rank.folder) if ours else None
+
+    def here(self) -> tuple[bool, ...]:
+        """In the order of agreement.REASONS; only rank 0's clock counts for limits."""
+        noticed = self.notices is not None and self.notices.noticed
+        return (self.asked.here, noticed, self.rank.rank == 0 and bool(self.limit()))
+
+    def limit(self) -> str:
+        """The limit that is reached, in words; empty while none is."""
+        return reached(self.limits, self.spent + time.monotonic() - self.began)
+
+    def require_room(self) -> None:
+        """Raise Ended when the starts before this one used up a limit."""
+        if why := reached(self.limits, self.spent):
+            raise _limited(why)
+
+    def end(self, reasons: Iterable[str], step: int) -> None:
+        """Raise Ended, with the class of failure that says what to do next; of an elastic run only for a limit.
+
+        There torchrun starts the ranks again, here or on the machines that are left, as after SIGTERM.
+        """
+        if "limit" in reasons:
+            raise _limited(self.limit() or "a limit of execution.limits", step)
+        if "notice" in reasons and not self.elastic:
+            raise Ended(
+                f"step {step}: a machine is about to be taken (Scheduled Events); training is saved",
+                failure="preempted",
+                remedy="The same command goes on from this step.",
+            )
+
+
+def _limited(why: str, step: int | None = None) -> Ended:
+    where = "" if step is None else f"step {step} is saved: "
+    return Ended(
+        f"{where}{why}", failure="limit", remedy="Raise it, and run the same command: it goes on from the checkpoint."
+    )
+
+
+def reached(limits: LimitsConfig, seconds: float) -> str:
+    """The limit that so much training reaches, in words; empty when there is room."""
+    hours, cost = seconds / 3600, seconds / 3600 * limits.cost_per_hour
+    if limits.max_hours is not None and hours >= limits.max_hours:
+        return f"execution.limits.max_hours {limits.max_hours:g} is reached after {hours:.4g} hours of training"
+    if limits.max_cost is not None and cost >= limits.max_cost:
+        return f"execution.limits.max_cost {limits.max_cost:g} is reached: {hours:.4g} hours cost {cost:.4g}"
+    return ""
+
+
+def spent(log: Path) -> float:
+    """Seconds that the starts so far trained, from `metrics.jsonl`: of each, from its first step's end to its last's."""
+    times: dict[int, list[float]] = {}
+    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
+        record = json.loads(line)
+        times.setdefault(record["attempt"], []).append(record["time"])
+    return sum(max(of_one) - min(of_one) for of_one in times.values())
+
+
+class Notices:
+    """A thread that asks Scheduled Events whether this machine is about to be taken. An event counts once in a run.
+
+    The answer is the one of Azure's "Scheduled Events for Linux VMs": {"Events": [{"EventId", "EventType", "Resources": [names]}]}.
+    It tells of all machines of the scale set, so the machine's own name is asked for first; where that is not known, all count.
+    """
+
+    def __init__(self, config: NoticesConfig, job: Path, *, ask: Callable[[str], bytes] | None = None) -> None:
+        self.config, self.job, self.noticed = config, job, False
+        self._ask, self._name = ask or _asked, ""
+        self._thread = threading.Thread(target=self._watch, name="scheduled-events", daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self.noticed:
+            try:
+                self._name = self._name or self._own_name()
+                events = json.loads(self._ask(self.config.address)).get("Events", [])
+                self.noticed = any([self._is_ours(event) and self._is_new(event) for event in events])
+            except (OSError, ValueError):  # the endpoint answers late at first, and is away while the host is serviced
+                pass
+            time.sleep(self.config.every_seconds)
+
+    def _own_name(self) -> str:
+        parts = urlsplit(self.config.address)
+        try:
+            return self._ask(f"{parts.scheme}://{parts.netloc}{OWN_NAME}").decode().strip()
+        except OSError:
+            return ""
+
+    def _is_ours(self, event: dict[str, Any]) -> bool:
+        ours = not self._name or self._name in event.get("Resources", [])
+        return ours and event.get("EventType") in ENDING
+
+    def _is_new(self, event: dict[str, Any]) -> bool:
+        path = self.job / "safety" / f"notice-{digest(event['EventId'])[:16]}.json"
+        return create_only(path, {"event": event, "machine": self._name, "time": time.time()})
+
+
+def _asked(address: str) -> bytes:
+    """No proxy: the address is the machine's own."""
+    request = urllib.request.Request(address, headers={"Metadata": "true"})
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(request, timeout=ANSWER_SECONDS) as answer:
+        return bytes(answer.read())

@@ -1,0 +1,92 @@
+"""What rank 0 tells of training: a record a step in `metrics.jsonl`, the bar of progress, and the figures of the whole run.
+
+Where a step's time goes is measured by meter.py; what the records of all attempts add up to is tasks/planning/goodput.py. Who
+shows it: the supervisor forwards it to MLflow, the terminal and the flow run (tasks/workbench.py). See docs/training.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from tasks.jobs.elastic import process_age
+from tasks.jobs.runtime import Rank
+from tasks.jobs.training.flops import Flops
+from tasks.jobs.training.machine_use import MachineUse, peak_memory_gib
+from tasks.jobs.training.meter import Meter
+from tasks.planning.goodput import goodput
+
+PROGRESS_SECONDS = 1.0
+DECIMALS = 6
+
+
+class Teller:
+    """State: when the bar was last moved, and what the machine used."""
+
+    def __init__(self, rank: Rank, flops: Flops, *, tokens_a_step: int, steps: int, device: torch.device) -> None:
+        self._rank, self._flops, self._tokens, self._steps = rank, flops, tokens_a_step, steps
+        self._peak: Mapping[str, Any] = rank.settings.get("peak") or {}
+        self._use, self._shown, self._first = MachineUse(device), 0.0, True
+
+    def tell(self, step: int, meter: Meter, *, seconds_left: float, **values: float) -> None:
+        """One step's record; on rank 0. The step is over: the next one begins."""
+        said = {**values, **self._start(meter), **self._speed(meter.own_seconds), **_seconds(meter), **self._use.look()}
+        meter.start()
+        self._rank.metrics(step=step, **said, seconds_left=seconds_left)
+        if time.monotonic() - self._shown >= PROGRESS_SECONDS or step == self._steps:
+            self._shown = time.monotonic()
+            self._rank.progress(step, self._steps, _in_words(said), seconds_left=seconds_left)
+
+    def _start(self, meter: Meter) -> dict[str, float]:
+        """On the first step of a process: how long it took to come so far."""
+        first, self._first = self._first, False
+        return {"start_seconds": max(0.0, process_age() - meter.step_seconds)} if first else {}
+
+    def _speed(self, seconds: float) -> dict[str, float]:
+        speed = self._tokens / seconds
+        tflops = speed * self._flops.per_token / self._rank.world_size / 1e12
+        found = {"tokens_per_second": speed, "tokens_per_second_per_rank": speed / self._rank.world_size}
+        found["tflops_per_rank"] = tflops
+        return {**found, "mfu": tflops / self._peak["tflops"]} if self._peak else found
+
+    def summary(self, every: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Figures of the whole run: `every` record of all attempts, and the `last` one of each step."""
+        timed = [record for record in last if "step_seconds" in record]
+        own = sum(self._tokens / record["tokens_per_second"] for record in last)
+        whole = sum(record["step_seconds"] for record in timed)
+        parts = ("data", "communication", "checkpoint")
+        shares = {f"{part}_share": sum(r.get(f"{part}_seconds", 0.0) for r in timed) / whole for part in parts if whole}
+        heldout = [record["heldout_bits_per_byte"] for record in last if "heldout_bits_per_byte" in record]
+        more = {"heldout_bits_per_byte": heldout[-1]} if heldout else {}
+        spent = goodput(every, ended=time.time())
+        return {**self._speed(own / len(last)), **shares, **more, "goodput": spent.share}
+
+    def goodput(self, every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What its time went to, in seconds and as shares, and by which convention and peak the rates are meant."""
+        spent = goodput(every, ended=time.time())
+        return {
+            "seconds": asdict(spent),
+            "causes": spent.causes,
+            "flops_per_token": self._flops.per_token,
+            "flops_convention": self._flops.convention,
+            "peak": dict(self._peak),
+            **peak_memory_gib(self._use.device),
+        }
+
+
+def _seconds(meter: Meter) -> dict[str, float]:
+    parts = {f"{part}_seconds": round(seconds, DECIMALS) for part, seconds in meter.seconds.items()}
+    return {"step_seconds": round(meter.step_seconds, DECIMALS), **parts}
+
+
+def _in_words(said: Mapping[str, float]) -> str:
+    words = [f"loss {said['loss']:.3f}", f"{said['tokens_per_second']:,.0f} tokens/s"]
+    if "mfu" in said:
+        words.append(f"MFU {said['mfu']:.0%}")
+    if "heldout_bits_per_byte" in said:
+        words.append(f"held-out {said['heldout_bits_per_byte']:.3f} bits per byte")
+    return ", ".join(words)
