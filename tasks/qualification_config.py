@@ -51,7 +51,7 @@ class BenchmarkConfig(Settings):
     """Largest message of a collective on CPUs, in MB (10^6 bytes); GPUs go up to the largest size of the hardware's file."""
     min_of_peers: Fraction = 0.70
     """A rank, machine or pair below this share of the fastest group of the others has failed; of pairs on CPUs, half of it."""
-    rounds: Positive = 5
+    rounds: Positive = 3
     """Most times that what is slow is measured; the best counts. Other work comes and goes, a bad part stays."""
     collective_seconds: float = Field(60.0, gt=0)
     """Longest time of one collective's sweep; what takes longer is unknown."""

@@ -154,7 +154,9 @@ class LimitsConfig(Settings):
     @model_validator(mode="after")
     def _cost_is_known(self) -> LimitsConfig:
         if self.max_cost is not None and not self.cost_per_hour:
-            raise ValueError(f"limits.max_cost {self.max_cost:g} needs limits.cost_per_hour, what all machines cost an hour")
+            raise ValueError(
+                f"limits.max_cost {self.max_cost:g} needs limits.cost_per_hour, what all machines cost an hour"
+            )
         return self
 
 

@@ -8,6 +8,7 @@ Nothing here knows of a backend, of Prefect or of MLflow.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -20,18 +21,21 @@ import torch.distributed as dist
 from tasks.jobs.checkpoint import choose, identity
 from tasks.jobs.checkpoint_files import Manifest, claim_attempt, clean, place_of, read_manifest
 from tasks.jobs.data import Samples, Shares, open_samples, tokens_identity, vocabulary
-from tasks.jobs.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Asked, Groups, changes, fingerprint, standstill
+from tasks.jobs.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Groups, changes, standstill
 from tasks.jobs.runtime import Rank, main
+from tasks.jobs.training.agreement import Word
 from tasks.jobs.training.engine import Setting, open_engine
 from tasks.jobs.training.flops import flops_of
 from tasks.jobs.training.heldout import Heldout
 from tasks.jobs.training.meter import Meter
 from tasks.jobs.training.parallel import data_place, own_gpu, repeatable
 from tasks.jobs.training.profiling import Profile
+from tasks.jobs.training.reactions import Reaction
 from tasks.jobs.training.records import all_records, last_of_each, mend
-from tasks.jobs.training.safety import Guard
+from tasks.jobs.training.safety import Verdict
 from tasks.jobs.training.schedule import learning_rate
 from tasks.jobs.training.telling import Teller
+from tasks.jobs.training.watch import Watch
 from tasks.training_config import ExecutionConfig, TrainingConfig
 
 LOGGED = ("step", "loss", "learning_rate", "grad_norm")
@@ -106,14 +110,16 @@ class Training:
         self.profile = Profile(rank.folder / "profile", execution, cuda=self.engine.device.type == "cuda")
         self.teller = self._teller()
 
-    def _resume(self) -> None:
-        """Go on from the newest good checkpoint, as a new attempt: at a start, and after a rollback."""
+    def _resume(self, bad: Reaction | None = None) -> None:
+        """Go on from the newest good checkpoint, as a new attempt: at a start, and after a step that was `bad`."""
         attempt, found = self._agree(self.identical)
         # as claimed: it rises over machines and submissions, theirs does not
         self.rank = replace(self.rank, attempt=attempt)
         self.step, self.consumed = (found.step, found.consumed_samples) if found else (0, 0)
         if found:
             self.engine.restore(self.checkpoints, found)
+        if bad:
+            self.watch.go_back(bad, found)
         self.watch.resume(self.rank, self.step)
         self.saver = self.engine.saving(self._writing(self.identical))
 
@@ -195,24 +201,27 @@ class Training:
                 self.engine.discard()
             else:
                 self.engine.update(rate)
-        position, self.consumed = self.consumed, self.consumed + self.config.global_batch_size
+        self.consumed += self.config.global_batch_size
         if verdict and verdict.kind == "rollback":
-            self._go_back(verdict, step, position)
+            self._go_back(verdict, step)
             return ()
         self.step = step
         self.profile.after(step, over=bool(word.reasons) or step == self.config.steps)
         losses = {"loss": word.loss, "grad_norm": norm}
         if verdict:
-            losses = {key: value for key, value in losses.items() if math.isfinite(value)}
-            losses["reaction"] = verdict.kind
+            losses = {key: value for key, value in losses.items() if math.isfinite(value)} | {"skipped": 1.0}
         slow = self.watch.stragglers.take(step, word.seconds)
         self._tell(**losses, learning_rate=rate, **self._proof(word.samples), **self._measured(), **slow)
         return word.reasons
 
-    def _go_back(self, verdict: Verdict, step: int, position: int) -> None:
-        """To the newest checkpoint, with the batches since then left out for good."""
+    def _go_back(self, verdict: Verdict, step: int) -> None:
+        """To the newest checkpoint; the batches since then are left out for good."""
         self.saver.close()
-        word = told_by_rank_0(None, self.groups.patient)
+        position = self.consumed - self.config.global_batch_size
+        self._resume(Reaction(step, position, "rollback", verdict.why, end=self.consumed))
+        self.pace.began, self.pace.first = time.monotonic(), self.step
+        self.teller.go_on(self.rank)
+
     def _measured(self) -> dict[str, float]:
         """Held-out text after every so many steps, and after the last."""
         every = self.execution.heldout_every_steps or 0
@@ -229,21 +238,16 @@ class Training:
         position = {"consumed": self.consumed, "samples_crc32": int(samples), "world_size": self.rank.world_size}
         return {**position, **waited}
 
-    def _gradients(self) -> tuple[float, float, float]:
-        """Gradients of the global batch, averaged over its samples.
-
-        Returns the loss averaged over all ranks, how many of them were asked to stop, and the fingerprint of an elastic run.
-        """
+    def _gradients(self) -> Word:
+        """Gradients of the global batch, averaged over its samples; returns what all ranks know then."""
+        self.consumed = self.watch.next_position(self.consumed)
         with self.meter.part("data"):
             batches = self.shares.micro_batches(self.samples, self.consumed)
-        total = torch.zeros(3, dtype=torch.float64)
-        total[1], total[2] = float(self.asked.here), fingerprint(batches) if self.elastic else 0.0
+        self.watch.probe(self.engine, batches, self.step + 1)
         with self.meter.part("compute"):
-            total[0] = self.engine.gradients(batches, self.meter)
+            loss = self.engine.gradients(batches, self.meter)
         with self.meter.part("communication"):
-            dist.all_reduce(total, group=self.groups.steps)
-        loss, asked, samples = total.tolist()
-        return loss / self.rank.world_size, asked, samples
+            return self.watch.exchange(loss, batches, self.meter)
 
     def _tell(self, **values: float) -> None:
         left = self.pace.seconds_left(self.step, self.config.steps)
@@ -261,6 +265,9 @@ class Training:
         self.pace.stalled += time.monotonic() - began
 
     def _save(self) -> None:
+        if verdict := self.watch.unfit_to_save(self.engine, self.step):
+            self._go_back(verdict, self.step)
+            return
         self.saver.save(step=self.step, consumed_samples=self.consumed)
         self.pace.saved += 1
 
@@ -276,6 +283,9 @@ class Training:
         records = last_of_each(every)
         tokens, parameters = self.config.steps * self._tokens_a_step(), self.engine.parameters()
         facts = {"steps": self.config.steps, "tokens": tokens, "parameters": parameters}
+        records = [
+            record for record in records if all(key in record for key in LOGGED)
+        ]  # a skipped step may have no loss
         lines = [json.dumps({key: record[key] for key in LOGGED}) + "\n" for record in records]
         (self.rank.output / "training_log.jsonl").write_text("".join(lines), encoding="utf-8")
         origin = {"seed": self.config.seed, "sequence_length": self.config.sequence_length}
@@ -287,6 +297,7 @@ class Training:
             "checkpoint_stall_seconds": self.pace.stalled,
             "checkpoints": self.pace.saved,
             "checkpoints_skipped": self.pace.skipped,
+            **self.watch.told(),
             **({"standstills": changes(self.rank.folder / "metrics.jsonl")} if self.elastic else {}),
         }
 

@@ -1,4 +1,4 @@
-"""What the time of a training run went to, over all its attempts: useful steps, steps done twice, starts, standstills, nothing.
+"""What the time of a training run went to, over all its attempts: useful steps, others, starts, standstills, nothing.
 
 Pure: in go the records of `metrics.jsonl` (tasks/jobs/training/telling.py writes them). How long failures may make a run is
 estimated in interval.py. See docs/training.md, "Goodput".
@@ -22,8 +22,8 @@ class Goodput:
     """Computing and communicating in steps that counted."""
     stalled: float = 0.0
     """Waiting for data, for a checkpoint's snapshot, for held-out text; and after the last step for its checkpoint."""
-    repeated: float = 0.0
-    """Steps that were done again, because no checkpoint had them."""
+    lost: float = 0.0
+    """Steps that did not stay: done again because no checkpoint had them, or left out for safety; and going back."""
     starting: float = 0.0
     """From the start of a process to its first step: imports, meeting, verifying and loading a checkpoint."""
     idle: float = 0.0
@@ -31,7 +31,7 @@ class Goodput:
 
     @property
     def total(self) -> float:
-        return self.useful + self.stalled + self.repeated + self.starting + self.idle
+        return self.useful + self.stalled + self.lost + self.starting + self.idle
 
     @property
     def share(self) -> float:
@@ -41,8 +41,8 @@ class Goodput:
     @property
     def causes(self) -> dict[str, float]:
         """Shares of all time: useful, lost_to_restart, stall, idle."""
-        lost = self.repeated + self.starting
-        seconds = {"useful": self.useful, "lost_to_restart": lost, "stall": self.stalled, "idle": self.idle}
+        again = self.lost + self.starting
+        seconds = {"useful": self.useful, "lost_to_restart": again, "stall": self.stalled, "idle": self.idle}
         return {cause: value / self.total if self.total else 0.0 for cause, value in seconds.items()}
 
 
@@ -53,17 +53,19 @@ def goodput(records: Iterable[Mapping[str, Any]], *, ended: float | None = None)
     """
     steps = [record for record in records if "step_seconds" in record]
     counted = {record["step"]: number for number, record in enumerate(steps)}
-    useful = stalled = repeated = 0.0
+    useful = stalled = lost = 0.0
     for number, record in enumerate(steps):
-        seconds = float(record["step_seconds"])
+        back = float(record.get("rollback_seconds", 0.0))
+        seconds = float(record["step_seconds"]) - back
         waited = min(sum(float(record.get(part, 0.0)) for part in STALLS), seconds)
-        if counted[record["step"]] != number:
-            repeated += seconds
+        if counted[record["step"]] != number or "reaction" in record:
+            lost += seconds + back
             continue
+        lost += back
         useful, stalled = useful + seconds - waited, stalled + waited
     starting, idle = _between(steps)
     last = max(0.0, ended - float(steps[-1]["time"])) if ended and steps else 0.0
-    return Goodput(useful=useful, stalled=stalled + last, repeated=repeated, starting=starting, idle=idle)
+    return Goodput(useful=useful, stalled=stalled + last, lost=lost, starting=starting, idle=idle)
 
 
 def _between(steps: Sequence[Mapping[str, Any]]) -> tuple[float, float]:

@@ -131,7 +131,7 @@ BAD_VALUES = {
     "training: {steps: many}": "training.steps: Input should be a valid integer",
     "training: {steps: 0}": "training.steps: Input should be greater than 0, not 0",
     "training: 5": "training: Input should be",
-    "training: {engine: deepspeed}": "training.engine: Input should be 'torch', not 'deepspeed'",
+    "training: {engine: jax}": "training.engine: Input should be 'torch', 'deepspeed' or 'megatron', not 'jax'",
     "training: {model: My Model}": "training.model: String should match pattern",
     "training: {steps: 10, warmup_steps: 10}": "warmup_steps 10 must be fewer than steps 10",
     "training: {network: {heads: 3}}": "hidden_size 128 must be a multiple of heads 3",

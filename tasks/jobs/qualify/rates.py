@@ -21,6 +21,8 @@ WINDOW_SECONDS = 0.5
 WARMUP_SECONDS = 0.2
 LEAST_SHARE = 0.1
 """Of a window that must have been computed: with less, what the part itself does cannot be told from the rest."""
+CPU_ROUNDS = 2
+"""Times as many rounds where ranks compute on CPUs: other work comes and goes there more often than on a GPU."""
 LAST_MEETING_SECONDS = 1.0
 """Time for the others when the group's own is over."""
 
@@ -67,7 +69,7 @@ class Together:
     def best(self, check: str, measure: Callable[[], Sequence[Rate]]) -> Outcome:
         """Each part's best round; all ranks measure at the same time. A rank on which it fails comes to the meetings still."""
         best = Outcome(status="timed out", said=self.late)
-        for number in range(self.bench.config.rounds):
+        for number in range(self.bench.config.rounds * (1 if self.bench.cuda else CPU_ROUNDS)):
             if self.left <= 0:
                 break
             self.meet(f"{check}/{number}/ready")

@@ -1,10 +1,12 @@
 """The engine `deepspeed`: our network, data and loop, with optimizer state, gradients and weights divided by ZeRO.
 
-What DeepSpeed is told is tasks/formats/ds_config.py. What it writes, and how that is read again: deepspeed_files.py.
+What DeepSpeed is told is tasks/formats/ds_config.py; how its files are read again, deepspeed_files.py.
+See docs/training.md, "DeepSpeed".
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,57 +14,109 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tasks.errors import Missing
-from tasks.jobs.checkpoint_files import Manifest
-from tasks.jobs.data import Batch
+from tasks.jobs.checkpoint import RNG
+from tasks.jobs.checkpoint_files import Manifest, place_of
+from tasks.jobs.data import Batch, Shares
 from tasks.jobs.network import build_network, next_token_loss, parameter_count, save_network
 from tasks.jobs.training.engine import Setting
 from tasks.jobs.training.meter import Meter
 from tasks.jobs.training.optimizer import adamw
 from tasks.process import write_json
 
+TAG = "deepspeed"
+"""Folder of DeepSpeed's files within a checkpoint's."""
+NORMS = {1: "scaled_global_norm", 2: "scaled_global_norm", 3: "_get_norm_groups"}
+"""The method of DeepSpeed's optimizer, by stage, whose answer it clips by."""
+
 
 class DeepspeedEngine:
     """One rank's network under ZeRO."""
 
     def __init__(self, setting: Setting) -> None:
-        self.setting, self.device = setting, torch.device("cpu")
-        config, rank = setting.training, setting.rank
-        self.network: nn.Module = build_network(config, vocab_size=setting.vocab_size, eod=setting.eod)
+        self.setting, rank = setting, setting.rank
+        self.network = self._build()
         self.trained = parameter_count(self.network)
-        torch.manual_seed(config.seed + rank.rank)
-        self.engine, self.optimizer, *_ = _deepspeed().initialize(
+        torch.manual_seed(setting.training.seed + rank.rank)
+        self.engine, self.zero, *_ = deepspeed().initialize(
             model=self.network,
-            optimizer=adamw(self.network, config),
-            config=dict(rank.settings["deepspeed"]),
+            optimizer=adamw(self.network, setting.training),
+            config=self._config(),
             dist_init_required=False,
         )
+        self.device = torch.device(self.engine.device)
+        self._stage = setting.execution.deepspeed.zero_stage
+        self._norm = getattr(self.zero, NORMS[self._stage])
+
+    def _build(self) -> nn.Module:
+        return build_network(self.setting.training, vocab_size=self.setting.vocab_size, eod=self.setting.eod)
+
+    def _config(self) -> dict[str, Any]:
+        """As the stage generated it, but for the micro batch of a job that ran out of memory; left in the job's folder."""
+        rank, training = self.setting.rank, self.setting.training
+        shares = Shares(rank.rank, rank.world_size, training.global_batch_size, training.micro_batch_size)
+        micro = shares.halved(int(rank.settings.get("smaller_batches", 0))).micro_batch
+        config = {**rank.settings["deepspeed"], "train_micro_batch_size_per_gpu": micro}
+        if rank.rank == 0:
+            write_json(rank.folder / "ds_config.json", config)
+        return config
 
     def gradients(self, batches: Sequence[Batch], meter: Meter) -> Tensor:
         total = torch.zeros((), dtype=torch.float64)
         with meter.part("compute"):
             for number, batch in enumerate(batches, start=1):
-                loss: Tensor = next_token_loss(self.engine, batch.inputs, batch.targets)
-                self.engine.backward(loss)
-                if number < len(batches):
-                    self.engine.step()
-                total += loss.detach() / len(batches)
+                self.engine.set_gradient_accumulation_boundary(number == len(batches))
+                loss: Tensor = next_token_loss(self.engine, batch.inputs, batch.targets) / len(batches)
+                self.engine.backward(loss, scale_wrt_gas=False)
+                total += loss.detach().cpu()
         return total
 
     def clip(self) -> float:
-        return 0.0
+        """DeepSpeed clips while it updates, by the norm that is told here: it is computed once."""
+        self.norm = self._norm()
+        setattr(self.zero, NORMS[self._stage], lambda: self.norm)
+        return _combined(self.norm)
 
     def update(self, learning_rate: float) -> None:
-        for group in self.optimizer.param_groups:
+        for group in self.zero.param_groups:
             group["lr"] = learning_rate
         self.engine.step()
 
+    def discard(self) -> None:
+        """DeepSpeed lets gradients go when their norm is not finite, and in no other way: it is told that it is not."""
+        self.norm = [torch.tensor(math.inf)] if self._stage == 3 else torch.tensor(math.inf)
+        self.engine.step()
 
-def _deepspeed() -> ModuleType:
-    """DeepSpeed; it looks for an accelerator when it is imported (7 s)."""
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+    def write(self, folder: Path, tokenizer: Path) -> None:
+        """One weight at a time is gathered, in float32 as the optimizer has it; only rank 0 keeps them."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        whole = self._build() if self.setting.rank.rank == 0 else None
+        for name, parameter in self.network.named_parameters():
+            value = safe_get_full_fp32_param(parameter)
+            if whole:
+                whole.get_parameter(name).data.copy_(value)
+        if whole:
+            save_network(whole, folder, tokenizer=tokenizer)
+
+    def parameters(self) -> int:
+        return self.trained
+
+
+def _combined(norm: Any) -> float:
+    """The norm over all groups of parameters, as DeepSpeed combines stage 3's; -1, or infinite: one is not finite."""
+    from deepspeed.runtime.utils import combine_grad_norm_groups
+
+    return float(combine_grad_norm_groups(norm if isinstance(norm, list) else [norm]))
+
+
+def deepspeed() -> ModuleType:
+    """The package; it looks for an accelerator when it is imported, which takes seconds. Raises Missing."""
+    on_gpu = torch.cuda.is_available()
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if on_gpu else "cpu")
     try:
         import deepspeed
     except ModuleNotFoundError as error:
@@ -70,4 +124,6 @@ def _deepspeed() -> ModuleType:
             "the engine deepspeed needs DeepSpeed on the machines, and it is not there",
             remedy="Install it into their Python: pip install 'headway[cluster,deepspeed]'. Or use training.engine torch.",
         ) from error
+    if not on_gpu:  # collectives through shared memory would be compiled at the start, for minutes; gloo does them
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -19,7 +18,6 @@ from tasks.training_config import LoraConfig, TrainingConfig
 ADAPTER = "default"
 """peft's name of the only adapter that a network gets."""
 BASE_LAYER = ".base_layer."
-PARTS = ("lora_A", "lora_B")
 
 
 def add_adapters(network: nn.Module, config: TrainingConfig) -> nn.Module:
@@ -41,9 +39,8 @@ def add_adapters(network: nn.Module, config: TrainingConfig) -> nn.Module:
 
 def linear_layers(network: nn.Module) -> list[str]:
     """Last names of the layers that can have an adapter."""
-    return sorted(
-        {name.rpartition(".")[2] for name, module in network.named_modules() if isinstance(module, nn.Linear)}
-    )
+    layers = (name for name, module in network.named_modules() if isinstance(module, nn.Linear | Conv1D))
+    return sorted({name.rpartition(".")[2] for name in layers})
 
 
 def peft_settings(config: TrainingConfig) -> Any:
@@ -59,18 +56,19 @@ def peft_settings(config: TrainingConfig) -> Any:
     )
 
 
-def merged(weights: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, Tensor]:
-    """The weights of the plain network: W + alpha / rank x B A, under the names that they have without adapters."""
-    plain = {}
-    for name, tensor in weights.items():
-        if not any(f".{part}." in name for part in PARTS):
-            plain[name.replace(BASE_LAYER, ".")] = tensor
-    for name in weights:
+def merged(network: nn.Module, weights: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, Tensor]:
+    """The weights of the plain network: W + alpha / rank x B A, under the names that they have without adapters.
+
+    `weights` are whole; `network` says which layers keep their matrices transposed (those of GPT-2).
+    """
+    assert lora.rank
+    plain = {name.replace(BASE_LAYER, "."): tensor for name, tensor in weights.items() if not _of_adapter(name)}
+    for name, down in weights.items():
         if name.endswith(f".lora_A.{ADAPTER}.weight"):
             layer = name.removesuffix(f".lora_A.{ADAPTER}.weight")
-            product = _product(weights, layer, lora)
-            before = plain[f"{layer}.weight"]
-            plain[f"{layer}.weight"] = before + (product if product.shape == before.shape else product.T)
+            product = weights[f"{layer}.lora_B.{ADAPTER}.weight"] @ down * (lora.alpha / lora.rank)
+            transposed = bool(getattr(network.get_submodule(layer), "fan_in_fan_out", False))
+            plain[f"{layer}.weight"] = plain[f"{layer}.weight"] + (product.T if transposed else product)
     return plain
 
 
@@ -80,7 +78,7 @@ def write_adapter(weights: Mapping[str, Tensor], folder: Path, config: TrainingC
     own = {
         f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": tensor.detach().cpu().contiguous()
         for name, tensor in weights.items()
-        if any(f".{part}." in name for part in PARTS)
+        if _of_adapter(name)
     }
     save_file(own, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     settings = peft_settings(config)
@@ -90,11 +88,8 @@ def write_adapter(weights: Mapping[str, Tensor], folder: Path, config: TrainingC
     settings.save_pretrained(folder)
 
 
-def _product(weights: Mapping[str, Tensor], layer: str, lora: LoraConfig) -> Tensor:
-    down, up = (weights[f"{layer}.{part}.{ADAPTER}.weight"] for part in PARTS)
-    assert lora.rank
-    product: Tensor = (up.to(torch.float32) @ down.to(torch.float32)) * (lora.alpha / lora.rank)
-    return product
+def _of_adapter(name: str) -> bool:
+    return ".lora_A." in name or ".lora_B." in name
 
 
 def _peft() -> Any:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tasks.jobs.checkpoint_files import create_only
 from tasks.jobs.training.records import last_records
-from tasks.training_config import SafetyConfig
 from tasks.training_config import Reaction as Kind
+from tasks.training_config import SafetyConfig
 
 FOLDER = "safety"
 
@@ -62,5 +62,5 @@ def losses_before(log: Path, step: int, safety: SafetyConfig) -> list[tuple[int,
     """The newest good steps up to a step, with their losses, from `metrics.jsonl`: what a spike is compared with."""
     if safety.spike_factor is None or not log.exists():
         return []
-    good = [record for record in last_records(log) if record["step"] <= step and "reaction" not in record]
+    good = [record for record in last_records(log) if record["step"] <= step and "skipped" not in record]
     return [(record["step"], record["loss"]) for record in good[-safety.spike_window :]]

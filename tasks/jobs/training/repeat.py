@@ -1,6 +1,6 @@
 """The probe for silent data corruption: a machine that computes the same thing twice must get the same bits.
 
-Every `safety.repeat_every_steps` each rank computes the gradient of one of its micro batches twice and compares it bit by bit, and
+Every `safety.repeat_every_steps` each rank computes the gradient of a micro batch twice and compares the bits, and
 replicas compare their weights. Neither touches training: no gradient is left, no random number drawn.
 """
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tasks.jobs.training.reactions import Reaction
-from tasks.training_config import TrainingConfig
 from tasks.training_config import Reaction as Kind
+from tasks.training_config import TrainingConfig
 
 
 @dataclass(frozen=True)

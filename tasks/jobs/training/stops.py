@@ -1,4 +1,4 @@
-"""Why a run stops before its last step, always with a checkpoint: a limit of hours or money, or its machine is about to be taken.
+"""Why a run stops before its last step, always with a checkpoint: a limit of hours or money, or its machine is to be taken.
 
 A request by SIGTERM is tasks/jobs/elastic.py. Ranks tell each other in the step's collective (agreement.py), save after that step,
 and end. See docs/training.md, "Stops".
@@ -95,7 +95,7 @@ def spent(log: Path) -> float:
 class Notices:
     """A thread that asks Scheduled Events whether this machine is about to be taken. An event counts once in a run.
 
-    The answer is the one of Azure's "Scheduled Events for Linux VMs": {"Events": [{"EventId", "EventType", "Resources": [names]}]}.
+    The answer is that of Azure's Scheduled Events for Linux VMs: {"Events": [{"EventId", "EventType", "Resources": [names]}]}.
     It tells of all machines of the scale set, so the machine's own name is asked for first; where that is not known, all count.
     """
 

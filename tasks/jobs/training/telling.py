@@ -28,18 +28,22 @@ class Teller:
     """State: when the bar was last moved, and what the machine used."""
 
     def __init__(self, rank: Rank, flops: Flops, *, tokens_a_step: int, steps: int, device: torch.device) -> None:
-        self._rank, self._flops, self._tokens, self._steps = rank, flops, tokens_a_step, steps
+        self._ranks, self._flops, self._tokens, self._steps = rank.world_size, flops, tokens_a_step, steps
         self._peak: Mapping[str, Any] = rank.settings.get("peak") or {}
         self._use, self._shown, self._first = MachineUse(device), 0.0, True
 
-    def tell(self, step: int, meter: Meter, *, seconds_left: float, **values: float) -> None:
-        """One step's record; on rank 0. The step is over: the next one begins."""
+    def go_on(self, rank: Rank) -> None:
+        """Records are of another attempt from now on: training went back to a checkpoint."""
+        self._rank = rank
+
+    def tell(self, rank: Rank, step: int, meter: Meter, *, seconds_left: float, **values: Any) -> None:
+        """One step's record, by rank 0; the next step begins. `rank` is of this attempt."""
         said = {**values, **self._start(meter), **self._speed(meter.own_seconds), **_seconds(meter), **self._use.look()}
         meter.start()
-        self._rank.metrics(step=step, **said, seconds_left=seconds_left)
+        rank.metrics(step=step, **said, seconds_left=seconds_left)
         if time.monotonic() - self._shown >= PROGRESS_SECONDS or step == self._steps:
             self._shown = time.monotonic()
-            self._rank.progress(step, self._steps, _in_words(said), seconds_left=seconds_left)
+            rank.progress(step, self._steps, _in_words(said), seconds_left=seconds_left)
 
     def _start(self, meter: Meter) -> dict[str, float]:
         """On the first step of a process: how long it took to come so far."""
@@ -48,8 +52,8 @@ class Teller:
 
     def _speed(self, seconds: float) -> dict[str, float]:
         speed = self._tokens / seconds
-        tflops = speed * self._flops.per_token / self._rank.world_size / 1e12
-        found = {"tokens_per_second": speed, "tokens_per_second_per_rank": speed / self._rank.world_size}
+        tflops = speed * self._flops.per_token / self._ranks / 1e12
+        found = {"tokens_per_second": speed, "tokens_per_second_per_rank": speed / self._ranks}
         found["tflops_per_rank"] = tflops
         return {**found, "mfu": tflops / self._peak["tflops"]} if self._peak else found
 
@@ -84,7 +88,8 @@ def _seconds(meter: Meter) -> dict[str, float]:
 
 
 def _in_words(said: Mapping[str, float]) -> str:
-    words = [f"loss {said['loss']:.3f}", f"{said['tokens_per_second']:,.0f} tokens/s"]
+    loss = f"loss {said['loss']:.3f}" if "loss" in said else "a batch left out"
+    words = [loss, f"{said['tokens_per_second']:,.0f} tokens/s"]
     if "mfu" in said:
         words.append(f"MFU {said['mfu']:.0%}")
     if "heldout_bits_per_byte" in said:

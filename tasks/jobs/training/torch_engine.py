@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from tasks.jobs.checkpoint import Saver, restore, training_tensors
 from tasks.jobs.checkpoint_files import Manifest
 from tasks.jobs.data import Batch
-from tasks.jobs.network import build_network, next_token_loss, parameter_count, save_network
+from tasks.jobs.network import next_token_loss, parameter_count
 from tasks.jobs.training.engine import Setting
 from tasks.jobs.training.meter import Meter
 from tasks.jobs.training.optimizer import build_optimizer
 from tasks.jobs.training.parallel import Parallel, data_place, own_device
+from tasks.jobs.training.starting import starting_network
+from tasks.jobs.training.writing import write_network
 
 
 class TorchEngine:
@@ -28,7 +30,7 @@ class TorchEngine:
     def __init__(self, setting: Setting) -> None:
         self.setting, self.device = setting, own_device()
         config, rank = setting.training, setting.rank
-        self.network: nn.Module = build_network(config, vocab_size=setting.vocab_size, eod=setting.eod)
+        self.network = starting_network(setting)
         self.parallel = Parallel(self.network, config, setting.execution, device=self.device, group=setting.group)
         self.optimizer = build_optimizer(self.network, config)
         place, _ = data_place(rank.rank, rank.world_size, setting.execution)
@@ -73,7 +75,7 @@ class TorchEngine:
     def write(self, folder: Path, tokenizer: Path) -> None:
         weights = self.parallel.whole() if self.parallel.divided else None
         if self.setting.rank.rank == 0:
-            save_network(self.network, folder, tokenizer=tokenizer, weights=weights)
+            write_network(self.network, self.setting.training, folder, tokenizer=tokenizer, weights=weights)
 
     def parameters(self) -> int:
         return parameter_count(self.network)

@@ -1,4 +1,4 @@
-"""One rank's eye on safety, as the loop of training uses it: bad steps, reasons to stop, stragglers, the probe for wrong machines.
+"""One rank's eye on safety, as the loop uses it: bad steps, reasons to stop, stragglers, the probe for wrong machines.
 
 Each has a room of its own: safety.py and reactions.py, stops.py, stragglers.py, repeat.py. This one holds them together and makes
 ranks agree. See docs/training.md, "Safety".
@@ -7,12 +7,13 @@ ranks agree. See docs/training.md, "Safety".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tasks.jobs.checkpoint_files import Manifest
 from tasks.jobs.data import Batch
 from tasks.jobs.elastic import Asked, Groups, fingerprint
 from tasks.jobs.runtime import Rank
@@ -57,9 +58,7 @@ class Watch:
         """What all ranks know after this one has its gradients."""
         own = meter.seconds.get("data", 0.0) + meter.seconds.get("compute", 0.0)
         samples = fingerprint(batches) if self.stops.elastic else 0.0
-        return exchange(
-            loss=loss, samples=samples, asked=self.stops.here(), seconds=own, group=self.groups.steps
-        )
+        return exchange(loss=loss, samples=samples, asked=self.stops.here(), seconds=own, group=self.groups.steps)
 
     def judge(self, step: int, position: int, loss: float, norm: float) -> Verdict | None:
         """The guard's verdict; a batch to be skipped is written down before its gradient goes."""
@@ -74,6 +73,15 @@ class Watch:
         if self.rank.rank == 0:
             note(self.rank.folder, len(self.guard.reactions), reaction)
             print(f"step {reaction.step}: {reaction.kind}, because {reaction.why}", flush=True)
+
+    def go_back(self, bad: Reaction, found: Manifest | None) -> None:
+        """Write a rollback down; raises FloatingPointError when there is no checkpoint yet to go back to."""
+        if found is None:
+            raise FloatingPointError(
+                f"step {bad.step}: {bad.why}, and there is no checkpoint yet to go back to: set training.safety to skip, "
+                "or have checkpoints written more often"
+            )
+        self.react(replace(bad, begin=found.consumed_samples, attempt=self.rank.attempt))
 
     def unfit_to_save(self, engine: Engine, step: int) -> Verdict | None:
         """The verdict on weights that are no numbers, which one update too large makes of a finite gradient."""

@@ -1,0 +1,81 @@
+"""The model card of a trained network: README.md with the front matter that Hugging Face's tools read.
+
+Only what is known for sure and the same after every resumption stands in it. Evaluations are artifacts of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.training_config import TrainingConfig
+
+CARD = "README.md"
+UNKNOWN_LICENSE = "unknown"
+
+
+def write_card(folder: Path, config: TrainingConfig, facts: Mapping[str, Any], *, base: Path | None) -> None:
+    """Write the card of what `folder` holds. `facts`: parameters, steps, tokens, loss; `made_from`: references by input."""
+    lines = ["---", *front_matter(config, facts, base), "---", "", f"# {config.model}", "", *_words(config, facts)]
+    (folder / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def front_matter(config: TrainingConfig, facts: Mapping[str, Any], base: Path | None) -> list[str]:
+    """Lines of YAML; a model made from a base has the base's license."""
+    made_from = facts["made_from"].get("base") or config.base
+    return [
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        f"license: {license_of(base) if base else UNKNOWN_LICENSE}",
+        *([f"base_model: {made_from}"] if base else []),
+        "tags:",
+        "- headway",
+        *(["- lora"] if config.lora.rank else []),
+    ]
+
+
+def license_of(folder: Path) -> str:
+    """What the card in a model's folder gives as its license; `unknown` when it says nothing."""
+    card = folder / CARD
+    lines = card.read_text(encoding="utf-8", errors="replace").splitlines() if card.is_file() else []
+    if not lines or lines[0].strip() != "---":
+        return UNKNOWN_LICENSE
+    for line in lines[1:]:
+        if line.strip() == "---":
+            break
+        if line.startswith("license:"):
+            return line.partition(":")[2].strip() or UNKNOWN_LICENSE
+    return UNKNOWN_LICENSE
+
+
+def _words(config: TrainingConfig, facts: Mapping[str, Any]) -> list[str]:
+    rows = {
+        "Parameters": f"{facts['parameters']:,}",
+        "Steps": f"{facts['steps']:,}",
+        "Tokens trained on": f"{facts['tokens']:,}",
+        "Loss of the last step": f"{facts['loss']:.4f} nats a token",
+        "Sequence length": str(config.sequence_length),
+        "Precision": config.precision,
+        "Seed": str(config.seed),
+    }
+    if config.lora.rank:
+        rows["LoRA"] = f"rank {config.lora.rank}, alpha {config.lora.alpha:g}; merged, and by itself in `adapter/`"
+    rows |= {f"Made from ({name})": f"`{ref}`" for name, ref in sorted(facts["made_from"].items())}
+    return [
+        "A causal language model, trained by Headway.",
+        "",
+        "| | |",
+        "| --- | --- |",
+        *(f"| {name} | {said} |" for name, said in rows.items()),
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        'network = AutoModelForCausalLM.from_pretrained("FOLDER")',
+        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+        "```",
+        "",
+        "It completes text. It was not taught to follow instructions or to refuse. What it was measured on is not in this",
+        "folder: `headway lineage` shows its evaluations.",
+    ]
