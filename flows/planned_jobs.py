@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from flows.base import tokenizer_of_base
 from flows.inputs import resolve
 from flows.retrain import STAGES, chain
 from tasks import benchmark, evaluate, export, preprocess, train, validate
@@ -115,9 +116,21 @@ def _of_validate(found: _Found, config: RetrainConfig) -> Program:
 
 
 def _of_preprocess(found: _Found, config: RetrainConfig) -> Program:
+    return preprocess.program(
+        found.accepted(), config.preprocessing, _tokenizer(found, config), on=unqualified(config.cluster)
+    )
+
+
+def _tokenizer(found: _Found, config: RetrainConfig) -> Tokenizer | None:
+    """The base model's, or the one that is configured, or a placeholder; None: one is trained."""
     ref = config.preprocessing.tokenizer.ref
-    tokenizer = found.named(Tokenizer, ref) if ref else None
-    return preprocess.program(found.accepted(), config.preprocessing, tokenizer, on=unqualified(config.cluster))
+    if not config.training.base:
+        return found.named(Tokenizer, ref) if ref else None
+    try:
+        return tokenizer_of_base(found.store, config)
+    except Unknown:
+        _, name, _ = parse_ref(config.training.base, kind="checkpoint")
+        return found.missing(Tokenizer, name, "the base model is not published")
 
 
 def _of_benchmark(found: _Found, config: RetrainConfig) -> Program:
@@ -131,8 +144,10 @@ def _of_train(found: _Found, config: RetrainConfig) -> Program:
     every = record.value["checkpoint_every_steps"] if record else limits.every_steps
     if every is None:
         found.pending.append("settings.checkpoint_every_steps: plan chooses it")
-    tokens = _tokens(found)
-    return train.program(tokens, config.training, config.execution, every_steps=every or 0, keep=limits.keep)
+    base = found.named(Checkpoint, config.training.base) if config.training.base else None
+    return train.program(
+        _tokens(found), config.training, config.execution, base, every_steps=every or 0, keep=limits.keep
+    )
 
 
 def _of_evaluate(found: _Found, config: RetrainConfig) -> Program:

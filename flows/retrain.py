@@ -13,6 +13,7 @@ from prefect import flow
 from prefect.states import Completed
 
 from flows.agreement import agreed
+from flows.base import base_of, tokenizer_of_base
 from flows.cause import covered_elsewhere
 from flows.closing import close
 from flows.data import tokenized, validated
@@ -94,11 +95,13 @@ def served(dataset: str, config: RetrainConfig) -> Endpoint | None:
 def chain(name: str, config: RetrainConfig) -> Endpoint:
     """The stages in their order."""
     require_proof(config.cluster, config.benchmark)
+    store = current().store
+    base, tokenizer = base_of(store, config), tokenizer_of_base(store, config)
     validation = validated(name, config.validation, config.preprocessing, config.cluster)
-    tokens = tokenized(validation, config.preprocessing, config.cluster)
+    tokens = tokenized(validation, config.preprocessing, config.cluster, tokenizer)
     cluster = benchmark(config.cluster, config.benchmark, training=config.training).require()
-    limits = plan(tokens, config.training, config.planning, on=cluster).require()
-    checkpoint = train(tokens, config.training, how=config.execution, under=limits, on=cluster)
+    limits = plan(tokens, config.training, config.planning, *base, on=cluster).require()
+    checkpoint = train(tokens, config.training, *base, how=config.execution, under=limits, on=cluster)
     scores = evaluate(checkpoint, tokens, config.evaluation, on=cluster)
     champion = champion_scores(scores, tokens, config, on=cluster)
     proven = compare(scores, champion, config.evaluation, config.comparison)

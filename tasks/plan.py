@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from tasks.artifacts import Check, Cluster, Plan, Tokens
+from tasks.artifacts import Check, Checkpoint, Cluster, Plan, Tokens
 from tasks.config import PlanningConfig
+from tasks.formats.model_folder import open_model_folder, shape_of
 from tasks.planning.interval import checkpoint_every_steps
 from tasks.planning.size import (
     activation_bytes,
@@ -48,9 +49,15 @@ class Numbers:
 
 
 @stage(version=1)
-def plan(tokens: Tokens, training: TrainingConfig, limits: PlanningConfig, *, on: Cluster) -> Plan:
-    """Size and time of a training run, and the gate on memory, disk and time."""
+def plan(
+    tokens: Tokens, training: TrainingConfig, limits: PlanningConfig, base: Checkpoint | None = None, *, on: Cluster
+) -> Plan:
+    """Size and time of a training run, and the gate on memory, disk and time; the network is the base's where there is one."""
     vocab_size = int(json.loads((fetch(tokens) / "tokens.json").read_text())["vocab_size"])
+    if base:
+        found = open_model_folder(fetch(base))
+        training = training.model_copy(update={"network": shape_of(found.config)})
+        vocab_size = found.vocab_size
     numbers = reckon(training, limits, on, vocab_size=vocab_size, train_tokens=int(tokens.metrics["train_tokens"]))
     checks = judge(numbers, limits, on)
     with scratch() as folder:

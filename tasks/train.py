@@ -6,23 +6,38 @@ its newest verified checkpoint, whatever was killed.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from tasks.artifacts import Checkpoint, Cluster, Plan, Tokens
+from tasks.artifacts import Artifact, Checkpoint, Cluster, Plan, Tokens
+from tasks.formats.ds_config import ds_config
 from tasks.programs import Program
-from tasks.promotion import require_signer, sign
+from tasks.promotion import require_signed, require_signer, sign
 from tasks.stage import stage
 from tasks.training_config import ExecutionConfig, TrainingConfig
 from tasks.workbench import attach, publish, run_job
 
 
 @stage(version=1)
-def train(tokens: Tokens, config: TrainingConfig, *, how: ExecutionConfig, under: Plan, on: Cluster) -> Checkpoint:
-    """Train a network on the train split, within the plan, and sign what came out; `how` changes no model and is in no key."""
+def train(
+    tokens: Tokens,
+    config: TrainingConfig,
+    base: Checkpoint | None = None,
+    *,
+    how: ExecutionConfig,
+    under: Plan,
+    on: Cluster,
+) -> Checkpoint:
+    """Train a network on the train split, within the plan, and sign what came out; `how` changes no model and is in no key.
+
+    `base` is what `config.base` names. Raises IntegrityError for one whose signature does not count.
+    """
     require_signer(Checkpoint, config.model)
+    if base:
+        require_signed(base)
     limits = {"every_steps": under.checkpoint_every_steps, "keep": under.keep_checkpoints}
-    job = run_job(program(tokens, config, how, **limits, peak=peak_of(on, config.precision)), on=on)
-    attach(job.folder / "profile")
+    job = run_job(program(tokens, config, how, base, **limits, peak=peak_of(on, config.precision)), on=on)
+    attach(Path(job.folder) / "profile")
     checkpoint = publish(job.output, Checkpoint, name=config.model, metrics=job.result["metrics"])
     sign(checkpoint)
     return checkpoint
@@ -32,20 +47,24 @@ def program(
     tokens: Tokens,
     config: TrainingConfig,
     how: ExecutionConfig,
+    base: Checkpoint | None = None,
     *,
     every_steps: int,
     keep: int,
     peak: dict[str, Any] | None = None,
 ) -> Program:
     """What trains: a checkpoint every so many steps, of which so many are kept; `peak` is what MFU is measured against."""
+    inputs: dict[str, Artifact] = {"tokens": tokens, **({"base": base} if base else {})}
     settings = {
         "training": config.model_dump(mode="json"),
         "execution": how.model_dump(mode="json"),
         "checkpoint_every_steps": every_steps,
         "keep_checkpoints": keep,
         "peak": peak,
+        "made_from": {name: artifact.ref for name, artifact in inputs.items()},
+        **({"deepspeed": ds_config(config, how)} if config.engine == "deepspeed" else {}),
     }
-    return Program("tasks.jobs.train", settings, {"tokens": tokens}, progress="checkpoints/LATEST")
+    return Program("tasks.jobs.train", settings, inputs, progress="checkpoints/LATEST")
 
 
 def peak_of(on: Cluster, precision: str) -> dict[str, Any] | None:

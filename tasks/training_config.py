@@ -237,6 +237,8 @@ class ExecutionConfig(Settings):
     def _offload_has_a_place(self) -> ExecutionConfig:
         if self.deepspeed.offload == "nvme" and not self.deepspeed.nvme_path:
             raise ValueError("deepspeed.offload nvme needs deepspeed.nvme_path, a folder on the machines' NVMe disk")
+        if self.deepspeed.offload == "nvme" and self.deepspeed.zero_stage != 3:
+            raise ValueError(f"deepspeed.offload nvme needs deepspeed.zero_stage 3, not {self.deepspeed.zero_stage}")
         return self
 
 
@@ -245,13 +247,32 @@ def require_engine_fits(training: TrainingConfig, execution: ExecutionConfig) ->
     torch_only: dict[str, Any] = {"lora.rank": training.lora.rank, "base": training.base}
     if training.engine == "megatron" and (asked := [name for name, value in torch_only.items() if value]):
         raise ValueError(f"the engine megatron has no training.{asked[0]}: use the engine torch")
+    whole = training.engine == "torch" and execution.parallel == "ddp" and execution.tensor_parallel == 1
+    if training.safety.repeat_every_steps and not whole:
+        raise ValueError(
+            f"training.safety.repeat_every_steps {training.safety.repeat_every_steps} compares whole replicas: it needs the "
+            f"engine torch with execution.parallel ddp, not {training.engine} with {execution.parallel}"
+        )
     only_megatron = {"pipeline_parallel": execution.pipeline_parallel, "context_parallel": execution.context_parallel}
     for name, value in only_megatron.items():
         if value > 1 and training.engine != "megatron":
             raise ValueError(f"execution.{name} {value} needs the engine megatron, not {training.engine}")
-    if execution.tensor_parallel > 1 and training.engine == "deepspeed":
-        raise ValueError(f"execution.tensor_parallel {execution.tensor_parallel} needs the engine torch or megatron")
+    if training.engine == "deepspeed":
+        _require_deepspeed_fits(training, execution)
     if training.engine == "megatron" and not execution.megatron.checkout:
         raise ValueError(
             "the engine megatron needs execution.megatron.checkout: the folder of Megatron-LM on the machines"
         )
+
+
+def _require_deepspeed_fits(training: TrainingConfig, execution: ExecutionConfig) -> None:
+    """Raise ValueError for what ZeRO does not do here: it divides weights in its own way."""
+    asked = {
+        "execution.tensor_parallel": (execution.tensor_parallel, execution.tensor_parallel > 1),
+        "execution.parallel": (execution.parallel, execution.parallel != "ddp"),
+        "execution.compile": (execution.compile, execution.compile),
+        "training.lora.rank": (training.lora.rank, training.lora.rank is not None),
+    }
+    for name, (value, refused) in asked.items():
+        if refused:
+            raise ValueError(f"the engine deepspeed has no {name} {value}: use the engine torch, or leave it out")

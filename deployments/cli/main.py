@@ -13,6 +13,7 @@ from deployments.cli import (
     artifacts,
     audit,
     backup,
+    checkpoint,
     checks,
     copying,
     dataset,
@@ -77,6 +78,7 @@ app.command("hardware")(hardware.hardware)
 app.command("approve")(approve.approve)
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(tokenizer.app, name="tokenizer")
+app.add_typer(checkpoint.app, name="checkpoint")
 app.command("preprocess")(preprocess.preprocess)
 app.command("tokens")(preprocess.tokens)
 app.command("mixture")(preprocess.mixture)

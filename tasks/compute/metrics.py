@@ -56,26 +56,26 @@ def is_step(record: dict[str, Any]) -> bool:
 
 
 class Thinning:
-    """Which records of a long job are worth a point in MLflow. State: the last one that was.
+    """Which records of a long job are worth a point in MLflow. State: when the last one was, and what the one before said.
 
     All of the first thousand steps, of the first ten thousand every tenth, and so on; one in ten seconds however many there are;
     and whatever says something that the record before did not, such as a measurement on held-out text.
     """
 
     def __init__(self) -> None:
-        self._last: dict[str, Any] = {}
+        self._shown, self._before = 0.0, frozenset[str]()
 
     def of(self, records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Those that are, in their order."""
-        return [record for record in records if self._take(record)]
+        return [record for record in records if not is_step(record) or self._take(record)]
 
     def _take(self, record: dict[str, Any]) -> bool:
-        if is_step(record):
-            every = 10 ** max(0, len(str(record["step"])) - FIGURES)
-            since = float(record.get("time") or 0.0) - float(self._last.get("time") or 0.0)
-            if record["step"] % every and since < POINT_SECONDS and record.keys() <= self._last.keys():
-                return False
-        self._last = record
+        every = 10 ** max(0, len(str(record["step"])) - FIGURES)
+        now, told = float(record.get("time") or 0.0), frozenset(record)
+        new, self._before = told - self._before, told
+        if record["step"] % every and now - self._shown < POINT_SECONDS and not new:
+            return False
+        self._shown = now
         return True
 
 

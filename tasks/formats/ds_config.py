@@ -18,7 +18,7 @@ def ds_config(training: TrainingConfig, execution: ExecutionConfig) -> dict[str,
         "train_batch_size": training.global_batch_size,
         "train_micro_batch_size_per_gpu": training.micro_batch_size,
         "gradient_clipping": training.gradient_clip,
-        "bf16": {"enabled": training.precision == "bf16", "check_grad_overflow": True},
+        "bf16": {"enabled": training.precision == "bf16"},
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": _zero(execution.deepspeed),
         "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW runs on CPUs, and nothing has to be compiled for it

@@ -21,6 +21,7 @@ _TIMES = {"elapsed time per iteration (ms)": 0.001, "elapsed time per iteration 
 _TFLOPS = ("throughput per GPU (TFLOP/s/GPU)", "compute per GPU (TFLOP/s/GPU)", "TFLOPs")
 _FIELDS = {
     "lm loss": "loss",
+    "learning rate": "learning_rate",
     "grad norm": "grad_norm",
     "loss scale": "loss_scale",
     "consumed samples": "samples",
@@ -58,6 +59,7 @@ class Iteration:
     """The run's own average, where it prints one."""
     loss: float | None = None
     """Absent when every iteration of the window was skipped, as while the loss scale is searched."""
+    learning_rate: float | None = None
     grad_norm: float | None = None
     loss_scale: float | None = None
     samples: float | None = None

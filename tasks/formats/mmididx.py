@@ -85,6 +85,29 @@ def open_tokens(prefix: Path) -> IndexedTokens:
     return IndexedTokens(tokens=tokens, lengths=lengths, documents=marks)
 
 
+def token_count(prefix: Path) -> int:
+    """Tokens of `PREFIX.bin` by the end of its index, of which only that is read; raises IntegrityError as `read_header` does."""
+    header, path = read_header(prefix), Path(f"{prefix}.idx")
+    if not header.sequences:
+        return 0
+    lengths, pointers = HEADER.size, HEADER.size + 4 * header.sequences
+    last = header.sequences - 1
+    length = int(np.fromfile(path, np.int32, 1, offset=lengths + 4 * last)[0])
+    return int(np.fromfile(path, np.int64, 1, offset=pointers + 8 * last)[0]) // header.dtype.itemsize + length
+
+
+def map_tokens(prefix: Path) -> NDArray[np.number]:
+    """Map `PREFIX.bin` in the time and memory of the last entry of its index: for who needs no documents.
+
+    Raises IntegrityError when the file has another size than its index says.
+    """
+    dtype, count = read_header(prefix).dtype, token_count(prefix)
+    binary = Path(f"{prefix}.bin")
+    if _size(binary) != count * dtype.itemsize:
+        raise IntegrityError(f"{binary} has {_size(binary)} bytes, its index says {count * dtype.itemsize}")
+    return np.memmap(binary, dtype, "r") if count else np.empty(0, dtype)
+
+
 def _check(
     prefix: Path,
     lengths: NDArray[np.int32],

@@ -95,9 +95,14 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def training_tensors(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All that training changes, by name: weights, AdamW's steps and moments. The tensors themselves, no copies."""
+    """All that training changes, by name: weights, AdamW's steps and moments. The tensors themselves, no copies.
+
+    A base model's frozen weights are not among them: they are an input of training, with a version of their own.
+    """
     tensors = {}
     for name, parameter in network.named_parameters():
+        if not parameter.requires_grad:
+            continue
         tensors[f"weight.{name}"] = parameter.detach()
         for key, value in optimizer.state[parameter].items():
             tensors[f"optimizer.{key}.{name}"] = value

@@ -1,7 +1,8 @@
 """What training reads: samples of fixed length out of one long stream of tokens, in an order that a seed decides.
 
 Which samples a step uses depends on the seed and on the number of samples consumed before it, and on nothing else: not
-on the number of ranks, of restarts, or of the step. Nothing here computes with a network.
+on the number of ranks, of restarts, or of the step. The order itself: data_order.py; a run's corpora, one or a mixture:
+data_sources.py; reading ahead: data_loader.py; tokens that are far away: data_cache.py. Nothing here computes with a network.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from tasks.formats.mmididx import open_tokens
+from tasks.formats.mmididx import map_tokens
+from tasks.jobs.data_order import Order
 from tasks.training_config import TrainingConfig
 
 TRAIN = "train_text_document"
@@ -34,45 +36,70 @@ class Batch(NamedTuple):
     """Of each token in its document, shape [samples, length]; None: samples are one text each."""
 
     def to(self, device: torch.device) -> Batch:
-        """The same samples there."""
-        return Batch(*(None if part is None else part.to(device) for part in self))
+        """The same samples there; out of pinned memory they are copied while the CPU goes on."""
+        return Batch(*(None if part is None else part.to(device, non_blocking=True) for part in self))
+
+    def pinned(self) -> Batch:
+        """The same samples in memory that a GPU reads by itself."""
+        return Batch(*(None if part is None else part.contiguous().pin_memory() for part in self))
 
 
-@dataclass(frozen=True)
+class Stream(Protocol):
+    """Tokens one after the other, wherever they lie."""
+
+    def __len__(self) -> int: ...
+
+    def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """The `length` tokens from each start on, shape [starts, length]."""
+
+
+class Mapped:
+    """Tokens in memory, or in a file that is mapped into it."""
+
+    def __init__(self, tokens: NDArray[np.number]) -> None:
+        self._tokens = tokens.view(np.ndarray)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        # Windows are views: what is copied is whole rows, several times faster than one slice a sample.
+        return sliding_window_view(self._tokens, length)[starts].astype(np.int64)
+
+
+class Source(Protocol):
+    """Samples in their order. `count` of them are new before the first one comes again."""
+
+    @property
+    def count(self) -> int: ...
+
+    def batch(self, consumed: int, size: int) -> NDArray[np.int64]:
+        """The `size` samples that follow the first `consumed` ones: shape [size, length + 1]."""
+
+
 class Samples:
-    """The training split, cut into samples of `length` + 1 tokens; neighbours share one token.
+    """One corpus, cut into samples of `length` + 1 tokens; neighbours share one token.
 
     The shared token is the last target of one sample and the first input of the next, so every token is predicted once.
     """
 
-    tokens: NDArray[np.number]
-    """The whole stream, shape [tokens]; documents end with the end-of-document token."""
-    length: int
-    """Predictions a sample."""
-    seed: int
+    def __init__(self, tokens: Stream, *, length: int, seed: int) -> None:
+        """`tokens` is the whole stream: documents end with the end-of-document token."""
+        self.tokens, self.length = tokens, length
+        self._order = Order(seed, (len(tokens) - 1) // length)
 
     @property
     def count(self) -> int:
         """Samples an epoch."""
-        return (len(self.tokens) - 1) // self.length
+        return self._order.count
 
     def batch(self, consumed: int, size: int) -> NDArray[np.int64]:
         """The `size` samples that follow the first `consumed` ones, over epochs: shape [size, length + 1]."""
-        return np.stack([self._sample(position) for position in range(consumed, consumed + size)])
+        return self.at(np.arange(consumed, consumed + size, dtype=np.int64))
 
-    def _sample(self, position: int) -> NDArray[np.int64]:
-        epoch, index = divmod(position, self.count)
-        start = int(epoch_order(self.seed, epoch, self.count)[index]) * self.length
-        return np.asarray(self.tokens[start : start + self.length + 1], dtype=np.int64)
-
-
-@lru_cache(maxsize=2)
-def epoch_order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
-    """A permutation of `count` samples, shape [count].
-
-    It sorts raw PCG64 draws, whose stream numpy keeps forever; `Generator.permutation` may change with numpy (NEP 19).
-    """
-    return np.argsort(np.random.PCG64([seed, epoch]).random_raw(count), kind="stable")
+    def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The sample at each place of the order: shape [places, length + 1]."""
+        return self.tokens.rows(self._order.at(places) * self.length, self.length + 1)
 
 
 @dataclass(frozen=True)
@@ -104,25 +131,40 @@ class Shares:
         """Samples of a global batch that this rank computes."""
         return self.global_batch // self.world_size
 
-    def micro_batches(self, samples: Samples, consumed: int) -> list[Batch]:
-        """This rank's part of the batch after `consumed` samples."""
-        mine = samples.batch(consumed + self.rank * self.samples, self.samples)
-        parts = torch.from_numpy(mine).split(self.micro_batch)
-        return [Batch(part[:, :-1], part[:, 1:]) for part in parts]
+    def micro_batches(self, samples: Source, consumed: int, *, eod: int | None = None) -> list[Batch]:
+        """This rank's part of the batch after `consumed` samples; with `eod`, positions begin anew at every document."""
+        mine = torch.from_numpy(samples.batch(consumed + self.rank * self.samples, self.samples))
+        return [_batch(part, eod) for part in mine.split(self.micro_batch)]
 
 
-def open_samples(folder: Path, config: TrainingConfig) -> Samples:
-    """Map the training split of a tokens folder.
+def _batch(rows: torch.Tensor, eod: int | None) -> Batch:
+    inputs = rows[:, :-1]
+    return Batch(inputs, rows[:, 1:], None if eod is None else positions(inputs, eod))
+
+
+def positions(inputs: torch.Tensor, eod: int) -> torch.Tensor:
+    """Of each token in its document, shape [samples, length].
+
+    The end-of-document token is where the next document begins: as an input it stands before that document's first token and
+    predicts it, as when the network is evaluated and when it generates. So nothing of one document is seen from another.
+    """
+    places = torch.arange(inputs.shape[1])
+    begins = torch.where(inputs == eod, places, 0).cummax(dim=1).values
+    return places - begins
+
+
+def open_samples(folder: Path, config: TrainingConfig, tokens: Stream | None = None) -> Samples:
+    """The training split of a tokens folder, mapped into memory unless its `tokens` are given.
 
     Raises ValueError when it is shorter than one sample, IntegrityError when its index does not fit.
     """
-    tokens = open_tokens(folder / TRAIN).tokens
+    tokens = tokens or Mapped(map_tokens(folder / TRAIN))
     if len(tokens) <= config.sequence_length:
         raise ValueError(
             f"the training split has {len(tokens)} tokens, one sample needs sequence_length + 1 = "
             f"{config.sequence_length + 1}: give more text, or lower training.sequence_length"
         )
-    return Samples(tokens=tokens, length=config.sequence_length, seed=config.seed)
+    return Samples(tokens, length=config.sequence_length, seed=config.seed)
 
 
 def tokens_identity(folder: Path) -> dict[str, Any]:

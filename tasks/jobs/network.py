@@ -79,12 +79,15 @@ def _gpt2(config: TrainingConfig, common: Mapping[str, Any]) -> nn.Module:
     )
 
 
-def next_token_loss(network: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy in nats a token, a scalar; `inputs` and `targets` are [batch, length].
+def next_token_loss(
+    network: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Mean cross-entropy in nats a token, a scalar; `inputs`, `targets` and `positions` are [batch, length].
 
-    Computed here and not by transformers, which shifts its labels and so would drop a prediction of every sample.
+    Where positions begin anew, transformers begins a text of its own, whose tokens attend to themselves only. The loss is
+    computed here and not by transformers, which shifts its labels and so would drop a prediction of every sample.
     """
-    logits = network(input_ids=inputs, use_cache=False).logits
+    logits = network(input_ids=inputs, position_ids=positions, use_cache=False).logits
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
@@ -100,7 +103,8 @@ def save_network(
 
     `weights` are those to write where the network holds only its part of them.
     """
-    network.generation_config.pad_token_id = network.config.eos_token_id
+    ends = network.config.eos_token_id
+    network.generation_config.pad_token_id = ends[0] if isinstance(ends, list) else ends
     network.save_pretrained(folder, state_dict=weights)
     for path in sorted(tokenizer.iterdir()):
         shutil.copyfile(path, folder / path.name)

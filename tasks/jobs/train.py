@@ -24,6 +24,7 @@ from tasks.jobs.data import Samples, Shares, open_samples, tokens_identity, voca
 from tasks.jobs.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Groups, changes, standstill
 from tasks.jobs.runtime import Rank, main
 from tasks.jobs.training.agreement import Word
+from tasks.jobs.training.card import write_card
 from tasks.jobs.training.engine import Setting, open_engine
 from tasks.jobs.training.flops import flops_of
 from tasks.jobs.training.heldout import Heldout
@@ -107,7 +108,8 @@ class Training:
         self.waited = standstill(rank.folder / "metrics.jsonl") if self.elastic and rank.rank == 0 else {}
         self.pace = Pace(began=time.monotonic(), first=self.step)
         self.heldout = self._heldout()
-        self.profile = Profile(rank.folder / "profile", execution, cuda=self.engine.device.type == "cuda")
+        cuda = self.engine.device.type == "cuda"
+        self.profile = Profile(rank.folder / "profile", execution, rank=rank.rank, cuda=cuda)
         self.teller = self._teller()
 
     def _resume(self, bad: Reaction | None = None) -> None:
@@ -186,12 +188,14 @@ class Training:
                 self.watch.stops.end(reasons, self.step)
                 sys.exit(SAVED_AND_STOPPED)
         self.saver.close()
+        self.teller.over()
         self.watch.asked.ignore()
 
     def _advance(self) -> tuple[str, ...]:
         """One step, or back to a checkpoint; returns why ranks were asked to stop."""
         step = self.step + 1
-        self.profile.before(step)
+        with self.meter.part("profile"):
+            self.profile.before(step)
         rate = learning_rate(self.config, step)
         word = self._gradients()
         with self.meter.part("compute"):
@@ -203,10 +207,12 @@ class Training:
                 self.engine.update(rate)
         self.consumed += self.config.global_batch_size
         if verdict and verdict.kind == "rollback":
-            self._go_back(verdict, step)
+            with self.meter.part("rollback"):
+                self._go_back(verdict, step)
             return ()
         self.step = step
-        self.profile.after(step, over=bool(word.reasons) or step == self.config.steps)
+        with self.meter.part("profile"):
+            self.profile.after(step, over=bool(word.reasons) or step == self.config.steps)
         losses = {"loss": word.loss, "grad_norm": norm}
         if verdict:
             losses = {key: value for key, value in losses.items() if math.isfinite(value)} | {"skipped": 1.0}
@@ -266,7 +272,8 @@ class Training:
 
     def _save(self) -> None:
         if verdict := self.watch.unfit_to_save(self.engine, self.step):
-            self._go_back(verdict, self.step)
+            with self.meter.part("rollback"):
+                self._go_back(verdict, self.step)
             return
         self.saver.save(step=self.step, consumed_samples=self.consumed)
         self.pace.saved += 1
@@ -290,9 +297,11 @@ class Training:
         (self.rank.output / "training_log.jsonl").write_text("".join(lines), encoding="utf-8")
         origin = {"seed": self.config.seed, "sequence_length": self.config.sequence_length}
         (self.rank.output / "training.json").write_text(json.dumps({**facts, **origin}, indent=1), encoding="utf-8")
+        told = {**facts, "loss": records[-1]["loss"], "made_from": self.rank.settings.get("made_from", {})}
+        write_card(self.rank.output, self.config, told, base=self.rank.inputs.get("base"))
         return {
             "metrics": {"loss": records[-1]["loss"], **facts, **self.teller.summary(every, records)},
-            "goodput": self.teller.goodput(every),
+            "time": self.teller.time(every),
             "resumed_from_step": self.resumed,
             "checkpoint_stall_seconds": self.pace.stalled,
             "checkpoints": self.pace.saved,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-STALLS = ("data_seconds", "checkpoint_seconds", "heldout_seconds")
+STALLS = ("data_seconds", "checkpoint_seconds", "heldout_seconds", "profile_seconds")
 """Parts of a step in which its rank waits."""
 
 
@@ -21,7 +21,7 @@ class Goodput:
     useful: float = 0.0
     """Computing and communicating in steps that counted."""
     stalled: float = 0.0
-    """Waiting for data, for a checkpoint's snapshot, for held-out text; and after the last step for its checkpoint."""
+    """Waiting for data, a checkpoint's snapshot, held-out text, a profile; and after the last step for its checkpoint."""
     lost: float = 0.0
     """Steps that did not stay: done again because no checkpoint had them, or left out for safety; and going back."""
     starting: float = 0.0
@@ -58,7 +58,7 @@ def goodput(records: Iterable[Mapping[str, Any]], *, ended: float | None = None)
         back = float(record.get("rollback_seconds", 0.0))
         seconds = float(record["step_seconds"]) - back
         waited = min(sum(float(record.get(part, 0.0)) for part in STALLS), seconds)
-        if counted[record["step"]] != number or "reaction" in record:
+        if counted[record["step"]] != number or record.get("skipped"):
             lost += seconds + back
             continue
         lost += back

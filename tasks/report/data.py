@@ -19,6 +19,7 @@ from tasks.report.published import (
     TokensReport,
     ValidationReport,
 )
+from tasks.report.training_data import TrainingReport
 
 RunStatus = Literal["completed", "gate_closed", "failed", "cancelled"]
 StageStatus = Literal["ran", "reused", "failed", "gate_closed", "pending", "not_run"]
@@ -131,6 +132,7 @@ class RunReport(Value):
     stages: tuple[StageReport, ...] = ()
     error: ErrorReport | None = None
     loss: tuple[LossPoint, ...] = ()
+    training: TrainingReport | None = None
     validation: ValidationReport | None = None
     tokens: TokensReport | None = None
     qualification: QualificationReport | None = None

@@ -16,6 +16,7 @@ from tasks.redaction import redact_value
 from tasks.registry.ancestry import walk
 from tasks.report.data import RunReport
 from tasks.report.page import render_page
+from tasks.report.training_data import read_training
 from tasks.storage.store import Store, find
 
 PARTS = {
@@ -62,8 +63,14 @@ def gather(store: Store, stages: list[dict[str, Any]], endpoint: dict[str, Any] 
         **parts,
         "parity": _read_json(store, by_name.get("export"), "parity.json"),
         "loss": [json.loads(line) for line in log.splitlines()] if log else [],
+        "training": _training(by_name.get("train")),
         "lineage": _lineage(store, made[-1], endpoint) if made else {},
     }
+
+
+def _training(stage: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What the job's folder tells; of a stage that was reused, the folder of the job that once ran."""
+    return read_training(Path(stage["job"]["folder"])) if stage and stage["job"] else None
 
 
 def _part(file: str) -> str:

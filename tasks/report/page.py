@@ -1,7 +1,7 @@
 """The page of one retraining run: a RunReport in, one self-contained HTML text out, without script or outside address.
 
 Drawing does not live here (charts.py, corpus_charts.py, lineage_graph.py), nor collecting (gather.py), nor what is said of the
-data (corpus.py), nor how elements are made and texts escaped (markup.py).
+data (corpus.py) and of training (training.py), nor how elements are made and texts escaped (markup.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tasks.report.corpus import corpus_section
 from tasks.report.data import RunReport, StageReport, duration, number, percent, short
 from tasks.report.lineage_graph import lineage_graph
 from tasks.report.markup import SIGNS, Html, checks_grid, facts, figure, folded, join, measured, table, tag, tally
+from tasks.report.training import training_section
 
 FOLDER = Path(__file__).parent
 METRICS_SHOWN = 5
@@ -35,7 +36,7 @@ def render_page(data: RunReport) -> str:
     """The report as one HTML document, UTF-8; equal values give equal text."""
     sections = {
         "Stages": _stages(data.stages),
-        "Training": _training(data),
+        "Training": training_section(data),
         "Data": corpus_section(data),
         "Cluster": _cluster(data),
         "Evaluation": _evaluation(data),
@@ -158,21 +159,6 @@ def _job(stage: StageReport) -> Html:
 def _failed(check: Check) -> Html:
     said = f": measured {measured(check)}, limit {check.limit}. "
     return tag("li", tag("strong", f"\u2715 {check.name}", class_="bad"), said, check.remedy)
-
-
-def _training(data: RunReport) -> Html:
-    if not data.loss:
-        return Html()
-    from tasks.report.charts import loss_chart, norm_chart, rate_chart
-
-    first, last = data.loss[0], data.loss[-1]
-    said = f"from {number(first.loss)} at step {number(first.step)} to {number(last.loss)} at step {number(last.step)}"
-    figures = (
-        figure(loss_chart(data.loss, data.resumed_steps), "Training loss, nats a token", said),
-        figure(rate_chart(data.loss), "Learning rate"),
-        figure(norm_chart(data.loss), "Gradient norm"),
-    )
-    return tag("div", *figures, class_="figures loss")
 
 
 def _cluster(data: RunReport) -> Html:

@@ -191,7 +191,7 @@ def random_samples(config: TrainingConfig, vocab_size: int, tokens: int) -> Samp
     """A stream of random tokens in memory, the same on all ranks."""
     length = max(config.sequence_length + 1, min(tokens, MOST_TOKENS))
     drawn = np.random.default_rng(config.seed).integers(0, vocab_size, size=length, dtype=np.int32)
-    return Samples(tokens=drawn, length=config.sequence_length, seed=config.seed)
+    return Samples(Mapped(drawn), length=config.sequence_length, seed=config.seed)
 
 
 def _summary(probe: Probing, steps: Sequence[Step]) -> Done:

@@ -21,10 +21,11 @@ from tasks.errors import Missing
 from tasks.jobs.checkpoint import RNG
 from tasks.jobs.checkpoint_files import Manifest, place_of
 from tasks.jobs.data import Batch, Shares
-from tasks.jobs.network import build_network, next_token_loss, parameter_count, save_network
+from tasks.jobs.network import next_token_loss, parameter_count, save_network
 from tasks.jobs.training.engine import Setting
 from tasks.jobs.training.meter import Meter
 from tasks.jobs.training.optimizer import adamw
+from tasks.jobs.training.starting import starting_network
 from tasks.process import write_json
 
 TAG = "deepspeed"
@@ -52,7 +53,7 @@ class DeepspeedEngine:
         self._norm = getattr(self.zero, NORMS[self._stage])
 
     def _build(self) -> nn.Module:
-        return build_network(self.setting.training, vocab_size=self.setting.vocab_size, eod=self.setting.eod)
+        return starting_network(self.setting)
 
     def _config(self) -> dict[str, Any]:
         """As the stage generated it, but for the micro batch of a job that ran out of memory; left in the job's folder."""
@@ -69,7 +70,7 @@ class DeepspeedEngine:
         with meter.part("compute"):
             for number, batch in enumerate(batches, start=1):
                 self.engine.set_gradient_accumulation_boundary(number == len(batches))
-                loss: Tensor = next_token_loss(self.engine, batch.inputs, batch.targets) / len(batches)
+                loss: Tensor = next_token_loss(self.engine, *batch) / len(batches)
                 self.engine.backward(loss, scale_wrt_gas=False)
                 total += loss.detach().cpu()
         return total

@@ -13,8 +13,8 @@ from typing import Literal
 
 import torch
 
-Part = Literal["data", "compute", "communication", "checkpoint", "heldout", "rollback"]
-STANDSTILL: tuple[Part, ...] = ("checkpoint", "heldout", "rollback")
+Part = Literal["data", "compute", "communication", "checkpoint", "heldout", "profile", "rollback"]
+STANDSTILL: tuple[Part, ...] = ("checkpoint", "heldout", "profile", "rollback")
 """Parts in which a rank does nothing for the step itself: a step's speed is without them."""
 
 

@@ -18,9 +18,9 @@ ROWS = 40
 class Profile:
     """State: the profiler, while it records."""
 
-    def __init__(self, folder: Path, execution: ExecutionConfig, *, cuda: bool) -> None:
+    def __init__(self, folder: Path, execution: ExecutionConfig, *, rank: int, cuda: bool) -> None:
         self._folder, self._cuda = folder, cuda
-        self._first = execution.profile_from
+        self._first = None if rank else execution.profile_from
         self._last = (execution.profile_from or 0) + execution.profile_steps - 1
         self._at_work: profile | None = None
         self._began = 0

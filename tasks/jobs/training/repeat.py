@@ -52,7 +52,7 @@ def _gradient(network: nn.Module, batch: Batch) -> dict[str, int]:
     """A sum over the bits of each gradient. Autograd is asked for the leaves alone, so no hook of DDP runs."""
     named = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
     with torch.random.fork_rng():
-        loss = next_token_loss(network, batch.inputs, batch.targets)
+        loss = next_token_loss(network, *batch)
         gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     return {name: bits([found]) for name, found in zip(named, gradients, strict=True) if found is not None}
 

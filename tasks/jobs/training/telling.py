@@ -28,22 +28,27 @@ class Teller:
     """State: when the bar was last moved, and what the machine used."""
 
     def __init__(self, rank: Rank, flops: Flops, *, tokens_a_step: int, steps: int, device: torch.device) -> None:
-        self._ranks, self._flops, self._tokens, self._steps = rank.world_size, flops, tokens_a_step, steps
+        self._rank, self._flops, self._tokens, self._steps = rank, flops, tokens_a_step, steps
         self._peak: Mapping[str, Any] = rank.settings.get("peak") or {}
         self._use, self._shown, self._first = MachineUse(device), 0.0, True
+        self._ended = time.time()
 
     def go_on(self, rank: Rank) -> None:
         """Records are of another attempt from now on: training went back to a checkpoint."""
         self._rank = rank
 
-    def tell(self, rank: Rank, step: int, meter: Meter, *, seconds_left: float, **values: Any) -> None:
-        """One step's record, by rank 0; the next step begins. `rank` is of this attempt."""
+    def tell(self, step: int, meter: Meter, *, seconds_left: float, **values: Any) -> None:
+        """One step's record, by rank 0; the next step begins."""
         said = {**values, **self._start(meter), **self._speed(meter.own_seconds), **_seconds(meter), **self._use.look()}
         meter.start()
-        rank.metrics(step=step, **said, seconds_left=seconds_left)
+        self._rank.metrics(step=step, **said, seconds_left=seconds_left)
         if time.monotonic() - self._shown >= PROGRESS_SECONDS or step == self._steps:
             self._shown = time.monotonic()
-            rank.progress(step, self._steps, _in_words(said), seconds_left=seconds_left)
+            self._rank.progress(step, self._steps, _in_words(said), seconds_left=seconds_left)
+
+    def over(self) -> None:
+        """The last checkpoint is there: what follows is publishing, and no part of training's time."""
+        self._ended = time.time()
 
     def _start(self, meter: Meter) -> dict[str, float]:
         """On the first step of a process: how long it took to come so far."""
@@ -52,8 +57,8 @@ class Teller:
 
     def _speed(self, seconds: float) -> dict[str, float]:
         speed = self._tokens / seconds
-        tflops = speed * self._flops.per_token / self._ranks / 1e12
-        found = {"tokens_per_second": speed, "tokens_per_second_per_rank": speed / self._ranks}
+        tflops = speed * self._flops.per_token / self._rank.world_size / 1e12
+        found = {"tokens_per_second": speed, "tokens_per_second_per_rank": speed / self._rank.world_size}
         found["tflops_per_rank"] = tflops
         return {**found, "mfu": tflops / self._peak["tflops"]} if self._peak else found
 
@@ -66,12 +71,12 @@ class Teller:
         shares = {f"{part}_share": sum(r.get(f"{part}_seconds", 0.0) for r in timed) / whole for part in parts if whole}
         heldout = [record["heldout_bits_per_byte"] for record in last if "heldout_bits_per_byte" in record]
         more = {"heldout_bits_per_byte": heldout[-1]} if heldout else {}
-        spent = goodput(every, ended=time.time())
+        spent = goodput(every, ended=self._ended)
         return {**self._speed(own / len(last)), **shares, **more, "goodput": spent.share}
 
-    def goodput(self, every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def time(self, every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """What its time went to, in seconds and as shares, and by which convention and peak the rates are meant."""
-        spent = goodput(every, ended=time.time())
+        spent = goodput(every, ended=self._ended)
         return {
             "seconds": asdict(spent),
             "causes": spent.causes,

@@ -50,7 +50,7 @@ class TorchEngine:
         there = batch.to(self.device)
         with self.parallel.micro_batch(last=last):
             with self.parallel.lower():
-                loss = next_token_loss(self.parallel.called, there.inputs, there.targets) / of
+                loss = next_token_loss(self.parallel.called, *there) / of
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tasks.formats.mmididx import TokenWriter
-from tasks.jobs.data import Samples, Shares, open_samples, tokens_identity, vocabulary
+from tasks.jobs.data import Mapped, Samples, Shares, open_samples, tokens_identity, vocabulary
 from tasks.training_config import TrainingConfig
 
 LENGTH = 4
@@ -15,7 +15,7 @@ LENGTH = 4
 
 @pytest.fixture
 def samples():
-    return Samples(tokens=np.arange(10 * LENGTH + 3, dtype=np.uint16), length=LENGTH, seed=7)
+    return Samples(Mapped(np.arange(10 * LENGTH + 3, dtype=np.uint16)), length=LENGTH, seed=7)
 
 
 def parts_of(samples, consumed, *, world_size, global_batch=8, micro_batch=2):
@@ -57,7 +57,7 @@ def test_the_order_is_the_one_that_the_first_release_had(samples):
 
 
 def test_another_seed_is_another_order(samples):
-    other = Samples(tokens=samples.tokens, length=LENGTH, seed=8)
+    other = Samples(samples.tokens, length=LENGTH, seed=8)
     assert not np.array_equal(samples.batch(0, 10), other.batch(0, 10))
 
 

@@ -1,0 +1,152 @@
+"""A model that others trained becomes a checkpoint version, and its tokenizer one that the checkpoint is made from.
+
+The core of `headway checkpoint publish`; who may, is asked there. What a folder must be: tasks/formats/model_folder.py.
+See docs/fine-tuning.md.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from tasks.errors import Missing
+from tasks.formats.model_folder import INDEX, ModelFolder, open_model_folder
+from tasks.registry.publishing import publish
+from tasks.registry.signatures import require_signer, sign
+from tasks.storage.manifest import Manifest, Provenance
+from tasks.storage.store import Store
+from tasks.tokenizing.tokenizer import OpenedTokenizer, open_tokenizer
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+OTHERS = ("config.json", "generation_config.json", INDEX, *TOKENIZER_FILES, "README.md", "LICENSE", "LICENSE.txt")
+"""What is taken beside the weights, where it is there."""
+
+
+class Made(NamedTuple):
+    """What was published."""
+
+    checkpoint: Manifest
+    tokenizer: Manifest
+    architecture: str
+    parameters: int
+    key: str
+    """That signed the checkpoint."""
+
+
+def make_base(store: Store, home: Path, name: str, path: Path) -> Made:
+    """Publish a Hugging Face folder, or a .gguf file, as a checkpoint under its tokenizer, and sign it.
+
+    Raises ValueError for what training could not start from, IntegrityError when the trust policy lets this home sign nothing of
+    that name.
+    """
+    require_signer(home, "checkpoint", name)
+    work = home / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=work) as temporary, _folder_of(path, Path(temporary)) as folder:
+        found = open_model_folder(folder)
+        opened = _tokenizer(folder, found)
+        tokenizer = publish(
+            store,
+            _tokenizer_folder(folder, opened, Path(temporary)),
+            kind="tokenizer",
+            inputs=(),
+            provenance=_told(name),
+        )
+        checkpoint = publish(
+            store,
+            _copied(folder, found, Path(temporary) / "checkpoint"),
+            kind="checkpoint",
+            inputs=(tokenizer.version,),
+            provenance=_told(name, tokenizer.ref),
+        )
+    statement = sign(store, home, checkpoint)
+    return Made(checkpoint, tokenizer, found.config["architectures"][0], found.parameters, statement.key)
+
+
+@contextmanager
+def _folder_of(path: Path, work: Path) -> Iterator[Path]:
+    """The folder itself, or what a .gguf file holds."""
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; name a Hugging Face folder or a .gguf file")
+    if path.is_dir():
+        yield path
+        return
+    if path.suffix != ".gguf":
+        raise ValueError(f"{path} is neither a folder nor a .gguf file; name a Hugging Face folder or a .gguf file")
+    made = work / "made"
+    convert(path, made)
+    yield made
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Make a Hugging Face folder of a .gguf file, in a process of its own: the orchestrator has no torch in it."""
+    argv = [sys.executable, "-m", "tasks.jobs.gguf_folder", str(file.resolve()), str(folder)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
+    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    if "ModuleNotFoundError" in last:
+        raise Missing(
+            f"{file} needs transformers and gguf to be read: {last}",
+            remedy="Install them: pip install 'headway[cluster]'. Or give a Hugging Face folder.",
+        )
+    raise ValueError(f"{file} cannot be made a Hugging Face folder: {last.removeprefix('ValueError: ')}")
+
+
+def _tokenizer(folder: Path, found: ModelFolder) -> OpenedTokenizer:
+    opened = open_tokenizer(folder)
+    opened.require_eod()
+    if opened.vocab_size > found.vocab_size:
+        raise ValueError(
+            f"the tokenizer of {folder} has {opened.vocab_size} words, its model {found.vocab_size}: they do not belong together"
+        )
+    return opened
+
+
+def _tokenizer_folder(folder: Path, opened: OpenedTokenizer, work: Path) -> Path:
+    """The tokenizer by itself, encoding as it does in the model's folder: there transformers also looks at config.json."""
+    made = work / "tokenizer"
+    made.mkdir()
+    for name in TOKENIZER_FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, made / name)
+    if not (made / "tokenizer.json").is_file() or open_tokenizer(made).digest != opened.digest:
+        (made / "tokenizer.json").write_text(opened.rules, encoding="utf-8")
+        settings = made / "tokenizer_config.json"
+        said = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+        said["tokenizer_class"] = "PreTrainedTokenizerFast"
+        settings.write_text(json.dumps(said, indent=1), encoding="utf-8")
+    if open_tokenizer(made).digest != opened.digest:
+        raise ValueError(
+            f"the tokenizer of {folder} encodes otherwise without the model beside it: save it with save_pretrained of "
+            "transformers, and publish that folder"
+        )
+    return made
+
+
+def _copied(folder: Path, found: ModelFolder, made: Path) -> Path:
+    made.mkdir()
+    for name in (*found.shards, *OTHERS):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, made / name)
+    return made
+
+
+def _told(name: str, *inputs: str) -> Provenance:
+    return Provenance(
+        name=name, created=datetime.now(UTC).isoformat(timespec="seconds"), stage="publish", inputs=inputs
+    )

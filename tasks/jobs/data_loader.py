@@ -1,0 +1,56 @@
+"""The loader: a rank's next batches are read and built by a thread while it computes.
+
+Which samples they are is data.py's; how long a rank waited for them is the part `data` of a step (training/meter.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from tasks.jobs.data import Batch, Shares, Source
+
+
+class Loader:
+    """One rank's batches in their order. State: those that are being read, the next one first.
+
+    Reading ahead changes nothing that is read: whoever asks for another position than the next one gets that one.
+    """
+
+    def __init__(
+        self, source: Source, shares: Shares, *, device: torch.device, ahead: int, eod: int | None = None
+    ) -> None:
+        """`ahead` batches are read before they are asked for; `eod`: documents are masked, see Shares.micro_batches."""
+        self._source, self._shares, self._ahead, self._eod = source, shares, ahead, eod
+        self._pinned = device.type == "cuda"
+        # A thread's own GPU is the first one, where pinning would open a context that nobody uses.
+        begin = (torch.cuda.set_device, (device,)) if self._pinned else (None, ())
+        self._thread = ThreadPoolExecutor(1, "loader", *begin)
+        self._reading: deque[tuple[int, Future[list[Batch]]]] = deque()
+
+    def take(self, consumed: int) -> list[Batch]:
+        """This rank's part of the batch after `consumed` samples; raises what reading raised."""
+        if not self._reading or self._reading[0][0] != consumed:
+            self._forget()
+            self._read(consumed)
+        while len(self._reading) <= self._ahead:
+            self._read(self._reading[-1][0] + self._shares.global_batch)
+        return self._reading.popleft()[1].result()
+
+    def close(self) -> None:
+        """End the thread; what it reads ahead is not waited for longer than one batch takes."""
+        self._forget()
+        self._thread.shutdown()
+
+    def _read(self, consumed: int) -> None:
+        self._reading.append((consumed, self._thread.submit(self._batches, consumed)))
+
+    def _forget(self) -> None:
+        while self._reading:
+            self._reading.pop()[1].cancel()
+
+    def _batches(self, consumed: int) -> list[Batch]:
+        batches = self._shares.micro_batches(self._source, consumed, eod=self._eod)
+        return [batch.pinned() for batch in batches] if self._pinned else batches

@@ -1,0 +1,1 @@
+"""Parts of the program that runs Megatron-LM (tasks/jobs/train_megatron.py): its checkpoints, its log, its converter."""

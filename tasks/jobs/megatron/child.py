@@ -1,0 +1,85 @@
+"""One rank's `pretrain_gpt.py`: a process of its own, started by path, that dies with this one and is asked to stop like it.
+
+What it is told is tasks/formats/megatron_arguments.py; what its last words mean is said here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tasks.errors import Missing
+from tasks.process import die_with_parent
+
+PROGRAM = "pretrain_gpt.py"
+TAIL_BYTES = 16_384
+_NO_NUMBER = re.compile(r"found NaN in|Unexpected result nan|found Inf in|Unexpected result inf", re.IGNORECASE)
+_NO_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError|DefaultCPUAllocator: can't allocate")
+
+
+def require_checkout(checkout: Path) -> None:
+    """Raises Missing when Megatron is not where the settings say."""
+    if not (checkout / PROGRAM).is_file():
+        raise Missing(
+            f"there is no {PROGRAM} in {checkout} (execution.megatron.checkout) on this machine",
+            remedy="Use an image that has it (cluster.image), or clone https://github.com/NVIDIA/Megatron-LM there; "
+            "for execution.megatron.flavour megatron-deepspeed, https://github.com/microsoft/Megatron-DeepSpeed.",
+        )
+
+
+class Child:
+    """State: the process, and whether this rank was asked to stop."""
+
+    def __init__(self, checkout: Path, arguments: Sequence[str], *, log: Path) -> None:
+        """Start it; what it prints goes where this process prints, into the rank's own log."""
+        self.asked = False
+        self._log, self._before = log, log.stat().st_size if log.exists() else 0
+        path = os.pathsep.join(part for part in (str(checkout), os.environ.get("PYTHONPATH", "")) if part)
+        defaults = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # which Megatron demands for tensor and context parallel
+        environment = {**defaults, **os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        environment.pop("PYTHONSAFEPATH", None)
+        self._process = subprocess.Popen(
+            [sys.executable, str(checkout / PROGRAM), *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # torchrun signals a rank's whole group; one request to stop is enough
+            preexec_fn=die_with_parent,
+        )
+        signal.signal(signal.SIGTERM, self._ask)
+
+    def _ask(self, *_: object) -> None:
+        """Megatron saves after the step that it is in, and ends (--exit-signal-handler)."""
+        self.asked = True
+        self._process.terminate()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long at most; returns whether it is over."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """End it at once, when this rank cannot go on."""
+        self._process.kill()
+        self._process.wait()
+
+    def require_success(self) -> None:
+        """Raises FloatingPointError, MemoryError or RuntimeError by what it said last when it failed; a request to stop is none."""
+        code = self._process.returncode
+        if code == 0 or (self.asked and code == -signal.SIGTERM):
+            return
+        with open(self._log, "rb") as file:
+            file.seek(max(self._before, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            said = file.read().decode("utf-8", "replace")
+        last = " | ".join(line.strip() for line in said.splitlines()[-3:])[:500]
+        message = f"{PROGRAM} ended with code {code}: {last or 'it said nothing'}"
+        if _NO_NUMBER.search(said):
+            raise FloatingPointError(message)
+        raise MemoryError(message) if _NO_MEMORY.search(said) else RuntimeError(message)
