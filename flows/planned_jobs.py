@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from flows.base import tokenizer_of_base
 from flows.inputs import resolve
+from flows.mixture import others
 from flows.retrain import STAGES, chain
 from tasks import benchmark, evaluate, export, preprocess, train, validate
 from tasks.artifacts import Artifact, Checkpoint, Cluster, Dataset, Tokenizer, Tokens, parse_ref, unqualified
@@ -145,8 +146,9 @@ def _of_train(found: _Found, config: RetrainConfig) -> Program:
     if every is None:
         found.pending.append("settings.checkpoint_every_steps: plan chooses it")
     base = found.named(Checkpoint, config.training.base) if config.training.base else None
+    mixed = tuple(found.named(Tokens, ref) for ref in others(found.dataset, config.training).values())
     return train.program(
-        _tokens(found), config.training, config.execution, base, every_steps=every or 0, keep=limits.keep
+        _tokens(found), config.training, config.execution, base, mixed, every_steps=every or 0, keep=limits.keep
     )
 
 

@@ -18,6 +18,7 @@ from flows.cause import covered_elsewhere
 from flows.closing import close
 from flows.data import tokenized, validated
 from flows.inputs import checked
+from flows.mixture import beside, mixed_in
 from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
 from tasks.artifacts import Cluster, Endpoint, Evaluation, Model, Pending, Tokens
@@ -97,11 +98,12 @@ def chain(name: str, config: RetrainConfig) -> Endpoint:
     require_proof(config.cluster, config.benchmark)
     store = current().store
     base, tokenizer = base_of(store, config), tokenizer_of_base(store, config)
+    mixed = mixed_in(store, name, config.training)
     validation = validated(name, config.validation, config.preprocessing, config.cluster)
     tokens = tokenized(validation, config.preprocessing, config.cluster, tokenizer)
     cluster = benchmark(config.cluster, config.benchmark, training=config.training).require()
     limits = plan(tokens, config.training, config.planning, *base, on=cluster).require()
-    checkpoint = train(tokens, config.training, *base, how=config.execution, under=limits, on=cluster)
+    checkpoint = train(tokens, config.training, *beside(base, mixed), how=config.execution, under=limits, on=cluster)
     scores = evaluate(checkpoint, tokens, config.evaluation, on=cluster)
     champion = champion_scores(scores, tokens, config, on=cluster)
     proven = compare(scores, champion, config.evaluation, config.comparison)

@@ -16,7 +16,7 @@ SHOWN = {
     "preprocess": ("train_tokens", "vocab_size"),
     "benchmark": ("machines_usable", "matmul_gflops_per_rank", "allreduce_gigabytes_per_second"),
     "plan": ("parameters", "seconds"),
-    "train": ("loss", "tokens_per_second"),
+    "train": ("loss", "heldout_bits_per_byte", "tokens_per_second", "mfu", "goodput"),
     "evaluate": ("bits_per_byte", "perplexity", "gain_over_bigram"),
     "export": ("max_logit_error", "greedy_equal", "greedy_total"),
 }

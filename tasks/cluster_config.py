@@ -6,13 +6,15 @@ A field's docstring is its help text, in docs/configuration.md and in Prefect's 
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from tasks.elasticity import refusal
 from tasks.settings import Name, Positive, Settings
 
+RANGE = re.compile(r"(\d+):(\d+)")
 BackendName = Literal["local", "ssh", "slurm", "azureml", "ray"]
 
 
@@ -182,7 +184,7 @@ class ClusterConfig(Settings):
     backend: BackendName = "local"
     """What jobs are submitted to."""
     nodes: Positive = 1
-    """Machines of a training job; other jobs run on one."""
+    """Machines of a training job; other jobs run on one. A range, as `1:8`, is short for `elastic`'s least and most."""
     ranks_per_node: Positive = 2
     """Processes a machine: one a GPU, or one a core."""
     threads_per_rank: Positive = 1
@@ -219,6 +221,16 @@ class ClusterConfig(Settings):
     slurm: SlurmConfig = SlurmConfig()
     azureml: AzureMlConfig = AzureMlConfig()
     ray: RayConfig = RayConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _range_of_nodes(cls, given: Any) -> Any:
+        found = RANGE.fullmatch(str(given.get("nodes"))) if isinstance(given, dict) else None
+        if not found:
+            return given
+        least, most = (int(number) for number in found.groups())
+        rest = {key: value for key, value in given.items() if key != "nodes"}
+        return {**rest, "elastic": {**(rest.get("elastic") or {}), "min_nodes": least, "max_nodes": most}}
 
     @property
     def world_size(self) -> int:

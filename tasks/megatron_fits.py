@@ -16,6 +16,7 @@ def require_megatron_fits(training: TrainingConfig, execution: ExecutionConfig) 
         return
     _require_its_own_loop(training, execution)
     _require_divides(training, execution)
+    _require_converter(training, execution)
     if execution.megatron.flavour == "megatron-deepspeed":
         _require_megatron_deepspeed(training, execution)
 
@@ -24,7 +25,6 @@ def _require_its_own_loop(training: TrainingConfig, execution: ExecutionConfig) 
     """Megatron-LM has a loop of its own, so what our loop does between steps is not there."""
     safety = training.safety
     ours: dict[str, Any] = {
-        "training.mixture": training.mixture,
         "training.safety.not_finite": safety.not_finite if safety.not_finite != "stop" else None,
         "training.safety.spike_factor": safety.spike_factor,
         "training.safety.repeat_every_steps": safety.repeat_every_steps,
@@ -60,6 +60,17 @@ def _require_divides(training: TrainingConfig, execution: ExecutionConfig) -> No
         )
     if execution.megatron.sequence_parallel and execution.tensor_parallel == 1:
         raise ValueError("execution.megatron.sequence_parallel needs execution.tensor_parallel of 2 or more")
+
+
+def _require_converter(training: TrainingConfig, execution: ExecutionConfig) -> None:
+    """Raises ValueError for a network whose checkpoint nobody could read afterwards: before it is trained, not after."""
+    megatron = execution.megatron
+    read = megatron.flavour == "megatron-lm" and training.network.architecture == "llama"
+    if not read and not megatron.converter:
+        raise ValueError(
+            f"Megatron-Bridge reads no {training.network.architecture} of {megatron.flavour}: name the command that converts its "
+            "checkpoints in execution.megatron.converter"
+        )
 
 
 def _require_megatron_deepspeed(training: TrainingConfig, execution: ExecutionConfig) -> None:

@@ -82,7 +82,7 @@ def reckon(
 ) -> Numbers:
     """All numbers of a run by the formulas of tasks/planning."""
     network = training.network
-    parameters = parameter_count(network, vocab_size)
+    parameters = parameter_count(network, vocab_size, positions=training.sequence_length)
     activations = activation_bytes(
         network, vocab_size, sequence_length=training.sequence_length, micro_batch_size=training.micro_batch_size
     )

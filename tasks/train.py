@@ -17,12 +17,20 @@ from tasks.stage import stage
 from tasks.training_config import ExecutionConfig, TrainingConfig
 from tasks.workbench import attach, publish, run_job
 
+PROGRAMS = {
+    "torch": "tasks.jobs.train",
+    "deepspeed": "tasks.jobs.train",
+    "megatron": "tasks.jobs.train_megatron",
+}
+"""By `training.engine`: Megatron-LM has a loop of its own."""
+
 
 @stage(version=1)
 def train(
     tokens: Tokens,
     config: TrainingConfig,
     base: Checkpoint | None = None,
+    mixed: tuple[Tokens, ...] = (),
     *,
     how: ExecutionConfig,
     under: Plan,
@@ -30,13 +38,13 @@ def train(
 ) -> Checkpoint:
     """Train a network on the train split, within the plan, and sign what came out; `how` changes no model and is in no key.
 
-    `base` is what `config.base` names. Raises IntegrityError for one whose signature does not count.
+    `base` is what `config.base` names, `mixed` what `config.mixture` names beside the run's own tokens. Raises IntegrityError for one whose signature does not count.
     """
     require_signer(Checkpoint, config.model)
     if base:
         require_signed(base)
     limits = {"every_steps": under.checkpoint_every_steps, "keep": under.keep_checkpoints}
-    job = run_job(program(tokens, config, how, base, **limits, peak=peak_of(on, config.precision)), on=on)
+    job = run_job(program(tokens, config, how, base, mixed, **limits, peak=peak_of(on, config.precision)), on=on)
     attach(Path(job.folder) / "profile")
     checkpoint = publish(job.output, Checkpoint, name=config.model, metrics=job.result["metrics"])
     sign(checkpoint)
@@ -48,6 +56,7 @@ def program(
     config: TrainingConfig,
     how: ExecutionConfig,
     base: Checkpoint | None = None,
+    mixed: tuple[Tokens, ...] = (),
     *,
     every_steps: int,
     keep: int,
@@ -55,6 +64,7 @@ def program(
 ) -> Program:
     """What trains: a checkpoint every so many steps, of which so many are kept; `peak` is what MFU is measured against."""
     inputs: dict[str, Artifact] = {"tokens": tokens, **({"base": base} if base else {})}
+    inputs |= {f"tokens-{other.name}": other for other in mixed}
     settings = {
         "training": config.model_dump(mode="json"),
         "execution": how.model_dump(mode="json"),
@@ -64,7 +74,7 @@ def program(
         "made_from": {name: artifact.ref for name, artifact in inputs.items()},
         **({"deepspeed": ds_config(config, how)} if config.engine == "deepspeed" else {}),
     }
-    return Program("tasks.jobs.train", settings, inputs, progress="checkpoints/LATEST")
+    return Program(PROGRAMS[config.engine], settings, inputs, progress="checkpoints/LATEST")
 
 
 def peak_of(on: Cluster, precision: str) -> dict[str, Any] | None:

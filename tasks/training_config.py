@@ -92,7 +92,10 @@ class TrainingConfig(Settings):
     mask_documents: bool = False
     """Whether attention and positions end at a document's end; else a sample is one text."""
     mixture: dict[str, float] = Field(default={})
-    """Shares by which samples are drawn of several tokens artifacts, by name; empty: the run's own tokens only."""
+    """Shares by which samples are drawn of several tokens artifacts, `NAME` or `tokens/NAME@VERSION`; their sum counts as 1.
+
+    The run's own tokens are among them, by the name of its dataset. Empty: only they are trained on.
+    """
     global_batch_size: Positive = 8
     """Samples a step, over all ranks."""
     micro_batch_size: Positive = 4
@@ -120,6 +123,19 @@ class TrainingConfig(Settings):
     seed: int = Field(1234, ge=0)
     """Of the weights' initialisation and the order of samples."""
     safety: SafetyConfig = SafetyConfig()
+
+    @model_validator(mode="after")
+    def _mixture_is_one(self) -> TrainingConfig:
+        if len(self.mixture) == 1:
+            raise ValueError(
+                f"training.mixture has one part, {next(iter(self.mixture))}: leave it empty, or add another"
+            )
+        for name, share in self.mixture.items():
+            if not 0 < share < float("inf"):
+                raise ValueError(
+                    f"training.mixture.{name} {share:g} is no share: give a number above 0, or leave it out"
+                )
+        return self
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> TrainingConfig:
@@ -193,6 +209,9 @@ class MegatronConfig(Settings):
     """Whether norms and dropout are divided along the sequence over the tensor-parallel ranks."""
     distributed_optimizer: bool = True
     """Whether the optimizer's state is divided over data-parallel ranks."""
+    converter: tuple[str, ...] = ()
+    """Command that writes a Hugging Face folder `{output}` from Megatron's `{checkpoint}`, with the network's configuration in
+    `{config}`; `{python}` is the job's Python. Empty: Megatron-Bridge, which reads Megatron-LM's llama networks."""
     arguments: tuple[str, ...] = ()
     """More arguments of pretrain_gpt.py, as they are."""
 
@@ -211,11 +230,12 @@ class ExecutionConfig(Settings):
     compile: bool = False
     """Whether torch.compile makes kernels of the network first: minutes at the start, faster steps on GPUs."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """Activations that are computed again in the backward pass: none, the attention's, or every block's."""
+    """Activations that are computed again in the backward pass: `none`; `selective`, all but the results of matrix products and
+    of the attention; `full`, all within a block."""
     prefetch_steps: Positive = 2
-    """Steps whose samples are read ahead."""
+    """Steps whose samples are read ahead, while others are computed."""
     cache_gib: float | None = Field(None, gt=0)
-    """Room on a local disk for tokens that lie in a store, read ahead in pieces; empty: tokens are read where they lie."""
+    """Room on each machine's own disk for tokens that lie on a shared one, brought while training runs; empty: none is kept."""
     heldout_every_steps: Positive | None = None
     """Steps between two measurements on held-out text; empty: none."""
     heldout_samples: Positive = 16
@@ -257,6 +277,8 @@ def require_engine_fits(training: TrainingConfig, execution: ExecutionConfig) ->
     for name, value in only_megatron.items():
         if value > 1 and training.engine != "megatron":
             raise ValueError(f"execution.{name} {value} needs the engine megatron, not {training.engine}")
+    if training.engine == "torch":
+        _require_plan_fits(training, execution)
     if training.engine == "deepspeed":
         _require_deepspeed_fits(training, execution)
     if training.engine == "megatron" and not execution.megatron.checkout:
@@ -265,12 +287,26 @@ def require_engine_fits(training: TrainingConfig, execution: ExecutionConfig) ->
         )
 
 
+def _require_plan_fits(training: TrainingConfig, execution: ExecutionConfig) -> None:
+    """Raise ValueError where the engine `torch` cannot share matrices; a base model's family is looked at by the job."""
+    asked = f"execution.tensor_parallel {execution.tensor_parallel}"
+    if execution.tensor_parallel == 1:
+        return
+    if execution.parallel != "fsdp":
+        raise ValueError(f"{asked} needs execution.parallel fsdp, which also divides what the matrices' ranks hold")
+    if training.lora.rank:
+        raise ValueError(f"{asked} has no plan for adapters: set it to 1, or leave training.lora.rank out")
+    if training.network.architecture != "llama" and not training.base:
+        raise ValueError(f"{asked} has a plan for llama only, not for {training.network.architecture}: set it to 1")
+
+
 def _require_deepspeed_fits(training: TrainingConfig, execution: ExecutionConfig) -> None:
     """Raise ValueError for what ZeRO does not do here: it divides weights in its own way."""
     asked = {
         "execution.tensor_parallel": (execution.tensor_parallel, execution.tensor_parallel > 1),
         "execution.parallel": (execution.parallel, execution.parallel != "ddp"),
         "execution.compile": (execution.compile, execution.compile),
+        "execution.local_every_steps": (execution.local_every_steps, execution.local_every_steps is not None),
         "training.lora.rank": (training.lora.rank, training.lora.rank is not None),
     }
     for name, (value, refused) in asked.items():

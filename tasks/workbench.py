@@ -52,6 +52,7 @@ KEPT_AFTER_A_JOB = (
     "result.json",
     "launcher.log",
     "logs",
+    "pictures",
     "profile",
     "nodes",
     "errors",

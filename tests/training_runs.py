@@ -27,7 +27,11 @@ CONFIG = TrainingConfig(
     learning_rate=1e-2,
 )
 SERVER = """
-import json, os, sys
+import importlib.util, json, os, sys
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what libraries print is no answer
+if importlib.util.find_spec("deepspeed"):
+    import deepspeed  # accelerate does when a network is written: 4 s of CPU, here once and not in every run
 from tasks.jobs.runtime import main
 from tasks.jobs.train import run
 import tasks.jobs.training.torch_engine
@@ -40,18 +44,19 @@ for line in sys.stdin:
             exec(environment.get("FAULT", ""), {})
             os._exit(main(run))
         children.append(child)
-    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]), flush=True)
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]), file=answers, flush=True)
 """
 
 
 class Forks:
     """One job at a time."""
 
-    def __init__(self):
+    def __init__(self, more=""):
+        """`more` is Python that runs once, before the first job: imports that its jobs need."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.server = subprocess.Popen(
-            [sys.executable, "-c", SERVER], env=environment, start_new_session=True, text=True, **pipes
+            [sys.executable, "-c", more + SERVER], env=environment, start_new_session=True, text=True, **pipes
         )
 
     def __call__(self, job, *, attempt=1, ranks=2, fault=""):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -18,7 +18,22 @@ from tasks.settings import Settings
 
 SHIPPED = Path(__file__).parent.parent / "configs"
 C = TypeVar("C", bound=Settings)
+INTEGER = "tag:yaml.org,2002:int"
 EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads 1:8 as minutes and seconds, 68; here it is a range."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {
+        first: [(tag, pattern) for tag, pattern in known if tag != INTEGER]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver(
+    INTEGER, re.compile(r"[-+]?(0b[01_]+|0x[\da-fA-F_]+|0[0-7_]*|[1-9][\d_]*)$"), list("-+0123456789")
+)
 
 
 def load(source: str | Sequence[str], overrides: list[str]) -> RetrainConfig:
@@ -95,7 +110,7 @@ def _path(source: str) -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        value = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(value, dict):
@@ -122,7 +137,7 @@ def _apply(value: dict[str, Any], override: str) -> None:
 
 def _scalar(text: str) -> Any:
     """YAML 1.1 reads 3e-4 as a string; people mean a number."""
-    value = yaml.safe_load(text)
+    value = yaml.load(text, _Loader)
     return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
 
 

@@ -1,14 +1,18 @@
-"""What a training checkpoint is on disk: names, manifest, verification, quarantine, retention.
+"""What a training checkpoint is on disk: names, manifest, their chain, verification, quarantine.
 
     checkpoints/LATEST                                   advice: changes with every commit, never decides anything
+    checkpoints/SCRUBBED                                 which one was last read again, when, and whether it is good
     checkpoints/attempts/A                               attempt A has started: whoever is older may not commit
     checkpoints/step-S/attempt-A/shard-K.safetensors     rank K's tensors, under a name that is never used again
-    checkpoints/step-S/attempt-A/receipt-K.json          rank K has written its shard: size and sha256
+    checkpoints/step-S/attempt-A/own/...                 files that another engine wrote, in its own format
+    checkpoints/step-S/attempt-A/receipt-K.json          rank K has written its files: their sizes and hashes
     checkpoints/step-S/attempt-A/manifest.json           written last, create-only: without it there is no checkpoint
     checkpoints/step-S/attempt-A/quarantined.json        it failed verification, and why: not considered again
+    checkpoints/step-S/attempt-A/read-by-B               attempt B goes on from it: older attempts do not delete it
 
-Standard library only, for the writer process must start fast. Tensors do not live here (checkpoint.py), nor does the
-order of writing (checkpoint_writer.py). See docs/DESIGN.md, "Checkpoint".
+A file is hashed whole (`sha256`), or in blocks (`blocks`) where ranks read parts of it. Standard library only, for the writer
+process must start fast. Tensors do not live here (checkpoint.py), nor does the order of writing (checkpoint_writer.py), nor
+what is deleted when (checkpoint_retention.py). See docs/DESIGN.md, "Checkpoint".
 """
 
 from __future__ import annotations
@@ -16,31 +20,42 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tasks.errors import IntegrityError
 
-SCHEMA = "headway/checkpoint/1"
+SCHEMA = "headway/checkpoint/2"
+BEFORE = "headway/checkpoint/1"
+"""Of the release before: no chain, one shard a rank with whole tensors, its sha256 of the whole file."""
+BLOCK = 4 << 20
+"""Bytes of a shard that are hashed together."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One committed checkpoint. `files` are `{path, size, sha256}`, a shard a rank, in the order of the ranks."""
+    """One committed checkpoint. `files` are `{path, size, sha256 | blocks}`, in the order of the ranks that wrote them."""
 
     step: int
     attempt: int
     consumed_samples: int
     """Position in the data: samples of the global order that all steps so far used."""
     identity: dict[str, Any]
-    """Training settings, tokens and, of a fixed size, world size: what a run must share to go on from here."""
+    """Training settings and tokens: what a run must share to go on from here."""
     identity_digest: str
     files: list[dict[str, Any]]
+    world_size: int = 0
+    """Ranks that wrote it; 0: its release did not say."""
+    previous: dict[str, Any] | None = None
+    """`{step, attempt, sha256}` of the newest manifest before it, when it was committed; None: there was none."""
     schema: str = SCHEMA
+
+    def entry(self, path: str) -> dict[str, Any] | None:
+        """What is known of a file, by its path in the checkpoint's folder."""
+        return next((entry for entry in self.files if entry["path"] == path), None)
 
 
 def digest(value: Any) -> str:
@@ -80,18 +95,58 @@ def sync(path: Path) -> None:
 
 
 def commit(root: Path, manifest: Manifest) -> bool:
-    """Make a checkpoint exist. False: this very checkpoint was committed before."""
-    value = asdict(manifest)
+    """Make a checkpoint exist, chained to the newest one before it. False: this very checkpoint was committed before."""
+    value = asdict(replace(manifest, previous=_previous(root, manifest)))
     place = place_of(root, manifest.step, manifest.attempt)
     return create_only(place / "manifest.json", {**value, "sha256": digest(value)})
 
 
+def _previous(root: Path, manifest: Manifest) -> dict[str, Any] | None:
+    for path in manifests(root):
+        if age(path) < (manifest.step, manifest.attempt) and not quarantined(path.parent):
+            step, attempt = age(path)
+            return {"step": step, "attempt": attempt, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    return None
+
+
+def require_chained(root: Path, manifest: Manifest, path: Path) -> None:
+    """Raise IntegrityError for a manifest that was not committed where it lies, in the order in which it lies.
+
+    An old one that is put to a newer step still names its own predecessor, and not the one that lies before it now. One that was
+    replaced is not the one that the next one names.
+    """
+    if (manifest.step, manifest.attempt) != age(path):
+        raise IntegrityError(f"{path} is of step {manifest.step}, attempt {manifest.attempt}: it was put there")
+    if manifest.schema == BEFORE:
+        return
+    before = manifest.previous
+    since = (before["step"], before["attempt"]) if before else (-1, 0)
+    others = [other for other in manifests(root) if not quarantined(other.parent)]
+    if between := [other for other in others if since < age(other) < age(path)]:
+        raise IntegrityError(
+            f"{path} was committed before {between[0].parent} was, and lies after it: an old one was put there"
+        )
+    for other in others:
+        if age(other) > age(path) and _names_otherwise(other, path):
+            raise IntegrityError(f"{path} is not the manifest that {other} was committed after")
+
+
+def _names_otherwise(newer: Path, path: Path) -> bool:
+    """Whether a newer manifest names this one's place, and another content."""
+    try:
+        named = read_manifest(newer).previous
+    except (IntegrityError, ValueError, OSError):
+        return False
+    here = named is not None and (named["step"], named["attempt"]) == age(path)
+    return here and named is not None and named["sha256"] != hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def manifests(root: Path) -> list[Path]:
     """Every manifest, quarantined ones too: highest step first, then highest attempt."""
-    return sorted(root.glob("step-*/attempt-*/manifest.json"), key=_age, reverse=True)
+    return sorted(root.glob("step-*/attempt-*/manifest.json"), key=age, reverse=True)
 
 
-def _age(manifest: Path) -> tuple[int, int]:
+def age(manifest: Path) -> tuple[int, int]:
     """Step and attempt, from the path."""
     step, attempt = manifest.parts[-3], manifest.parts[-2]
     return int(step.removeprefix("step-")), int(attempt.removeprefix("attempt-"))
@@ -103,8 +158,9 @@ def verify(path: Path) -> Manifest:
     Raises IntegrityError when something is missing or not what it should be, ValueError for another release's schema.
     """
     manifest = read_manifest(path)
+    require_chained(path.parents[2], manifest, path)
     for entry in manifest.files:
-        _verify_file(path.parent / entry["path"], size=entry["size"], sha256=entry["sha256"])
+        verify_file(path.parent / entry["path"], entry)
     return manifest
 
 
@@ -113,26 +169,47 @@ def read_manifest(path: Path) -> Manifest:
     try:
         value = json.loads(path.read_bytes())
         recorded, schema = value.pop("sha256"), value["schema"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
         raise IntegrityError(f"{path} is not a manifest: {error!r}") from error
     if digest(value) != recorded:
         raise IntegrityError(f"{path} was changed after it was written: its own sha256 does not fit")
-    if schema != SCHEMA:
+    if schema not in (SCHEMA, BEFORE):
         raise ValueError(f"{path} has schema {schema!r}, not {SCHEMA!r}: go on with the release that wrote it")
-    return Manifest(**value)
+    manifest = Manifest(**value)
+    for entry in manifest.files:
+        _require_inside(path, entry["path"])
+    return manifest
 
 
-def _verify_file(path: Path, *, size: int, sha256: str) -> None:
+def _require_inside(manifest: Path, name: str) -> None:
+    parts = Path(name).parts
+    if Path(name).is_absolute() or ".." in parts:
+        raise IntegrityError(f"{manifest} names {name}, which is not in its folder")
+
+
+def verify_file(path: Path, entry: Mapping[str, Any]) -> None:
+    """Read a file whole; raises IntegrityError when it is not what its entry in the manifest says."""
     try:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno()).st_size
-            actual = hashlib.file_digest(file, "sha256").hexdigest() if found == size else ""
+            if found != entry["size"]:
+                raise IntegrityError(f"{path} has {found} bytes, its manifest says {entry['size']}")
+            if "blocks" in entry:
+                for number in range(len(entry["blocks"])):
+                    checked_block(file.read(BLOCK), entry, number, path)
+                return
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError as error:
         raise IntegrityError(f"{path} is missing") from error
-    if found != size:
-        raise IntegrityError(f"{path} has {found} bytes, its manifest says {size}")
-    if actual != sha256:
-        raise IntegrityError(f"{path} has sha256 {actual[:12]}, its manifest says {sha256[:12]}")
+    if actual != entry["sha256"]:
+        raise IntegrityError(f"{path} has sha256 {actual[:12]}, its manifest says {entry['sha256'][:12]}")
+
+
+def checked_block(data: bytes, entry: Mapping[str, Any], number: int, path: Path) -> bytes:
+    """A block's bytes; raises IntegrityError when they are not those that were written."""
+    if hashlib.sha256(data).hexdigest() != entry["blocks"][number]:
+        raise IntegrityError(f"block {number} of {path} has not the sha256 that its manifest says")
+    return data
 
 
 def quarantine(folder: Path, reason: str) -> None:
@@ -155,38 +232,3 @@ def claim_attempt(root: Path, attempt: int) -> int:
 
 def newest_attempt(root: Path) -> int:
     return max((int(path.name) for path in (root / "attempts").iterdir() if path.name.isdigit()), default=0)
-
-
-def clean(root: Path, attempt: int) -> None:
-    """Delete what attempts before `attempt` began to write and did not commit."""
-    for folder in root.glob("step-*/attempt-*"):
-        if int(folder.name.removeprefix("attempt-")) < attempt and not (folder / "manifest.json").exists():
-            delete(folder)
-
-
-def retain(root: Path, keep: int) -> None:
-    """Keep the newest `keep` checkpoints; delete older ones only while one of those kept verifies byte by byte."""
-    good = [path for path in manifests(root) if not quarantined(path.parent)]
-    kept, old = good[:keep], good[keep:]
-    if old and any(_intact(path) for path in kept):
-        for path in old:
-            delete(path.parent)
-
-
-def _intact(path: Path) -> bool:
-    try:
-        verify(path)
-    except (IntegrityError, ValueError):
-        return False
-    return True
-
-
-def delete(folder: Path) -> None:
-    """Delete one attempt's folder, its manifest first. A failure is said in the log and stops nothing."""
-    try:
-        (folder / "manifest.json").unlink(missing_ok=True)
-        shutil.rmtree(folder)
-        if not any(folder.parent.iterdir()):
-            folder.parent.rmdir()
-    except OSError as error:
-        print(f"could not delete {folder}: {error}", file=sys.stderr, flush=True)

@@ -52,6 +52,9 @@ class Stream(Protocol):
     def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """The `length` tokens from each start on, shape [starts, length]."""
 
+    def close(self, *, done: bool) -> None:
+        """Nothing is read any more; with `done`, not by another start of this job either."""
+
 
 class Mapped:
     """Tokens in memory, or in a file that is mapped into it."""
@@ -66,6 +69,9 @@ class Mapped:
         # Windows are views: what is copied is whole rows, several times faster than one slice a sample.
         return sliding_window_view(self._tokens, length)[starts].astype(np.int64)
 
+    def close(self, *, done: bool) -> None:
+        """The map goes with the process."""
+
 
 class Source(Protocol):
     """Samples in their order. `count` of them are new before the first one comes again."""
@@ -75,6 +81,9 @@ class Source(Protocol):
 
     def batch(self, consumed: int, size: int) -> NDArray[np.int64]:
         """The `size` samples that follow the first `consumed` ones: shape [size, length + 1]."""
+
+    def close(self, *, done: bool) -> None:
+        """Nothing is read any more; with `done`, not by another start of this job either."""
 
 
 class Samples:
@@ -100,6 +109,9 @@ class Samples:
     def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sample at each place of the order: shape [places, length + 1]."""
         return self.tokens.rows(self._order.at(places) * self.length, self.length + 1)
+
+    def close(self, *, done: bool) -> None:
+        self.tokens.close(done=done)
 
 
 @dataclass(frozen=True)
@@ -148,7 +160,7 @@ def positions(inputs: torch.Tensor, eod: int) -> torch.Tensor:
     The end-of-document token is where the next document begins: as an input it stands before that document's first token and
     predicts it, as when the network is evaluated and when it generates. So nothing of one document is seen from another.
     """
-    places = torch.arange(inputs.shape[1])
+    places = torch.arange(inputs.shape[1], device=inputs.device)
     begins = torch.where(inputs == eod, places, 0).cummax(dim=1).values
     return places - begins
 

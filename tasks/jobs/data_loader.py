@@ -39,10 +39,11 @@ class Loader:
             self._read(self._reading[-1][0] + self._shares.global_batch)
         return self._reading.popleft()[1].result()
 
-    def close(self) -> None:
-        """End the thread; what it reads ahead is not waited for longer than one batch takes."""
+    def close(self, *, done: bool) -> None:
+        """End the thread, then close what it reads; it is waited for no longer than one batch takes."""
         self._forget()
         self._thread.shutdown()
+        self._source.close(done=done)
 
     def _read(self, consumed: int) -> None:
         self._reading.append((consumed, self._thread.submit(self._batches, consumed)))

@@ -71,6 +71,7 @@ def _gpt2(config: TrainingConfig, common: Mapping[str, Any]) -> nn.Module:
             n_layer=shape.layers,
             n_head=shape.heads,
             n_positions=config.sequence_length,
+            activation_function="gelu_pytorch_tanh",  # the same function as gelu_new, in one operation
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tasks.jobs.checkpoint import choose, identity
-from tasks.jobs.checkpoint_files import Manifest, claim_attempt, clean, place_of, read_manifest
-from tasks.jobs.data import Samples, Shares, open_samples, tokens_identity, vocabulary
+from tasks.jobs.checkpoint_choice import identity
+from tasks.jobs.data import Shares, Source, vocabulary
+from tasks.jobs.data_loader import Loader
+from tasks.jobs.data_sources import open_source, source_identity
 from tasks.jobs.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Groups, changes, standstill
 from tasks.jobs.runtime import Rank, main
 from tasks.jobs.training.agreement import Word
@@ -32,8 +33,10 @@ from tasks.jobs.training.meter import Meter
 from tasks.jobs.training.parallel import data_place, own_gpu, repeatable
 from tasks.jobs.training.profiling import Profile
 from tasks.jobs.training.reactions import Reaction
-from tasks.jobs.training.records import all_records, last_of_each, mend
+from tasks.jobs.training.records import all_records, last_of_each
+from tasks.jobs.training.resuming import agree, local_root, restore_own
 from tasks.jobs.training.safety import Verdict
+from tasks.jobs.training.saves import STORE, Saves
 from tasks.jobs.training.schedule import learning_rate
 from tasks.jobs.training.telling import Teller
 from tasks.jobs.training.watch import Watch
@@ -53,7 +56,7 @@ def run(rank: Rank) -> dict[str, Any]:
     place, places = data_place(rank.rank, rank.world_size, execution)
     shares = Shares(place, places, config.global_batch_size, config.micro_batch_size)
     shares = shares.halved(int(rank.settings.get("smaller_batches", 0)))
-    samples = open_samples(rank.inputs["tokens"], config)
+    samples = open_source(rank.inputs, config, execution)
     _start(rank, config)
     training = Training(rank, config, execution, samples=samples, shares=shares)
     training.go()
@@ -72,16 +75,11 @@ def _start(rank: Rank, config: TrainingConfig) -> None:
 
 @dataclass
 class Pace:
-    """How fast this attempt is, and what checkpoints cost it."""
+    """How fast this attempt is."""
 
     began: float
     first: int
     """Step before the first one of this attempt."""
-    stalled: float = 0.0
-    """Seconds that training stood still for checkpoints; the wait for the last one after training is not among them."""
-    saved: int = 0
-    skipped: int = 0
-    """Checkpoints that were due while the one before was still being written."""
 
     def seconds_left(self, step: int, steps: int) -> float:
         return (time.monotonic() - self.began) / (step - self.first) * (steps - step)
@@ -91,18 +89,21 @@ class Training:
     """One rank's training: the engine, the position in the data, and the checkpoints."""
 
     def __init__(
-        self, rank: Rank, config: TrainingConfig, execution: ExecutionConfig, *, samples: Samples, shares: Shares
+        self, rank: Rank, config: TrainingConfig, execution: ExecutionConfig, *, samples: Source, shares: Shares
     ) -> None:
         self.rank, self.config, self.execution, self.samples, self.shares = rank, config, execution, samples, shares
         self.elastic = bool(rank.settings.get("elastic"))
         self.groups = Groups(elastic=self.elastic)
         self.watch = Watch(rank, config, execution, self.groups)
-        self.checkpoints = rank.folder / "checkpoints"
+        self.checkpoints, self.local = rank.folder / "checkpoints", local_root(rank, execution)
+        often = execution.local_every_steps
+        self.saves = Saves(rank.settings, steps=config.steps, local_every=often, group=self.groups.steps)
         self.tokens = rank.inputs["tokens"]
         self.engine = open_engine(self._setting())
+        self.eod = vocabulary(self.tokens)[1] if config.mask_documents else None
+        self.loader = self._loader()
         self.meter = Meter()
-        fixed = None if self.elastic else rank.world_size
-        self.identical = identity(config, tokens_identity(self.tokens), world_size=fixed)
+        self.identical = identity(config, source_identity(rank.inputs, config))
         self._resume()
         self.resumed = self.step or None
         self.waited = standstill(rank.folder / "metrics.jsonl") if self.elastic and rank.rank == 0 else {}
@@ -114,22 +115,29 @@ class Training:
 
     def _resume(self, bad: Reaction | None = None) -> None:
         """Go on from the newest good checkpoint, as a new attempt: at a start, and after a step that was `bad`."""
-        attempt, found = self._agree(self.identical)
+        chosen = agree(self.rank, self.checkpoints, self.local, self.identical, self.groups.patient)
         # as claimed: it rises over machines and submissions, theirs does not
-        self.rank = replace(self.rank, attempt=attempt)
+        self.rank, found = replace(self.rank, attempt=chosen.attempt), chosen.manifest
         self.step, self.consumed = (found.step, found.consumed_samples) if found else (0, 0)
-        if found:
+        if found and chosen.local:
+            assert self.local
+            restore_own(self.local, found, self.engine.pieces(), group=self.groups.steps)
+        elif found:
             self.engine.restore(self.checkpoints, found)
         if bad:
             self.watch.go_back(bad, found)
         self.watch.resume(self.rank, self.step)
-        self.saver = self.engine.saving(self._writing(self.identical))
+        self.saves.open(self.engine.saving(self._writing(self.identical)), self.step)
+
+    def _loader(self) -> Loader:
+        ahead, device = self.execution.prefetch_steps, self.engine.device
+        return Loader(self.samples, self.shares, device=device, ahead=ahead, eod=self.eod)
 
     def _heldout(self) -> Heldout | None:
         if not self.execution.heldout_every_steps:
             return None
         length, samples = self.config.sequence_length, self.execution.heldout_samples
-        return Heldout(self.tokens, length=length, samples=samples, shares=self.shares)
+        return Heldout(self.tokens, length=length, samples=samples, shares=self.shares, eod=self.eod)
 
     def _teller(self) -> Teller:
         flops = flops_of(self.engine.network, self.config, self.engine.parameters())
@@ -148,29 +156,14 @@ class Training:
             "world_size": self.rank.world_size,
             "attempt": self.rank.attempt,
             "keep": int(self.rank.settings["keep_checkpoints"]),
+            "keep_every": self.rank.settings.get("keep_every"),
+            "local": str(self.local or ""),
             "log": str(self.rank.folder / "metrics.jsonl"),
             "identity": identical,
         }
 
-    def _agree(self, identical: dict[str, Any]) -> tuple[int, Manifest | None]:
-        """Rank 0 claims an attempt and chooses a checkpoint; the others take its word and read the same manifest."""
-        word = torch.tensor([0, -1, -1])
-        found = None
-        if self.rank.rank == 0:
-            mend(self.rank.folder / "metrics.jsonl")
-            attempt = claim_attempt(self.checkpoints, self.rank.attempt)
-            clean(self.checkpoints, attempt)
-            found = choose(self.checkpoints, identical)
-            word = torch.tensor([attempt, found.step if found else -1, found.attempt if found else -1])
-        dist.broadcast(word, src=0, group=self.groups.patient)
-        attempt, step, of_attempt = (int(number) for number in word)
-        if step >= 0 and not found:
-            found = read_manifest(place_of(self.checkpoints, step, of_attempt) / "manifest.json")
-        return attempt, found
-
     def go(self) -> None:
         """Every step that is left, then the last checkpoint. When a rank is asked to stop, all save after that step and end."""
-        every = int(self.rank.settings["checkpoint_every_steps"])
         self.watch.asked.listen()
         self.meter.start()
         while self.step < self.config.steps:
@@ -178,16 +171,17 @@ class Training:
             if self.step <= done:
                 continue  # it went back to a checkpoint
             with self.meter.part("checkpoint"):
-                if reasons or self.step == self.config.steps:
-                    self._save()
-                elif self.step % every == 0:
-                    self._save_unless_busy()
-                self.saver.busy()  # a save that failed in the background is raised here, and not at the end
+                last = bool(reasons) or self.step == self.config.steps
+                if tier := STORE if last else self.saves.due(self.step):
+                    self._save(tier, wait=last)
+                self.saves.look()
             if reasons and self.step < self.config.steps:
-                self.saver.close()
+                self.saves.close()
+                self.loader.close(done=False)
                 self.watch.stops.end(reasons, self.step)
                 sys.exit(SAVED_AND_STOPPED)
-        self.saver.close()
+        self.saves.close()
+        self.loader.close(done=True)
         self.teller.over()
         self.watch.asked.ignore()
 
@@ -222,7 +216,7 @@ class Training:
 
     def _go_back(self, verdict: Verdict, step: int) -> None:
         """To the newest checkpoint; the batches since then are left out for good."""
-        self.saver.close()
+        self.saves.close()
         position = self.consumed - self.config.global_batch_size
         self._resume(Reaction(step, position, "rollback", verdict.why, end=self.consumed))
         self.pace.began, self.pace.first = time.monotonic(), self.step
@@ -248,7 +242,7 @@ class Training:
         """Gradients of the global batch, averaged over its samples; returns what all ranks know then."""
         self.consumed = self.watch.next_position(self.consumed)
         with self.meter.part("data"):
-            batches = self.shares.micro_batches(self.samples, self.consumed)
+            batches = self.loader.take(self.consumed)
         self.watch.probe(self.engine, batches, self.step + 1)
         with self.meter.part("compute"):
             loss = self.engine.gradients(batches, self.meter)
@@ -259,24 +253,14 @@ class Training:
         left = self.pace.seconds_left(self.step, self.config.steps)
         self.teller.tell(self.step, self.meter, **values, seconds_left=left)
 
-    def _save_unless_busy(self) -> None:
-        """Rank 0's writer is done last, so whether it is busy decides for all ranks."""
-        began = time.monotonic()
-        busy = torch.tensor(int(self.saver.busy()))
-        dist.broadcast(busy, src=0, group=self.groups.steps)
-        if busy:
-            self.pace.skipped += 1
-        else:
-            self._save()
-        self.pace.stalled += time.monotonic() - began
-
-    def _save(self) -> None:
+    def _save(self, tier: str, *, wait: bool) -> None:
+        if not self.saves.room(wait=wait):
+            return
         if verdict := self.watch.unfit_to_save(self.engine, self.step):
             with self.meter.part("rollback"):
                 self._go_back(verdict, self.step)
             return
-        self.saver.save(step=self.step, consumed_samples=self.consumed)
-        self.pace.saved += 1
+        self.saves.save(tier, step=self.step, consumed_samples=self.consumed)
 
     def _tokens_a_step(self) -> int:
         return self.config.global_batch_size * self.config.sequence_length
@@ -303,9 +287,7 @@ class Training:
             "metrics": {"loss": records[-1]["loss"], **facts, **self.teller.summary(every, records)},
             "time": self.teller.time(every),
             "resumed_from_step": self.resumed,
-            "checkpoint_stall_seconds": self.pace.stalled,
-            "checkpoints": self.pace.saved,
-            "checkpoints_skipped": self.pace.skipped,
+            **self.saves.told(),
             **self.watch.told(),
             **({"standstills": changes(self.rank.folder / "metrics.jsonl")} if self.elastic else {}),
         }

@@ -11,6 +11,9 @@ import math
 MIN_CHECKPOINTS = 10
 """A run is saved at least this often, however rare failures are: people stop runs too."""
 
+WRITER_SHARE = 2.0
+"""An interval is at least so many times as long as writing takes."""
+
 
 def young_interval(save_seconds: float, mean_seconds_between_failures: float) -> float:
     """T = sqrt(2 C M) (Young 1974): first-order optimum of the computing time between two saves."""
@@ -39,6 +42,24 @@ def checkpoint_every_steps(
     """
     wanted = round(daly_interval(save_seconds, mean_seconds_between_failures) / step_seconds)
     return max(1, min(wanted, steps // MIN_CHECKPOINTS))
+
+
+def corrected_every_steps(
+    steps: int,
+    step_seconds: float,
+    *,
+    stall_seconds: float,
+    write_seconds: float,
+    mean_seconds_between_failures: float,
+) -> int:
+    """`checkpoint_every_steps` by what was measured: the time that training stood still, and the time until it was committed.
+
+    Not so often that the writer, which takes processors and the disk from training, is at work for more than half of the time.
+    """
+    found = checkpoint_every_steps(
+        steps, step_seconds, save_seconds=stall_seconds, mean_seconds_between_failures=mean_seconds_between_failures
+    )
+    return min(max(found, math.ceil(WRITER_SHARE * write_seconds / step_seconds)), max(1, steps))
 
 
 def _require_positive(save_seconds: float, mean_seconds_between_failures: float) -> None:

@@ -1,7 +1,7 @@
 """How big a network is: parameters, memory, checkpoint bytes, floating-point operations.
 
-Pure arithmetic on the shape of a Llama-family network. How long that takes is in steptime.py; whether it fits is judged
-by the stage (tasks/plan.py). Sizes are in bytes, not GiB. See docs/planning.md.
+Pure arithmetic on the shape of a Llama-family network or a GPT-2. How long that takes is in steptime.py; whether it fits
+is judged by the stage (tasks/plan.py). Sizes are in bytes, not GiB. See docs/planning.md.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ LOGIT_COPIES = 4
 """Of [tokens, vocab_size] in float32 at the peak (measured): logits, log-softmax, and the gradient of each."""
 
 
-def parameter_count(network: NetworkConfig, vocab_size: int) -> int:
-    """Exact parameters of transformers' LlamaForCausalLM of this shape (no biases, RMSNorm weights counted)."""
-    hidden = network.hidden_size
-    norms = network.layers * 2 * hidden + hidden
-    embeddings = vocab_size * hidden * (1 if network.tie_embeddings else 2)
-    return network.layers * _layer_matrices(network) + norms + embeddings
+def parameter_count(network: NetworkConfig, vocab_size: int, *, positions: int = 0) -> int:
+    """Exact parameters of transformers' LlamaForCausalLM (no biases, RMSNorm weights counted) or GPT2LMHeadModel of this shape.
+
+    `positions` are those that GPT-2 learns, the sequence length; a Llama has none.
+    """
+    hidden, gpt2 = network.hidden_size, network.architecture == "gpt2"
+    norms = (network.layers * 2 + 1) * hidden * (2 if gpt2 else 1)
+    biases = network.layers * (5 * hidden + network.intermediate_size) if gpt2 else 0
+    embeddings = vocab_size * hidden * (1 if network.tie_embeddings else 2) + (positions * hidden if gpt2 else 0)
+    return network.layers * _layer_matrices(network) + biases + norms + embeddings
 
 
 def training_memory_bytes(parameters: int) -> int:
@@ -39,11 +43,13 @@ def activation_bytes(network: NetworkConfig, vocab_size: int, *, sequence_length
     Counted operation by operation as Korthikanti et al. 2022 (section 4.1) do, for a Llama layer as transformers builds
     it and attention that keeps no [s, s] matrix. Elements a token and layer: two RMSNorms, each with its input, what it
     normalised and its output, 6h; queries and attention output 2h; keys and values 2kv; SwiGLU 4f (gate, silu of the
-    gate, up, their product).
+    gate, up, their product). Of GPT-2: two LayerNorms, each with its input and output, 4h; queries, keys, values and
+    attention output 4h; GELU and its input 2f.
     """
     hidden, kv = network.hidden_size, _kv_size(network)
-    layer = 8 * hidden + 2 * kv + 4 * network.intermediate_size
-    around = 3 * hidden + LOGIT_COPIES * vocab_size
+    gpt2 = network.architecture == "gpt2"
+    layer = 8 * hidden + (2 if gpt2 else 4) * network.intermediate_size + (0 if gpt2 else 2 * kv)
+    around = (2 if gpt2 else 3) * hidden + LOGIT_COPIES * vocab_size
     return FLOAT32_BYTES * micro_batch_size * sequence_length * (network.layers * layer + around)
 
 
@@ -68,9 +74,9 @@ def flops_per_token_megatron(network: NetworkConfig, vocab_size: int, *, sequenc
 
 
 def _layer_matrices(network: NetworkConfig) -> int:
-    """Parameters of one layer's matrices: query, output; key, value; gate, up, down."""
-    hidden = network.hidden_size
-    return 2 * hidden * hidden + 2 * hidden * _kv_size(network) + 3 * hidden * network.intermediate_size
+    """Parameters of one layer's matrices: query, output; key, value; gate, up, down, of GPT-2 up and down only."""
+    hidden, feeding = network.hidden_size, 2 if network.architecture == "gpt2" else 3
+    return 2 * hidden * hidden + 2 * hidden * _kv_size(network) + feeding * hidden * network.intermediate_size
 
 
 def _kv_size(network: NetworkConfig) -> int:

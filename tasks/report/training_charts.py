@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
 
 from tasks.report.charts import ACCENT, BAD, INK, LINE, MUTED, ROUND, SOFT, WARN, Bar, bars, plain_numbers, svg
 from tasks.report.data import duration, number, percent
@@ -31,14 +32,10 @@ def split_chart(steps: Sequence[StepTime]) -> str:
     """Shares of a step by its parts, against the step."""
     if len(steps) < 2:
         return ""
-    whole = np.array([max(point.step_seconds, 1e-12) for point in steps])
-    shares = {
-        name: np.array([getattr(point, f"{name}_seconds") for point in steps]) / whole for name in list(PARTS)[:-1]
-    }
-    shares["rest"] = np.clip(1 - sum(shares.values()), 0, 1)
+    parts = shares(steps)
 
     def draw(axes: Any) -> None:
-        heights = [100 * shares[name] for name in PARTS]
+        heights = [100 * parts[name] for name in PARTS]
         places = [point.step for point in steps]
         axes.stackplot(places, heights, colors=list(PARTS.values()), labels=list(PARTS), linewidth=0)
         axes.set_xlim(places[0], places[-1])
@@ -47,8 +44,16 @@ def split_chart(steps: Sequence[StepTime]) -> str:
         _below(axes)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=5, labelcolor=INK, fontsize=10, handlelength=1)
 
-    said = ", ".join(f"{name} {percent(float(shares[name].mean()))}" for name in PARTS)
+    said = ", ".join(f"{name} {percent(float(parts[name].mean()))}" for name in PARTS)
     return svg("split", SIZE, f"Shares of a step: {said}", draw)
+
+
+def shares(steps: Sequence[StepTime]) -> dict[str, NDArray[np.float64]]:
+    """Of each step the share of each part, what is in none included; shape [steps]."""
+    whole = np.array([max(point.step_seconds, 1e-12) for point in steps])
+    known = [name for name in PARTS if name != "rest"]
+    found = {name: np.array([getattr(point, f"{name}_seconds") for point in steps]) / whole for name in known}
+    return {**found, "rest": np.clip(1 - sum(found.values()), 0, 1)}
 
 
 def speed_chart(steps: Sequence[StepTime]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tasks.report.published import Published
 
-MOST_POINTS = 500
+MOST_POINTS = 80
 
 
 class StepTime(Published):
@@ -86,4 +86,5 @@ def _thin(steps: list[dict[str, Any]]) -> Iterator[dict[str, float]]:
     for start in range(0, len(steps), size):
         group = steps[start : start + size]
         mean = {name: sum(float(record.get(name, 0.0)) for record in group) / len(group) for name in names}
-        yield {**mean, "step": group[-1]["step"]}
+        speed = len(group) / sum(1 / record["tokens_per_second"] for record in group)
+        yield {**mean, "step": group[-1]["step"], "tokens_per_second": speed}

@@ -60,7 +60,7 @@ def test_codeparrot_is_of_the_published_size():
     """Hugging Face's page: 110 million parameters, 29.5 billion tokens, micro batches of 12 on eight GPUs."""
     config = load("codeparrot", [])
     training = config.training
-    assert 0.1e9 < parameter_count(training.network, config.preprocessing.tokenizer.vocab_size) < 0.12e9
+    assert 0.1e9 < parameter_count(training.network, config.preprocessing.tokenizer.vocab_size, positions=1024) < 0.12e9
     assert training.steps * training.global_batch_size * training.sequence_length == 29_491_200_000
     assert training.global_batch_size // (training.micro_batch_size * config.cluster.world_size) == 2
 
@@ -304,3 +304,23 @@ def test_nothing_at_all_is_empty_text_where_that_is_the_default(config):
     assert config("cluster:\n  image:\n", "cluster.ray.address=").cluster.ray.address == ""
     with pytest.raises(ValueError, match=r"cluster\.backend"):
         config("cluster:\n  backend:\n")
+
+
+def test_a_range_of_nodes_is_an_elastic_job_and_no_time_of_day(config):
+    """YAML 1.1 makes 68 of 1:8."""
+    text = "cluster:\n  backend: slurm\n  nodes: 1:8\n  ranks_per_node: 1\n  elastic: {address: login-1}\n"
+    found = config(text).cluster
+    assert (found.nodes, found.elastic.min_nodes, found.elastic.max_nodes, found.elastic.address) == (
+        1,
+        1,
+        8,
+        "login-1",
+    )
+    assert config(text, "cluster.nodes=2:4").cluster.elastic.min_nodes == 2
+    with pytest.raises(ValueError, match="local takes no elastic jobs"):
+        config("cluster: {nodes: 1:8}")
+    with pytest.raises(ValueError, match="min_nodes 4 must not be above max_nodes 2"):
+        config("cluster: {backend: slurm, nodes: 4:2}")
+    training = "training: {seed: 0x10, steps: 1_000, warmup_steps: 0, micro_batch_size: 2, global_batch_size: 12}"
+    read = config(f"{training}\ncluster: {{backend: slurm, nodes: 3, ranks_per_node: 1}}")
+    assert (read.training.seed, read.training.steps, read.cluster.nodes, read.cluster.elastic) == (16, 1000, 3, None)

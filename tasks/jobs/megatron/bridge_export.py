@@ -7,6 +7,7 @@ checkpoint of pretrain_gpt.py names no model, so this says that it is a GPT, whi
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from tasks.jobs.megatron.commits import SAVED
@@ -15,20 +16,19 @@ from tasks.jobs.megatron.commits import SAVED
 def main(checkpoint: str, config: str, output: str) -> int:
     """Read a Megatron-LM checkpoint and write its weights; 6 where Megatron-Bridge is not installed."""
     try:
-        from megatron.bridge import AutoBridge  # type: ignore[import-not-found]
-        from megatron.bridge.training.model_load_save import (  # type: ignore[import-not-found]
-            load_megatron_model,
-            temporary_distributed_context,
-        )
+        bridges = import_module("megatron.bridge")
+        loading = import_module("megatron.bridge.training.model_load_save")
     except ImportError as error:
         print(f"Megatron-Bridge cannot be imported: {error}", file=sys.stderr)
         return 6
     from transformers import AutoConfig
 
     saved = next(path for path in Path(checkpoint).iterdir() if SAVED.fullmatch(path.name))
-    bridge = AutoBridge.from_hf_config(AutoConfig.from_pretrained(config))
-    with temporary_distributed_context(backend="gloo"):
-        network = load_megatron_model(str(saved), model_type="gpt", use_cpu_init=True, skip_temp_dist_context=True)
+    bridge = bridges.AutoBridge.from_hf_config(AutoConfig.from_pretrained(config))
+    with loading.temporary_distributed_context(backend="gloo"):
+        network = loading.load_megatron_model(
+            str(saved), model_type="gpt", use_cpu_init=True, skip_temp_dist_context=True
+        )
         bridge.save_hf_pretrained(network if isinstance(network, list) else [network], output)
     return 0
 

@@ -71,7 +71,7 @@ class Child:
         self._process.wait()
 
     def require_success(self) -> None:
-        """Raises FloatingPointError, MemoryError or RuntimeError by what it said last when it failed; a request to stop is none."""
+        """Raises FloatingPointError, MemoryError or RuntimeError by its last words, unless it ended well or as asked."""
         code = self._process.returncode
         if code == 0 or (self.asked and code == -signal.SIGTERM):
             return

@@ -29,7 +29,13 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 
 def convert(
-    config: TrainingConfig, checkpoint: Path, output: Path, *, vocab: tuple[int, int], tokenizer: Path, command: Sequence[str]
+    config: TrainingConfig,
+    checkpoint: Path,
+    output: Path,
+    *,
+    vocab: tuple[int, int],
+    tokenizer: Path,
+    command: Sequence[str],
 ) -> None:
     """Write the network's configuration, have the weights written, check them, and put the tokenizer beside them.
 
@@ -39,6 +45,7 @@ def convert(
     with torch.device("meta"):
         network = build_network(config, vocab_size=vocab[0], eod=vocab[1])
     network.generation_config.pad_token_id = network.config.eos_token_id
+    network.config.architectures = [type(network).__name__]
     shape = checkpoint.parent / "hf_config"
     shutil.rmtree(shape, ignore_errors=True)
     network.config.save_pretrained(shape)

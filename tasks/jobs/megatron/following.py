@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 from tasks.formats.megatron_log import Iteration, iterations_of
 from tasks.jobs.runtime import Rank
@@ -25,7 +24,7 @@ class Following:
         """The last step that was read."""
 
     def look(self) -> None:
-        """Tell of every step that the log has and that was not told yet; raises FloatingPointError for a loss that is no number."""
+        """Tell of every step that is new in the log; raises FloatingPointError for a loss that is no number."""
         for one in self._new():
             self.step = one.number
             if one.loss is None or not one.seconds:

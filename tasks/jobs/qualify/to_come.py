@@ -16,7 +16,7 @@ def vocabulary(bench: Bench) -> int:
 
 def parameters(bench: Bench) -> int:
     """Of the configured network."""
-    return parameter_count(bench.training.network, vocabulary(bench))
+    return parameter_count(bench.training.network, vocabulary(bench), positions=bench.training.sequence_length)
 
 
 def flops_per_token(bench: Bench) -> int:

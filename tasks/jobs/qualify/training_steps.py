@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tasks.jobs.data import Batch, Samples, Shares
+from tasks.jobs.data import Batch, Mapped, Samples, Shares
 from tasks.jobs.network import build_network, next_token_loss
 from tasks.jobs.qualify import gpus
 from tasks.jobs.qualify.bench import Bench

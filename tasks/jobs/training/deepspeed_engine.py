@@ -14,22 +14,20 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from tasks.errors import Missing
-from tasks.jobs.checkpoint import RNG
-from tasks.jobs.checkpoint_files import Manifest, place_of
+from tasks.jobs.checkpoint_files import Manifest
 from tasks.jobs.data import Batch, Shares
-from tasks.jobs.network import next_token_loss, parameter_count, save_network
-from tasks.jobs.training.engine import Setting
+from tasks.jobs.network import next_token_loss, parameter_count
+from tasks.jobs.training.engine import Saving, Setting
 from tasks.jobs.training.meter import Meter
 from tasks.jobs.training.optimizer import adamw
+from tasks.jobs.training.parallel import own_device, recompute
 from tasks.jobs.training.starting import starting_network
+from tasks.jobs.training.writing import write_network
 from tasks.process import write_json
 
-TAG = "deepspeed"
-"""Folder of DeepSpeed's files within a checkpoint's."""
 NORMS = {1: "scaled_global_norm", 2: "scaled_global_norm", 3: "_get_norm_groups"}
 """The method of DeepSpeed's optimizer, by stage, whose answer it clips by."""
 
@@ -38,22 +36,18 @@ class DeepspeedEngine:
     """One rank's network under ZeRO."""
 
     def __init__(self, setting: Setting) -> None:
-        self.setting, rank = setting, setting.rank
-        self.network = self._build()
-        self.trained = parameter_count(self.network)
-        torch.manual_seed(setting.training.seed + rank.rank)
-        self.engine, self.zero, *_ = deepspeed().initialize(
-            model=self.network,
-            optimizer=adamw(self.network, setting.training),
-            config=self._config(),
-            dist_init_required=False,
+        package = deepspeed()
+        self.setting, self.device = setting, own_device()
+        self.network = starting_network(setting)
+        self.trained = parameter_count(self.network)  # before stage 3 takes the weights away
+        recompute(self.network, setting.execution.recompute)
+        torch.manual_seed(setting.training.seed + setting.rank.rank)
+        optimizer, config = adamw(self.network, setting.training), self._config()
+        self.engine, self.zero, *_ = package.initialize(
+            model=self.network, optimizer=optimizer, config=config, dist_init_required=False
         )
-        self.device = torch.device(self.engine.device)
         self._stage = setting.execution.deepspeed.zero_stage
         self._norm = getattr(self.zero, NORMS[self._stage])
-
-    def _build(self) -> nn.Module:
-        return starting_network(self.setting)
 
     def _config(self) -> dict[str, Any]:
         """As the stage generated it, but for the micro batch of a job that ran out of memory; left in the job's folder."""
@@ -66,17 +60,18 @@ class DeepspeedEngine:
         return config
 
     def gradients(self, batches: Sequence[Batch], meter: Meter) -> Tensor:
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         with meter.part("compute"):
             for number, batch in enumerate(batches, start=1):
+                there = batch.to(self.device)
                 self.engine.set_gradient_accumulation_boundary(number == len(batches))
-                loss: Tensor = next_token_loss(self.engine, *batch) / len(batches)
+                loss = next_token_loss(self.engine, there.inputs, there.targets) / len(batches)
                 self.engine.backward(loss, scale_wrt_gas=False)
-                total += loss.detach().cpu()
-        return total
+                total += loss.detach()
+            return total.cpu()
 
     def clip(self) -> float:
-        """DeepSpeed clips while it updates, by the norm that is told here: it is computed once."""
+        """DeepSpeed clips while it updates, by the norm that is told here: so it is computed once."""
         self.norm = self._norm()
         setattr(self.zero, NORMS[self._stage], lambda: self.norm)
         return _combined(self.norm)
@@ -91,24 +86,35 @@ class DeepspeedEngine:
         self.norm = [torch.tensor(math.inf)] if self._stage == 3 else torch.tensor(math.inf)
         self.engine.step()
 
+    def restore(self, root: Path, found: Manifest) -> None:
+        from tasks.jobs.training.deepspeed_files import restore
+
+        rank = self.setting.rank
+        restore(self.engine, root, found, rank=rank.rank, world_size=rank.world_size)
+
+    def saving(self, writing: Mapping[str, Any]) -> Saving:
+        from tasks.jobs.training.deepspeed_files import saver
+
+        return saver(self.engine, self.setting.rank.rank, writing)
+
     def write(self, folder: Path, tokenizer: Path) -> None:
-        """One weight at a time is gathered, in float32 as the optimizer has it; only rank 0 keeps them."""
+        """One weight at a time is gathered, in float32 as the optimizer has it; rank 0 keeps them all."""
         from deepspeed.utils import safe_get_full_fp32_param
 
-        whole = self._build() if self.setting.rank.rank == 0 else None
+        weights = {}
         for name, parameter in self.network.named_parameters():
             value = safe_get_full_fp32_param(parameter)
-            if whole:
-                whole.get_parameter(name).data.copy_(value)
-        if whole:
-            save_network(whole, folder, tokenizer=tokenizer)
+            if self.setting.rank.rank == 0:
+                weights[name] = value.detach().cpu().clone()
+        if weights:
+            write_network(self.network, self.setting.training, folder, tokenizer=tokenizer, weights=weights)
 
     def parameters(self) -> int:
         return self.trained
 
 
 def _combined(norm: Any) -> float:
-    """The norm over all groups of parameters, as DeepSpeed combines stage 3's; -1, or infinite: one is not finite."""
+    """The norm over all groups of parameters, as DeepSpeed combines stage 3's; infinite, or NaN, where one is not finite."""
     from deepspeed.runtime.utils import combine_grad_norm_groups
 
     return float(combine_grad_norm_groups(norm if isinstance(norm, list) else [norm]))

@@ -19,6 +19,7 @@ from tasks.jobs.checkpoint_files import Manifest
 from tasks.jobs.data import Batch
 from tasks.jobs.runtime import Rank
 from tasks.jobs.training.meter import Meter
+from tasks.jobs.training.pieces import Piece
 from tasks.training_config import ExecutionConfig, TrainingConfig
 
 ENGINES = {
@@ -44,13 +45,21 @@ class Setting:
 
 
 class Saving(Protocol):
-    """One rank's checkpoints, written beside training. A save that fails raises OSError from the next call of any method."""
+    """One rank's checkpoints, written beside training: WriterProcess of checkpoint_process.py, with a snapshot of its own."""
 
-    def save(self, *, step: int, consumed_samples: int) -> None:
-        """Take a snapshot, the only stall, and have it written; waits while another one is in flight."""
+    failure: str
+    """Why the last save failed; empty when it did not."""
+    seconds: float
+    """How long the last one took to be written; on rank 0: to be committed."""
+
+    def save(self, *, step: int, consumed_samples: int, local: bool = False) -> None:
+        """Take a snapshot, the only stall, and have it written, `local` to the machine's own disk."""
 
     def busy(self) -> bool:
         """Whether the last one is still being written; on rank 0: not yet committed."""
+
+    def abandon(self) -> None:
+        """Another rank failed: give up the one in flight."""
 
     def close(self) -> None:
         """Wait for the last one, then end the writer."""
@@ -80,6 +89,9 @@ class Engine(Protocol):
 
     def restore(self, root: Path, found: Manifest) -> None:
         """Take over a verified checkpoint; raises IntegrityError when it does not hold this engine's state."""
+
+    def pieces(self) -> Mapping[str, Piece]:
+        """This rank's part of all that training changes; of engines whose checkpoints lie on the machines' own disks, too."""
 
     def saving(self, writing: Mapping[str, Any]) -> Saving:
         """What writes this engine's checkpoints; `writing` are fields of checkpoint_writer.Writing."""

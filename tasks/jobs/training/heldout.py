@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tasks.formats.mmididx import open_tokens
-from tasks.jobs.data import Shares
+from tasks.jobs.data import Shares, positions
 from tasks.jobs.training.engine import Engine
 
 SPLIT = "heldout"
@@ -26,8 +26,8 @@ SPLIT = "heldout"
 class Heldout:
     """Samples of the held-out split, spread evenly over it, and this rank's part of them."""
 
-    def __init__(self, folder: Path, *, length: int, samples: int, shares: Shares) -> None:
-        """Raises ValueError when the tokens hold out less than one sample."""
+    def __init__(self, folder: Path, *, length: int, samples: int, shares: Shares, eod: int | None = None) -> None:
+        """`eod`: documents are masked as in training. Raises ValueError when the tokens hold out less than one sample."""
         said = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))["splits"].get(SPLIT, {})
         path = folder / f"{SPLIT}_text_document"
         tokens = open_tokens(path).tokens if path.with_suffix(".bin").exists() else np.zeros(0, dtype=np.int32)
@@ -44,7 +44,7 @@ class Heldout:
         rows = [tokens[starts[at % len(starts)] :][: length + 1] for at in mine]
         self._samples = torch.from_numpy(np.stack(rows).astype(np.int64))
         self._counts = torch.tensor([float(at < len(starts)) for at in mine], dtype=torch.float64)
-        self._at_once = shares.micro_batch
+        self._at_once, self._eod = shares.micro_batch, eod
 
     def bits_per_byte(self, engine: Engine, group: Any) -> float:
         """Of the network as it is; all ranks take part, and get the same number."""
@@ -55,7 +55,7 @@ class Heldout:
             for samples, counts in zip(
                 self._samples.split(self._at_once), self._counts.split(self._at_once), strict=True
             ):
-                nats = _nats(engine.network, samples.to(engine.device)).cpu()
+                nats = _nats(engine.network, samples.to(engine.device), self._eod).cpu()
                 total += torch.stack([(nats * counts).sum(), counts.sum() * (samples.shape[1] - 1)])
         engine.network.train(was_training)
         dist.all_reduce(total, group=group)
@@ -63,9 +63,10 @@ class Heldout:
         return nats_per_token / math.log(2) / self.bytes_per_token
 
 
-def _nats(network: nn.Module, samples: Tensor) -> Tensor:
+def _nats(network: nn.Module, samples: Tensor, eod: int | None) -> Tensor:
     """Of each sample the sum over its predictions, shape [samples], in float64."""
-    logits = network(input_ids=samples[:, :-1], use_cache=False).logits.float()
+    places = None if eod is None else positions(samples[:, :-1], eod)
+    logits = network(input_ids=samples[:, :-1], position_ids=places, use_cache=False).logits.float()
     each = nn.functional.cross_entropy(logits.flatten(0, 1), samples[:, 1:].flatten(), reduction="none")
     return each.view(len(samples), -1).double().sum(1)
 

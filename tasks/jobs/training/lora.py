@@ -11,6 +11,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from tasks.errors import Missing
 from tasks.training_config import LoraConfig, TrainingConfig

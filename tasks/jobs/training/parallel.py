@@ -99,6 +99,13 @@ def selective() -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
+def recompute(network: nn.Module, what: str) -> None:
+    """Have the network compute activations again in the backward pass: `none`, `selective` or `full`."""
+    if what != "none":
+        more = {"context_fn": selective} if what == "selective" else {}
+        cast(Any, network).activation_checkpointing_enable({"use_reentrant": False, **more})
+
+
 class Parallel:
     """The network as all ranks train it: called as the network is, its gradients are averaged in the backward pass."""
 
@@ -116,7 +123,7 @@ class Parallel:
         self.half = training.precision == "bf16"
         self.ready: Callable[[], None] = lambda: None
         """Called when the last gradients of a step are ready to be averaged; by DDP only."""
-        self._recompute(execution.recompute)
+        recompute(network, execution.recompute)
         mesh = _mesh(execution, device, group) if self.divided else None
         if execution.tensor_parallel > 1:
             assert mesh is not None
@@ -128,11 +135,6 @@ class Parallel:
             self._shard(mesh["data"])
         network.to(device)
         self.called = network if self.divided or dist.get_world_size() == 1 else self._replicate(group)
-
-    def _recompute(self, what: str) -> None:
-        if what != "none":
-            more = {"context_fn": selective} if what == "selective" else {}
-            cast(Any, self.network).gradient_checkpointing_enable({"use_reentrant": False, **more})
 
     def _shard(self, mesh: DeviceMesh) -> None:
         """FSDP2: every block is a unit that is gathered while it computes; the rest, embeddings too, is one more."""

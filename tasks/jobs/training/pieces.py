@@ -22,6 +22,8 @@ class Piece:
     """Of the whole tensor."""
     offset: tuple[int, ...]
     """Where the part begins, a dimension each."""
+    divided: bool = False
+    """Whether ranks have different parts; else each has the whole."""
 
 
 def piece_of(tensor: Tensor) -> Piece:
@@ -29,4 +31,6 @@ def piece_of(tensor: Tensor) -> Piece:
     if not isinstance(tensor, DTensor):
         return Piece(tensor.detach(), tuple(tensor.shape), (0,) * tensor.dim())
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return Piece(tensor.to_local().detach(), tuple(tensor.shape), tuple(offset))
+    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    divided = any(size > 1 and not placement.is_replicate() for size, placement in sizes)
+    return Piece(tensor.to_local().detach(), tuple(tensor.shape), tuple(offset), divided)

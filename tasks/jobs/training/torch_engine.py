@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tasks.jobs.checkpoint import Saver, restore, training_tensors
 from tasks.jobs.checkpoint_files import Manifest
@@ -20,6 +20,7 @@ from tasks.jobs.training.engine import Setting
 from tasks.jobs.training.meter import Meter
 from tasks.jobs.training.optimizer import build_optimizer
 from tasks.jobs.training.parallel import Parallel, data_place, own_device
+from tasks.jobs.training.pieces import Piece
 from tasks.jobs.training.starting import starting_network
 from tasks.jobs.training.writing import write_network
 
@@ -35,7 +36,6 @@ class TorchEngine:
         self.optimizer = build_optimizer(self.network, config)
         place, _ = data_place(rank.rank, rank.world_size, setting.execution)
         torch.manual_seed(config.seed + place)
-        self.tensors = training_tensors(self.network, self.optimizer)
 
     def gradients(self, batches: Sequence[Batch], meter: Meter) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -67,10 +67,14 @@ class TorchEngine:
         self.optimizer.zero_grad()
 
     def restore(self, root: Path, found: Manifest) -> None:
-        restore(root, found, rank=self.setting.rank.rank, tensors=self.tensors)
+        restore(root, found, rank=self.setting.rank.rank, pieces=self.pieces())
 
     def saving(self, writing: Mapping[str, Any]) -> Saver:
-        return Saver(self.tensors if self.setting.rank.rank == 0 else {}, **writing)
+        return Saver(self.pieces, **writing)
+
+    def pieces(self) -> dict[str, Piece]:
+        """This rank's part of all that training changes, as it lies now: FSDP2 may move it at the first step."""
+        return training_tensors(self.network, self.optimizer)
 
     def write(self, folder: Path, tokenizer: Path) -> None:
         weights = self.parallel.whole() if self.parallel.divided else None

@@ -12,14 +12,16 @@ import torch
 from safetensors.torch import load_file
 
 from tasks.errors import IntegrityError
-from tasks.jobs.checkpoint import Saver, choose, identity, restore, training_tensors
-from tasks.jobs.checkpoint_files import claim_attempt, clean, delete, digest, manifests, retain, verify
+from tasks.jobs.checkpoint import Saver, restore, training_tensors
+from tasks.jobs.checkpoint_choice import choose, identity
+from tasks.jobs.checkpoint_files import claim_attempt, digest, manifests, verify
+from tasks.jobs.checkpoint_retention import clean, delete, retain
 from tasks.jobs.training.optimizer import build_optimizer
 from tasks.jobs.training.schedule import learning_rate
 from tasks.training_config import TrainingConfig
 
 CONFIG = TrainingConfig(steps=100)
-IDENTITY = identity(CONFIG, {"tokens.json": "0" * 64}, world_size=2)
+IDENTITY = identity(CONFIG, {"tokens.json": "0" * 64})
 
 
 def small_training(seed):
@@ -39,7 +41,7 @@ class Ranks:
         constants = {"root": str(root), "world_size": 2, "attempt": attempt, "keep": keep, "identity": identity}
         log = str(root.parent / "metrics.jsonl")
         self.tensors = [tensors, {}]
-        self.savers = [Saver(self.tensors[rank], rank=rank, log=log, **constants) for rank in (0, 1)]
+        self.savers = [Saver(self.tensors[rank].copy, rank=rank, log=log, **constants) for rank in (0, 1)]
 
     def save(self, *steps):
         for step in steps:
@@ -90,14 +92,14 @@ def test_what_is_restored_is_what_was_saved_and_each_rank_gets_its_own_generator
     assert not torch.equal(*generators)
     for rank in (0, 1):
         other = training_tensors(*small_training(2))
-        restore(root, found, rank=rank, tensors=other)
+        restore(root, found, rank=rank, pieces=other)
         for name, tensor in training_tensors(network, optimizer).items():
-            assert torch.equal(other[name], tensor), name
+            assert torch.equal(other[name].tensor, tensor.tensor), name
         assert torch.equal(torch.get_rng_state(), generators[rank])
 
 
 def test_a_snapshot_is_of_the_moment_and_not_of_what_training_does_next(root, ranks):
-    weight = ranks.tensors[0]["weight.0.weight"]
+    weight = ranks.tensors[0]["weight.0.weight"].tensor
     weight.add_(1)
     before = weight.clone()
     ranks.savers[0].save(step=10, consumed_samples=80)
@@ -198,23 +200,22 @@ def test_no_checkpoint_at_all_is_a_start_from_zero(root):
 
 
 def test_another_run_is_refused_with_what_differs(saved):
-    other = identity(CONFIG.model_copy(update={"learning_rate": 0.5}), {"tokens.json": "1" * 64}, world_size=4)
+    other = identity(CONFIG.model_copy(update={"learning_rate": 0.5}), {"tokens.json": "1" * 64})
     with pytest.raises(ValueError, match="cannot go on") as said:
         choose(saved, other)
     assert "training.learning_rate is 0.004 in the checkpoint, 0.5 now" in str(said.value)
     assert "tokens.tokens.json is '000" in str(said.value)
-    assert "world_size is 2 in the checkpoint, 4 now" in str(said.value)
     assert "training.seed" not in str(said.value)
 
 
 def test_a_checkpoint_of_another_release_is_refused_and_not_quarantined(saved):
     path = manifests(saved)[0]
-    path.write_text(json.dumps({"schema": "headway/checkpoint/2", "sha256": "x"}))
+    path.write_text(json.dumps({"schema": "headway/checkpoint/3", "sha256": "x"}))
     with pytest.raises(IntegrityError, match="was changed"):
         verify(path)
-    ours = {"schema": "headway/checkpoint/2"}
+    ours = {"schema": "headway/checkpoint/3"}
     path.write_text(json.dumps({**ours, "sha256": digest(ours)}))
-    with pytest.raises(ValueError, match="headway/checkpoint/2"):
+    with pytest.raises(ValueError, match="headway/checkpoint/3"):
         choose(saved, IDENTITY)
     assert not (path.parent / "quarantined.json").exists()
 
@@ -223,7 +224,7 @@ def test_another_network_is_refused(saved):
     network = torch.nn.Linear(6, 5)
     tensors = training_tensors(network, build_optimizer(network, CONFIG))
     with pytest.raises(IntegrityError, match="do not hold the tensors"):
-        restore(saved, choose(saved, IDENTITY), rank=0, tensors=tensors)
+        restore(saved, choose(saved, IDENTITY), rank=0, pieces=tensors)
 
 
 def steps_in(root):

@@ -5,14 +5,21 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tasks.jobs.network import build_network
 from tasks.planning import interval, size, steptime
-from tasks.training_config import NetworkConfig
+from tasks.training_config import NetworkConfig, TrainingConfig
 
 SHAPES = [
     (NetworkConfig(), 512),
     (NetworkConfig(tie_embeddings=False), 512),
     (NetworkConfig(layers=2, hidden_size=64, heads=8, kv_heads=2, intermediate_size=96), 301),
     (NetworkConfig(layers=3, hidden_size=96, heads=6, kv_heads=1, intermediate_size=200, tie_embeddings=False), 1000),
+]
+GPT2 = [
+    NetworkConfig(architecture="gpt2", layers=2, hidden_size=64, heads=4, kv_heads=4, intermediate_size=256),
+    NetworkConfig(
+        architecture="gpt2", layers=3, hidden_size=96, heads=6, kv_heads=6, intermediate_size=200, tie_embeddings=False
+    ),
 ]
 # transformers' count of the published checkpoints.
 PUBLISHED = {
@@ -47,9 +54,12 @@ def llama(network, vocab_size):
     )
 
 
-def saved_bytes(network, vocab_size, *, sequence_length, micro_batch_size):
+def gpt2(network, vocab_size, sequence_length):
+    return build_network(TrainingConfig(network=network, sequence_length=sequence_length), vocab_size=vocab_size, eod=0)
+
+
+def saved_bytes(model, vocab_size, *, sequence_length, micro_batch_size):
     """Bytes of the distinct storages that autograd keeps for backward, parameters left out."""
-    model = llama(network, vocab_size)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept = {}
 
@@ -90,8 +100,26 @@ def test_training_memory_of_the_zero_paper():
 def test_activations_are_what_autograd_keeps_and_three_copies_of_the_logits(network, vocab_size):
     batch = {"sequence_length": 64, "micro_batch_size": 2}
     logits = 4 * 64 * 2 * vocab_size
-    kept = saved_bytes(network, vocab_size, **batch)  # one of the four copies, the log-softmax, is in here
+    kept = saved_bytes(
+        llama(network, vocab_size), vocab_size, **batch
+    )  # one of the four copies, the log-softmax, is here
     assert size.activation_bytes(network, vocab_size, **batch) - 3 * logits == pytest.approx(kept, rel=0.04)
+
+
+@pytest.mark.parametrize("network", GPT2)
+def test_a_gpt2_is_as_large_as_the_real_one(network):
+    batch = {"sequence_length": 64, "micro_batch_size": 2}
+    real = gpt2(network, 301, 64)
+    assert size.parameter_count(network, 301, positions=64) == sum(p.numel() for p in real.parameters())
+    kept = saved_bytes(real, 301, **batch)
+    assert size.activation_bytes(network, 301, **batch) - 3 * 4 * 64 * 2 * 301 == pytest.approx(kept, rel=0.04)
+
+
+def test_the_published_gpt2_has_124_million_parameters():
+    network = NetworkConfig(
+        architecture="gpt2", layers=12, hidden_size=768, heads=12, kv_heads=12, intermediate_size=3072
+    )
+    assert size.parameter_count(network, 50257, positions=1024) == 124_439_808
 
 
 def test_checkpoint_holds_weights_and_two_moments():

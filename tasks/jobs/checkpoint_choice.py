@@ -1,0 +1,93 @@
+"""Which checkpoint a run goes on from: the newest that verifies and is of this run.
+
+What a checkpoint is: checkpoint_files.py. How the ranks agree on one, and which of two tiers it comes from: training/resuming.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.errors import IntegrityError
+from tasks.jobs.checkpoint_files import Manifest, manifests, place_of, quarantine, quarantined, verify
+from tasks.jobs.checkpoint_retention import pin
+from tasks.training_config import TrainingConfig
+
+
+def identity(config: TrainingConfig, tokens: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run must share with a checkpoint to go on from it. How many ranks there are and how they divide is not in it."""
+    return {"training": config.model_dump(mode="json"), "tokens": dict(tokens)}
+
+
+def choose(root: Path, wanted: Mapping[str, Any], *, attempt: int = 0) -> Manifest | None:
+    """The newest checkpoint whose every byte verifies; None when there never was one. What fails is quarantined.
+
+    It is pinned for the attempt first, so that nobody deletes it. Raises IntegrityError when there are checkpoints and none is
+    good, ValueError when the good one is of another run.
+    """
+    reasons: list[str] = []
+    for found in _good(root, attempt, reasons):
+        _require_same(found.identity, wanted, where=place_of(root, found.step, found.attempt))
+        return found
+    if reasons or (root / "LATEST").exists():
+        said = "; ".join(reasons) or "LATEST names one, but no manifest is left"
+        raise IntegrityError(
+            f"all checkpoints under {root} are bad: {said}",
+            remedy=f"Restore one and delete its quarantined.json, or delete {root} to start from step 0.",
+        )
+    return None
+
+
+def good_ones(root: Path, wanted: Mapping[str, Any]) -> dict[tuple[int, int], Manifest]:
+    """Every checkpoint that verifies and is of this run, by step and attempt; what fails is quarantined."""
+    found = list(_good(root, 0, []))
+    return {(each.step, each.attempt): each for each in found if not _differing(each.identity, wanted)}
+
+
+def _good(root: Path, attempt: int, reasons: list[str]) -> Iterator[Manifest]:
+    for path in manifests(root):
+        if reason := quarantined(path.parent):
+            reasons.append(reason)
+            continue
+        try:
+            if attempt:
+                pin(path.parent, attempt)
+            yield verify(path)
+        except IntegrityError as error:
+            print(f"quarantined: {error}", file=sys.stderr, flush=True)
+            quarantine(path.parent, str(error))
+            reasons.append(str(error))
+
+
+def _require_same(found: Mapping[str, Any], wanted: Mapping[str, Any], *, where: Path) -> None:
+    if differing := _differing(found, wanted):
+        said = "; ".join(f"{key} is {theirs!r} in the checkpoint, {ours!r} now" for key, theirs, ours in differing)
+        raise ValueError(
+            f"cannot go on from {where}: {said}. Take back the change, or train anew in another job folder"
+        )
+
+
+def _differing(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Each setting with its value there and here, where they differ. One that its release did not know had its default."""
+    theirs, ours = dict(_flat(_known(found))), dict(_flat(wanted))
+    keys = sorted(theirs.keys() | ours.keys())
+    return [(key, theirs.get(key), ours.get(key)) for key in keys if theirs.get(key) != ours.get(key)]
+
+
+def _known(found: Mapping[str, Any]) -> dict[str, Any]:
+    """An identity as this release writes it. The release before had `world_size` in it, too."""
+    known = {key: value for key, value in found.items() if key != "world_size"}
+    try:
+        return {**known, "training": TrainingConfig.model_validate(known["training"]).model_dump(mode="json")}
+    except (ValueError, KeyError):
+        return known
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            yield from _flat(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item

@@ -1,0 +1,255 @@
+"""The training job of the engine `megatron`: on every rank Megatron-LM's `pretrain_gpt.py` in a process of its own.
+
+What is ours is around it: the checkpoint that it goes on from is verified first, what it saves is hashed and committed
+(megatron/commits.py), its log becomes `metrics.jsonl` (megatron/following.py), its last checkpoint a Hugging Face folder
+(megatron/converting.py). Its arguments: tasks/formats/megatron_arguments.py. Which stage starts it: tasks/train.py. Ranks of
+torchrun agree in torchrun's own store, for Megatron has the process group. See docs/megatron.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import PrefixStore, TCPStore
+
+from tasks.formats.megatron_arguments import Places, megatron_arguments, megatron_ds_config
+from tasks.jobs.checkpoint_choice import choose, identity
+from tasks.jobs.checkpoint_files import claim_attempt
+from tasks.jobs.checkpoint_retention import clean
+from tasks.jobs.checkpoint_writer import Writing
+from tasks.jobs.data import TRAIN, vocabulary
+from tasks.jobs.data_sources import corpora, open_source, source_identity
+from tasks.jobs.elastic import SAVED_AND_STOPPED
+from tasks.jobs.megatron.child import Child, require_checkout
+from tasks.jobs.megatron.commits import Committing, Saves, link_verified
+from tasks.jobs.megatron.converting import convert
+from tasks.jobs.megatron.following import Following
+from tasks.jobs.runtime import Rank, main
+from tasks.jobs.training.records import last_records, mend
+from tasks.planning.size import parameter_count
+from tasks.process import write_json
+from tasks.training_config import ExecutionConfig, TrainingConfig
+
+POLL_SECONDS = 0.2
+PATIENT = timedelta(minutes=30)
+"""Longest wait while rank 0 verifies checkpoints."""
+LOGGED = ("step", "loss", "learning_rate", "grad_norm")
+
+
+def run(rank: Rank) -> dict[str, Any]:
+    """Train to the last step, from the newest good checkpoint if there is one, and write the network to `rank.output`.
+
+    Raises Missing without Megatron or its converter, ValueError for settings that do not fit, IntegrityError when no checkpoint
+    is good, FloatingPointError when the loss is no number any more.
+    """
+    config = TrainingConfig.model_validate(rank.settings["training"])
+    execution = ExecutionConfig.model_validate(rank.settings["execution"])
+    require_checkout(Path(execution.megatron.checkout))
+    _require_ranks_fit(rank, execution)
+    open_source(rank.inputs, config, execution)
+    start = _agree(rank, config, execution)
+    rank = replace(rank, attempt=int(start["attempt"]))
+    return Training(rank, config, execution, start).go()
+
+
+def _require_ranks_fit(rank: Rank, execution: ExecutionConfig) -> None:
+    """Raises ValueError for a number of ranks, or a launcher, that Megatron cannot use."""
+    parts = execution.tensor_parallel * execution.pipeline_parallel * execution.context_parallel
+    if rank.world_size % parts:
+        raise ValueError(
+            f"{rank.world_size} ranks do not divide by execution.tensor_parallel x pipeline_parallel x context_parallel = {parts}"
+        )
+    if rank.settings.get("elastic"):
+        raise ValueError(
+            "the engine megatron keeps its number of ranks: take cluster.elastic away, or use the engine torch"
+        )
+    if rank.world_size > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        raise ValueError("the engine megatron needs torchrun: set cluster.launcher to torchrun")
+
+
+def _identity(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> dict[str, Any]:
+    """Megatron-LM's checkpoints load under another division of ranks; those of Megatron-DeepSpeed do not."""
+    layout = {
+        "world_size": rank.world_size,
+        "tensor_parallel": execution.tensor_parallel,
+        "pipeline_parallel": execution.pipeline_parallel,
+        "zero_stage": execution.deepspeed.zero_stage,
+    }
+    fixed = layout if execution.megatron.flavour == "megatron-deepspeed" else {}
+    same = identity(config, source_identity(rank.inputs, config))
+    return {**same, "megatron": {"flavour": execution.megatron.flavour, **fixed}}
+
+
+def _agree(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> dict[str, Any]:
+    """Rank 0 claims an attempt, chooses a checkpoint, and writes what is to be started; the others take its word."""
+    store = _store() if rank.world_size > 1 else None
+    if rank.rank:
+        assert store
+        return dict(json.loads(store.get("start")))
+    said = _prepare(rank, config, execution)
+    if store:
+        store.set("start", json.dumps(said))
+    return said
+
+
+def _store() -> PrefixStore:
+    """The launcher's store, under names of this start that are not Megatron's."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(address, port, is_master=False, timeout=PATIENT)
+    return PrefixStore(f"headway/{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+
+
+def _prepare(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> dict[str, Any]:
+    checkpoints, log = rank.folder / "checkpoints", rank.folder / "logs" / f"rank-{rank.world_size - 1}.log"
+    mend(rank.folder / "metrics.jsonl")
+    attempt = claim_attempt(checkpoints, rank.attempt)
+    clean(checkpoints, attempt)
+    found = choose(checkpoints, _identity(rank, config, execution), attempt=attempt)
+    for old in (rank.folder / "megatron").glob("attempt-*"):
+        shutil.rmtree(old)
+    own = rank.folder / "megatron" / f"attempt-{attempt}"
+    own.mkdir(parents=True)
+    if found:
+        link_verified(checkpoints, found, own / "load")
+    micro = _micro_batch(rank, config, execution)
+    places = _places(rank, own, config, execution, resumed=found is not None)
+    if places.ds_config:
+        write_json(Path(places.ds_config), megatron_ds_config(config, execution, micro_batch=micro))
+    every = int(rank.settings["checkpoint_every_steps"])
+    arguments = megatron_arguments(config, execution, places, save_every=every, micro_batch=micro)
+    said = {"attempt": attempt, "step": found.step if found else 0, "arguments": arguments}
+    write_json(own / "start.json", said)
+    return {**said, "log_offset": log.stat().st_size if log.exists() else 0}
+
+
+def _micro_batch(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> int:
+    """Halved for every time that memory did not suffice, until it divides what a data-parallel rank computes."""
+    parts = execution.tensor_parallel * execution.pipeline_parallel * execution.context_parallel
+    data_parallel = rank.world_size // parts
+    if config.global_batch_size % (config.micro_batch_size * data_parallel):
+        raise ValueError(
+            f"global_batch_size {config.global_batch_size} does not divide into micro batches of {config.micro_batch_size} on "
+            f"{data_parallel} data-parallel ranks"
+        )
+    micro = max(1, config.micro_batch_size // 2 ** int(rank.settings.get("smaller_batches", 0)))
+    while config.global_batch_size // data_parallel % micro:
+        micro -= 1
+    return micro
+
+
+def _places(rank: Rank, own: Path, config: TrainingConfig, execution: ExecutionConfig, *, resumed: bool) -> Places:
+    """Of a mixture, shares and prefixes in turn: Megatron draws from them by itself."""
+    prefixes = [str(folder / TRAIN) for folder in corpora(rank.inputs, config)]
+    shares = [str(share) for share in config.mixture.values()]
+    pairs = [word for pair in zip(shares, prefixes, strict=True) for word in pair] if shares else prefixes
+    deepspeed = execution.megatron.flavour == "megatron-deepspeed"
+    return Places(
+        tokens=tuple(pairs),
+        tokenizer=str(rank.inputs["tokens"] / "tokenizer"),
+        save=str(own / "save"),
+        cache=str(rank.folder / "megatron" / "cache"),
+        load=str(own / "load") if resumed else "",
+        ds_config=str(own / "ds_config.json") if deepspeed else "",
+    )
+
+
+class Training:
+    """One rank's part: Megatron's process, and what is done with what it writes."""
+
+    def __init__(self, rank: Rank, config: TrainingConfig, execution: ExecutionConfig, start: dict[str, Any]) -> None:
+        self.rank, self.config, self.execution, self.start = rank, config, execution, start
+        self.checkpoints = rank.folder / "checkpoints"
+        self.identity = _identity(rank, config, execution)
+        self.log = Following(rank, config, offset=int(start["log_offset"])) if rank.rank == 0 else None
+
+    def go(self) -> dict[str, Any]:
+        """Start Megatron, look after it until it ends, then publish."""
+        if int(self.start["step"]) < self.config.steps:
+            self._train()
+        return self._finish() if self.rank.rank == 0 else {}
+
+    def _train(self) -> None:
+        log = self.rank.folder / "logs" / f"rank-{self.rank.rank}.log"
+        child = Child(Path(self.execution.megatron.checkout), self.start["arguments"], log=log)
+        commits = Committing(self._saves())
+        commits.start()
+        try:
+            while not child.wait(POLL_SECONDS):
+                commits.check()
+                self._follow()
+        except BaseException:
+            child.kill()
+            raise
+        self._follow()
+        commits.finish()
+        child.require_success()
+        if child.asked:
+            sys.exit(SAVED_AND_STOPPED)
+
+    def _follow(self) -> None:
+        if self.log:
+            self.log.look()
+
+    def _saves(self) -> Saves:
+        save = self.rank.folder / "megatron" / f"attempt-{self.rank.attempt}" / "save"
+        writing = Writing(
+            root=str(self.checkpoints),
+            rank=self.rank.rank,
+            world_size=self.rank.world_size,
+            attempt=self.rank.attempt,
+            keep=int(self.rank.settings["keep_checkpoints"]),
+            keep_every=self.rank.settings.get("keep_every"),
+            log=str(self.rank.folder / "metrics.jsonl"),
+            identity=self.identity,
+            own=True,
+        )
+        return Saves(save, writing, global_batch=self.config.global_batch_size)
+
+    def _finish(self) -> dict[str, Any]:
+        """Convert the last checkpoint, verified once more, and write what the stage publishes."""
+        tokens = self.rank.inputs["tokens"]
+        vocab = vocabulary(tokens)
+        convert(
+            self.config,
+            self._last(),
+            self.rank.output,
+            vocab=vocab,
+            tokenizer=tokens / "tokenizer",
+            command=self.execution.megatron.converter,
+        )
+        records = last_records(self.rank.folder / "metrics.jsonl")
+        a_step = self.config.global_batch_size * self.config.sequence_length
+        parameters = parameter_count(self.config.network, vocab[0], positions=self.config.sequence_length)
+        facts = {"steps": self.config.steps, "tokens": self.config.steps * a_step, "parameters": parameters}
+        lines = [json.dumps({key: record.get(key) for key in LOGGED}) + "\n" for record in records]
+        (self.rank.output / "training_log.jsonl").write_text("".join(lines), encoding="utf-8")
+        origin = {"seed": self.config.seed, "sequence_length": self.config.sequence_length}
+        (self.rank.output / "training.json").write_text(json.dumps({**facts, **origin}, indent=1), encoding="utf-8")
+        speed = len(records) * a_step / sum(record["step_seconds"] for record in records)
+        return {
+            "metrics": {"loss": records[-1]["loss"], **facts, "tokens_per_second": speed},
+            "resumed_from_step": int(self.start["step"]) or None,
+        }
+
+    def _last(self) -> Path:
+        """A folder with the checkpoint of the last step; RuntimeError when Megatron ended without it."""
+        found = choose(self.checkpoints, self.identity, attempt=self.rank.attempt)
+        if not found or found.step != self.config.steps:
+            raise RuntimeError(
+                f"pretrain_gpt.py ended, but its last checkpoint is of step {found.step if found else 0}"
+            )
+        folder = self.rank.folder / "megatron" / f"attempt-{self.rank.attempt}" / "converted"
+        shutil.rmtree(folder, ignore_errors=True)
+        link_verified(self.checkpoints, found, folder)
+        return folder
+
+
+if __name__ == "__main__":
+    sys.exit(main(run))

@@ -1,0 +1,107 @@
+"""What a run goes on from: the newest good checkpoint of two tiers, agreed on by all ranks, as a new attempt.
+
+    JOB/checkpoints/...                                        the store: rank 0 chooses, all read what they need of all shards
+    DISK/headway-checkpoints-JOB/RANKS/rank-K/checkpoints      the machine's own disk: rank K's own shard, a checkpoint by itself
+
+One of the second tier counts when every rank has it, of the same step and attempt, whole. What is verified, and how:
+tasks/jobs/checkpoint_choice.py. See docs/training.md, "Checkpoints".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tasks.jobs.checkpoint import Pieces, set_generators
+from tasks.jobs.checkpoint_choice import choose, good_ones
+from tasks.jobs.checkpoint_files import Manifest, claim_attempt, create_only, place_of, read_manifest
+from tasks.jobs.checkpoint_pieces import read_into, shards_of
+from tasks.jobs.checkpoint_retention import clean
+from tasks.jobs.checkpoint_writer import LOCAL_KEEP
+from tasks.jobs.runtime import Rank
+from tasks.jobs.training.records import mend
+from tasks.training_config import ExecutionConfig
+
+Place = tuple[int, int]
+"""Step and attempt of a checkpoint."""
+NONE: Place = (-1, -1)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the ranks agreed on."""
+
+    attempt: int
+    """As claimed: it rises over machines and submissions."""
+    manifest: Manifest | None
+    """None: from the start."""
+    local: bool = False
+    """Whether it is of the machines' own disks."""
+
+
+def local_root(rank: Rank, execution: ExecutionConfig) -> Path | None:
+    """This rank's folder on its machine's own disk; its name has how many ranks there are and how they divide the network."""
+    if execution.local_every_steps is None:
+        return None
+    disk = Path(os.environ.get("HEADWAY_SCRATCH") or tempfile.gettempdir())
+    job = hashlib.sha256(str(rank.folder.absolute()).encode()).hexdigest()[:16]
+    ranks = f"{rank.world_size}-{execution.parallel}-{execution.tensor_parallel}"
+    return disk / f"headway-checkpoints-{job}" / ranks / f"rank-{rank.rank}" / "checkpoints"
+
+
+def agree(rank: Rank, root: Path, local: Path | None, wanted: Mapping[str, Any], group: Any) -> Found:
+    """Rank 0 claims an attempt and chooses of the store; then all look whether their own disks have a newer one."""
+    word, found = torch.tensor([0, *NONE]), None
+    if rank.rank == 0:
+        mend(rank.folder / "metrics.jsonl")
+        attempt = claim_attempt(root, rank.attempt)
+        clean(root, attempt)
+        found = choose(root, wanted, attempt=attempt)
+        word = torch.tensor([attempt, *((found.step, found.attempt) if found else NONE)])
+    dist.broadcast(word, src=0, group=group)
+    attempt, step, of_attempt = (int(number) for number in word)
+    if local is not None and (own := _newer(local, attempt, wanted, than=(step, of_attempt), group=group)):
+        return Found(attempt, own, local=True)
+    if step >= 0 and not found:
+        found = read_manifest(place_of(root, step, of_attempt) / "manifest.json")
+    return Found(attempt, found)
+
+
+def _newer(local: Path, attempt: int, wanted: Mapping[str, Any], *, than: Place, group: Any) -> Manifest | None:
+    """The newest that is good on every rank's disk, when it is newer than the store's and not of an attempt before that."""
+    create_only(local / "attempts" / str(attempt), {})
+    clean(local, attempt)
+    good = good_ones(local, wanted)
+    every = [set(places) for places in _told_by_all(sorted(good, reverse=True), group)]
+    common = [place for place in set.intersection(*every) if place[0] > than[0] and place[1] >= than[1]]
+    return good[max(common)] if common else None
+
+
+def _told_by_all(places: list[Place], group: Any) -> list[list[Place]]:
+    """Every rank's newest places."""
+    kept = LOCAL_KEEP + 1  # one more than is kept: it is deleted after the next one is committed
+    mine = torch.tensor([*places, *[NONE] * kept][:kept])
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, mine, group=group)
+    return [[(int(step), int(attempt)) for step, attempt in each if step >= 0] for each in every]
+
+
+def restore_own(root: Path, found: Manifest, pieces: Pieces, *, group: Any) -> None:
+    """Take over this rank's own checkpoint of its machine's disk; what all ranks have whole, only rank 0's has."""
+    shard = next(shards_of(root, found))
+    first = dist.get_rank() == 0
+    own = {name: piece for name, piece in pieces.items() if (first or piece.divided) and piece.tensor.numel()}
+    where = str(place_of(root, found.step, found.attempt))
+    read_into(own, [[saved for saved in shard if not saved.name.startswith("rng.")]], where=where)
+    for name in sorted(pieces):
+        if not pieces[name].divided:
+            dist.broadcast(pieces[name].tensor, src=0, group=group)
+    set_generators(shard)

@@ -1,0 +1,242 @@
+"""Faults 1 to 26 of training and its checkpoints: which test shows what happens then, and the kills themselves.
+
+The numbers are those of docs/training.md, "Faults". Kills are seeded, on real ranks and writers; the
+same through torchrun, the machine's agent and the small parent, 200 of them: `make soak` (tests/soak/test_random_kills.py).
+"""
+
+import ast
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from training_runs import (
+    STEPS,
+    Forks,
+    all_lines,
+    content,
+    error,
+    last_lines,
+    numbers,
+    said_by,
+    steps_of_checkpoints,
+    write_job,
+    write_tokens,
+)
+
+from tasks import process
+
+TESTS = Path(__file__).parents[2]
+HERE, TRAINING, CHECKPOINT = (f"tasks/jobs/test_{name}.py" for name in ("training_faults", "training", "checkpoint"))
+SAFETY, HANG = "tasks/jobs/test_training_safety.py", "tasks/compute/test_hang.py"
+FAULTS = {
+    1: ("a rank is killed in a step", TRAINING, "a_killed_run_goes_on_bit_for_bit"),
+    2: ("all ranks are killed", HERE, "ten_kills_change_no_number"),
+    3: ("killed in a phase of saving", HERE, "a_writer_that_dies_in_any_phase_leaves_a_whole_checkpoint"),
+    4: ("many kills at random times", HERE, "ten_kills_change_no_number"),
+    5: ("SIGTERM, or an eviction notice", SAFETY, "an_eviction_notice_is_a_committed_checkpoint_in_time"),
+    6: ("eviction without a notice", HERE, "without_a_notice_at_most_one_interval_is_done_again"),
+    7: (
+        "a rank is stopped",
+        HANG,
+        "a_stopped_rank_is_found_ended_and_the_job_goes_on_in_a_new_submission",
+    ),
+    8: (
+        "alive without progress",
+        HANG,
+        "no_step_for_the_least_time_is_a_hang_and_the_newest_step_is_named",
+    ),
+    9: ("a straggler", SAFETY, "a_straggler_is_named_and_not_killed"),
+    10: ("another number of ranks", TRAINING, "an_elastic_job_goes_on_with_another_number_of_ranks"),
+    11: ("the same crash again and again", HERE, "a_crash_at_the_same_step_ends_after_three_starts_without_progress"),
+    12: ("NaN, or a spike", SAFETY, "a_rollback_goes_one_checkpoint_back_and_leaves_the_batches_out"),
+    13: ("a shard is cut", CHECKPOINT, "a_bad_checkpoint_is_quarantined_and_the_one_before_is_taken"),
+    14: ("a bit is flipped", TRAINING, "a_flipped_byte_costs_one_checkpoint_and_no_bit"),
+    15: ("the manifest is edited", CHECKPOINT, "a_bad_checkpoint_is_quarantined_and_the_one_before_is_taken"),
+    16: ("the manifest is missing", CHECKPOINT, "without_its_manifest_a_checkpoint_does_not_exist"),
+    17: ("LATEST is wrong", CHECKPOINT, "latest_decides_nothing"),
+    18: ("all checkpoints are bad", TRAINING, "when_all_are_bad_the_job_stops"),
+    19: ("another configuration", TRAINING, "another_configuration_is_refused_with_what_differs"),
+    21: ("two trainers of one run", CHECKPOINT, "a_stale_attempt_may_not_commit"),
+    25: ("a delete fails", CHECKPOINT, "a_delete_that_fails_is_said_and_stops_nothing"),
+}
+
+
+@pytest.mark.parametrize("number", sorted(FAULTS))
+def test_every_fault_has_its_test(number):
+    _, path, name = FAULTS[number]
+    tree = ast.parse((TESTS / path).read_text(encoding="utf-8"))
+    assert f"test_{name}" in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def test_no_fault_is_left_out():
+    assert sorted(FAULTS) == list(range(1, 27))
+
+
+# --- kills ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def launch():
+    forks = Forks()
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    return write_tokens(tmp_path_factory.mktemp("tokens"))
+
+
+@pytest.fixture(scope="module")
+def unbroken(launch, tokens, tmp_path_factory):
+    job = write_job(tmp_path_factory.mktemp("jobs") / "unbroken", tokens)
+    assert launch(job) == [0, 0], said_by(job)
+    return job
+
+
+def pid_of(job, rank, attempt):
+    """Of a rank of this start, once it is there."""
+    while True:
+        found = process.read_json(job / "ranks" / f"{rank}.json")
+        if found and found["attempt"] == attempt and process.process_started(found["pid"]):
+            return found["pid"]
+        time.sleep(0.001)
+
+
+def writers_of(pid):
+    names = {below: Path(f"/proc/{below}/cmdline").read_bytes() for below in process.descendants(pid)}
+    return [below for below, name in names.items() if b"checkpoint_writer" in name]
+
+
+def kill(*pids):
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def kill_at(job, what, step, attempt):
+    """Wait until this start wrote so many steps, or is over; then kill."""
+    ranks = [pid_of(job, rank, attempt) for rank in (0, 1)]
+    wanted = max(last_lines(job), default=0) + step
+    while max(last_lines(job), default=0) < wanted and process.process_started(ranks[0]):
+        time.sleep(0.001)
+    victims = {"rank": ranks[1:], "first rank": ranks[:1], "ranks": ranks, "writer": writers_of(ranks[0])}
+    kill(*victims[what])
+    if what == "writer":  # a run may live on without it, or not: both are fine, a wrong number is not
+        return
+    while any(process.process_started(pid) for pid in victims[what]):
+        time.sleep(0.001)
+
+
+def test_ten_kills_change_no_number(unbroken, launch, tokens, tmp_path):
+    """Each kill is of another start of one run: `kill -9` of a rank, of both, or of the process that writes checkpoints."""
+    dice, job = random.Random(9), write_job(tmp_path / "job", tokens)
+    seen, attempt = set(), 0
+    for attempt in range(1, 11):
+        what, step = dice.choice(("rank", "first rank", "ranks", "writer")), dice.randrange(0, 7)
+        launch.beside(job, lambda w=what, s=step, a=attempt: kill_at(job, w, s, a), attempt=attempt)
+        if (job / "result.json").exists():
+            break
+        seen |= {pid for pid in [r["pid"] for r in map(process.read_json, (job / "ranks").glob("*.json"))]}
+    if not (job / "result.json").exists():
+        assert launch(job, attempt=attempt + 1) == [0, 0], said_by(job)
+    assert numbers(job) == numbers(unbroken)
+    assert content(job / "out") == content(unbroken / "out")
+    assert not any(process.process_started(pid) for pid in seen), "ranks outlive their job"
+    assert not [name for name in commands() if str(job) in name], "a writer outlives its rank"
+
+
+def commands():
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return [name for name in found if "checkpoint_writer" in name]
+
+
+DIES = """
+import os, signal, sys
+if "checkpoint_writer" in " ".join(sys.orig_argv) and "--multiprocessing" not in " ".join(sys.orig_argv):
+    left = [int(os.environ["DIES_AT"])]
+    def watch(name, arguments):
+        if name in ("open", "os.link", "os.remove", "os.rename", "os.mkdir") and "/checkpoints" in str(arguments[:2]):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(watch)
+"""
+PHASES = (3, 8, 13, 18)
+"""Of some thirty accesses to files that two checkpoints take: the shard, the receipt, the manifest, LATEST, the deletion."""
+
+
+@pytest.mark.parametrize(
+    "access", [pytest.param(n, marks=[] if n in PHASES else pytest.mark.soak) for n in range(1, 41)]
+)
+def test_a_writer_that_dies_in_any_phase_leaves_a_whole_checkpoint(unbroken, launch, tokens, tmp_path, access):
+    """Its every access to a checkpoint's files is a phase: killed in the middle of one, what is resumed from is whole."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(DIES)
+    job = write_job(tmp_path / "job", tokens)
+    site = f"import os\nos.environ['PYTHONPATH'] = {str(tmp_path / 'site')!r}\nos.environ['DIES_AT'] = '{access}'"
+    ended = launch(job, fault=site)
+    if 0 not in ended:
+        assert not (job / "result.json").exists()
+        assert launch(job, attempt=2) == [0, 0], said_by(job)
+    assert numbers(job) == numbers(unbroken)
+    assert content(job / "out") == content(unbroken / "out")
+
+
+def test_without_a_notice_at_most_one_interval_is_done_again(launch, tokens, tmp_path):
+    """A checkpoint in the process of being written counts for the interval too: so two of them, while steps are that fast."""
+    slow = "import time, tasks.jobs.training.torch_engine as e\np = e.TorchEngine.clip\n"
+    slow += "e.TorchEngine.clip = lambda self: (time.sleep(0.05), p(self))[1]"
+    job = write_job(tmp_path / "job", tokens, every=8)
+
+    def evict():
+        pids = [pid_of(job, rank, 1) for rank in (0, 1)]
+        while max(last_lines(job), default=0) < 30:
+            time.sleep(0.001)
+        kill(*pids)
+
+    assert 0 not in launch.beside(job, evict, fault=slow)
+    done, kept = max(last_lines(job)), max(steps_of_checkpoints(job))
+    assert done - kept <= 2 * 8
+    assert launch(job, attempt=2) == [0, 0], said_by(job)
+    again = [line for line in all_lines(job) if line["attempt"] == 2]
+    assert again[0]["step"] == kept + 1 and len(all_lines(job)) == STEPS + done - kept
+
+
+def test_a_crash_at_the_same_step_ends_after_three_starts_without_progress(tokens, tmp_path):
+    """The small parent's rule, with the shipped launcher: progress is a new LATEST, and there is none after step 0."""
+    crash = """
+import sys
+from tasks.jobs.runtime import main
+def run(rank):
+    rank.metrics(step=1, loss=1.0)
+    raise RuntimeError("always at step 2")
+if __name__ == "__main__":
+    sys.exit(main(run))
+"""
+    (tmp_path / "crashing").mkdir()
+    (tmp_path / "crashing" / "__init__.py").touch()
+    (tmp_path / "crashing" / "program.py").write_text(crash)
+    job = write_job(tmp_path / "job", tokens)
+    environment = {"HEADWAY_JOB": str(job), "PYTHONPATH": f"{tmp_path}:{TESTS.parent}"}
+    argv = [os.sys.executable, "-m", "crashing.program"]
+    process.start(
+        job, process.ProcessSpec(argv=argv, env=environment, restarts=2, progress="checkpoints/LATEST", fatal="errors")
+    )
+    deadline = time.monotonic() + 120
+    while not (job / "exit.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert json.loads((job / "exit.json").read_text())["attempts"] == 3
+    assert error(job)["message"] == "always at step 2" and len(all_lines(job)) == 3
