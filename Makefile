@@ -52,6 +52,7 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.drift
 	$(BIN)/python -m benchmarks.events
 	$(BIN)/python -m benchmarks.polling
+	$(BIN)/python -m benchmarks.loader
 	$(BIN)/python -m benchmarks.qualification
 
 soak: .venv/.dev

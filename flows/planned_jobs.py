@@ -147,9 +147,9 @@ def _of_train(found: _Found, config: RetrainConfig) -> Program:
         found.pending.append("settings.checkpoint_every_steps: plan chooses it")
     base = found.named(Checkpoint, config.training.base) if config.training.base else None
     mixed = tuple(found.named(Tokens, ref) for ref in others(found.dataset, config.training).values())
-    return train.program(
-        _tokens(found), config.training, config.execution, base, mixed, every_steps=every or 0, keep=limits.keep
-    )
+    failures = config.planning.mean_hours_between_failures * 3600 if limits.every_steps is None else None
+    saving = train.saving(every or 0, limits.keep, keep_every=limits.keep_every, seconds_between_failures=failures)
+    return train.program(_tokens(found), config.training, config.execution, base, mixed, limits=saving)
 
 
 def _of_evaluate(found: _Found, config: RetrainConfig) -> Program:

@@ -222,6 +222,10 @@ class Plan(Gate):
     steps: int
     checkpoint_every_steps: int
     keep_checkpoints: int
+    keep_checkpoints_every: int | None = None
+    """Checkpoints of every so many steps are kept for good."""
+    seconds_between_failures: float | None = None
+    """Mean time, where the plan chose the interval: training corrects it by what saving takes there. None: it was given."""
     seconds: float
     """Estimated training time."""
     parameters: int

@@ -15,6 +15,7 @@ from tasks.formats.model_folder import open_model_folder, shape_of
 from tasks.planning.interval import checkpoint_every_steps
 from tasks.planning.size import (
     activation_bytes,
+    adapter_parameters,
     checkpoint_bytes,
     flops_per_token_6n,
     flops_per_token_megatron,
@@ -72,6 +73,8 @@ def plan(
             steps=training.steps,
             checkpoint_every_steps=numbers.checkpoint_every_steps,
             keep_checkpoints=limits.checkpoint.keep,
+            keep_checkpoints_every=limits.checkpoint.keep_every,
+            seconds_between_failures=seconds_between_failures(limits),
             seconds=numbers.seconds,
             parameters=numbers.parameters,
         )
@@ -83,6 +86,8 @@ def reckon(
     """All numbers of a run by the formulas of tasks/planning."""
     network = training.network
     parameters = parameter_count(network, vocab_size, positions=training.sequence_length)
+    lora = training.lora
+    trained = adapter_parameters(network, lora.rank, lora.targets) if lora.rank else parameters
     activations = activation_bytes(
         network, vocab_size, sequence_length=training.sequence_length, micro_batch_size=training.micro_batch_size
     )
@@ -90,12 +95,12 @@ def reckon(
     flops = tokens_a_step * flops_per_token_megatron(network, vocab_size, sequence_length=training.sequence_length)
     step = step_seconds(
         flops,
-        4 * parameters,
+        4 * trained,
         ranks=on.world_size,
         gflops_per_rank=on.matmul_gflops_per_rank,
         bus_gigabytes_per_second=on.allreduce_gigabytes_per_second,
     )
-    saved = checkpoint_bytes(parameters)
+    saved = checkpoint_bytes(trained)
     every = limits.checkpoint.every_steps or checkpoint_every_steps(
         training.steps,
         step,
@@ -104,7 +109,7 @@ def reckon(
     )
     return Numbers(
         parameters=parameters,
-        memory_per_rank=training_memory_bytes(parameters) + activations,
+        memory_per_rank=training_memory_bytes(trained, frozen=parameters if lora.rank else 0) + activations,
         checkpoint=saved,
         flops=flops * training.steps,
         flops_6n=tokens_a_step * training.steps * flops_per_token_6n(parameters),
@@ -114,6 +119,11 @@ def reckon(
         tokens=tokens_a_step * training.steps,
         epochs=tokens_a_step * training.steps / max(train_tokens, 1),
     )
+
+
+def seconds_between_failures(limits: PlanningConfig) -> float | None:
+    """By which training corrects the interval; None where it was given."""
+    return None if limits.checkpoint.every_steps else limits.mean_hours_between_failures * 3600
 
 
 def judge(numbers: Numbers, limits: PlanningConfig, on: Cluster) -> tuple[Check, ...]:

@@ -43,9 +43,14 @@ def train(
     require_signer(Checkpoint, config.model)
     if base:
         require_signed(base)
-    limits = {"every_steps": under.checkpoint_every_steps, "keep": under.keep_checkpoints}
-    job = run_job(program(tokens, config, how, base, mixed, **limits, peak=peak_of(on, config.precision)), on=on)
-    attach(Path(job.folder) / "profile")
+    limits = saving(
+        under.checkpoint_every_steps,
+        under.keep_checkpoints,
+        keep_every=under.keep_checkpoints_every,
+        seconds_between_failures=under.seconds_between_failures,
+    )
+    job = run_job(program(tokens, config, how, base, mixed, limits=limits, peak=peak_of(on, config.precision)), on=on)
+    _show(Path(job.folder), Path(job.output) / "training_log.jsonl")
     checkpoint = publish(job.output, Checkpoint, name=config.model, metrics=job.result["metrics"])
     sign(checkpoint)
     return checkpoint
@@ -58,23 +63,42 @@ def program(
     base: Checkpoint | None = None,
     mixed: tuple[Tokens, ...] = (),
     *,
-    every_steps: int,
-    keep: int,
+    limits: dict[str, Any],
     peak: dict[str, Any] | None = None,
 ) -> Program:
-    """What trains: a checkpoint every so many steps, of which so many are kept; `peak` is what MFU is measured against."""
+    """What trains; `limits` are its `saving`, `peak` is what MFU is measured against."""
     inputs: dict[str, Artifact] = {"tokens": tokens, **({"base": base} if base else {})}
     inputs |= {f"tokens-{other.name}": other for other in mixed}
     settings = {
         "training": config.model_dump(mode="json"),
         "execution": how.model_dump(mode="json"),
-        "checkpoint_every_steps": every_steps,
-        "keep_checkpoints": keep,
+        **limits,
         "peak": peak,
         "made_from": {name: artifact.ref for name, artifact in inputs.items()},
         **({"deepspeed": ds_config(config, how)} if config.engine == "deepspeed" else {}),
     }
     return Program(PROGRAMS[config.engine], settings, inputs, progress="checkpoints/LATEST")
+
+
+def saving(
+    every_steps: int, keep: int, *, keep_every: int | None, seconds_between_failures: float | None
+) -> dict[str, Any]:
+    """How often training is saved and what is kept, as settings of its job."""
+    return {
+        "checkpoint_every_steps": every_steps,
+        "keep_checkpoints": keep,
+        "keep_every": keep_every,
+        "seconds_between_failures": seconds_between_failures,
+    }
+
+
+def _show(job: Path, log: Path) -> None:
+    """A picture of the training, and its profile where one was made, beside the stage's run in MLflow."""
+    from tasks.report.training_pictures import draw_training  # matplotlib takes a second
+
+    draw_training(job, log)
+    for folder in ("pictures", "profile"):
+        attach(job / folder)
 
 
 def peak_of(on: Cluster, precision: str) -> dict[str, Any] | None:

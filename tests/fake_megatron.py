@@ -43,6 +43,17 @@ signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
 tag = "global_step%d" if args.deepspeed else "iter_%07d"
 
 
+def all_asked(step):
+    # whether any rank was asked to stop: all learn it in the same step
+    meeting = Path(args.save).parent / "meeting"
+    meeting.mkdir(parents=True, exist_ok=True)
+    (meeting / f"{step}-{rank}.new").write_text("asked" if asked else "no")
+    (meeting / f"{step}-{rank}.new").rename(meeting / f"{step}-{rank}")
+    while len(said := [path.read_text() for path in meeting.glob(f"{step}-?")]) < world:
+        time.sleep(0.005)
+    return "asked" in said
+
+
 def save(step):
     folder = Path(args.save) / (tag % step)
     (folder / "model").mkdir(parents=True, exist_ok=True)
@@ -82,9 +93,10 @@ while step < int(args.train_iters):
     if step == die_at:
         print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", file=sys.stderr, flush=True)
         sys.exit(1)
-    if step % int(args.save_interval) == 0 or step == int(args.train_iters) or asked:
+    stop = all_asked(step)
+    if step % int(args.save_interval) == 0 or step == int(args.train_iters) or stop:
         save(step)
-    if asked:
+    if stop:
         sys.exit(0)
 """
 CONVERTER = """

@@ -30,7 +30,7 @@ def _zero(asked: DeepspeedConfig) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": asked.zero_stage, "contiguous_gradients": True, "overlap_comm": True}
     if asked.offload == "none":
         return zero
-    place = {"device": asked.offload, "pin_memory": True}
+    place: dict[str, Any] = {"device": asked.offload, "pin_memory": True}
     if asked.offload == "nvme":
         place["nvme_path"] = asked.nvme_path
     zero["offload_optimizer"] = place

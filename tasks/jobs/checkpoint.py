@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tasks.errors import IntegrityError
 from tasks.jobs.checkpoint_files import Manifest, place_of
 from tasks.jobs.checkpoint_pieces import DTYPES, Saved, read_into, shards_of
 from tasks.jobs.checkpoint_process import WriterProcess
@@ -73,6 +74,10 @@ def restore(root: Path, found: Manifest, *, rank: int, pieces: Pieces) -> None:
 def set_generators(shard: list[Saved]) -> None:
     """Give torch the states that a shard holds."""
     states = {saved.name: saved.rows(0, saved.shape[0]) for saved in shard if saved.name.startswith("rng.")}
+    if RNG not in states:
+        raise IntegrityError(
+            "the shards do not hold the tensors of this run: the state of a random generator is not there"
+        )
     torch.set_rng_state(states[RNG])
     if torch.cuda.is_available() and RNG_CUDA in states:
         torch.cuda.set_rng_state(states[RNG_CUDA])

@@ -16,9 +16,13 @@ from tasks.jobs.checkpoint_retention import pin
 from tasks.training_config import TrainingConfig
 
 
-def identity(config: TrainingConfig, tokens: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run must share with a checkpoint to go on from it. How many ranks there are and how they divide is not in it."""
-    return {"training": config.model_dump(mode="json"), "tokens": dict(tokens)}
+def identity(config: TrainingConfig, tokens: Mapping[str, Any], *, base: str = "") -> dict[str, Any]:
+    """What a run must share with a checkpoint to go on from it. How many ranks there are and how they divide is not in it.
+
+    `base` is the version of its base model, where it has one: adapters are of no use beside other weights.
+    """
+    version = {"base": base} if base else {}
+    return {"training": config.model_dump(mode="json"), "tokens": dict(tokens), **version}
 
 
 def choose(root: Path, wanted: Mapping[str, Any], *, attempt: int = 0) -> Manifest | None:

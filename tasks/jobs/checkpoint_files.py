@@ -121,8 +121,9 @@ def require_chained(root: Path, manifest: Manifest, path: Path) -> None:
         return
     before = manifest.previous
     since = (before["step"], before["attempt"]) if before else (-1, 0)
-    others = [other for other in manifests(root) if not quarantined(other.parent)]
-    if between := [other for other in others if since < age(other) < age(path)]:
+    others = manifests(root)
+    between = [other for other in others if since < age(other) < age(path) and not quarantined(other.parent)]
+    if between:
         raise IntegrityError(
             f"{path} was committed before {between[0].parent} was, and lies after it: an old one was put there"
         )

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tasks.jobs.checkpoint_files import BLOCK, Manifest, commit, create_only, digest, newest_attempt, place_of, sync
 from tasks.jobs.checkpoint_retention import clean_failed, retain
@@ -75,21 +75,22 @@ class Writing:
         path = folder / f"shard-{self.rank}.safetensors"
         try:
             with open(path, "xb") as file:
-                blocks = list(self._write_blocks(file.fileno()))
+                blocks = list(self._write_blocks(file))
         except OSError as error:
             if error.errno != errno.EEXIST:
                 path.unlink(missing_ok=True)  # its room is needed, on a disk that is full
             raise
         yield {"path": path.name, "size": self.size, "blocks": blocks}
 
-    def _write_blocks(self, file: int) -> Iterator[str]:
+    def _write_blocks(self, file: IO[bytes]) -> Iterator[str]:
         """Write the shard; yields the sha256 of each block."""
-        with mmap.mmap(self.buffer, self.size, access=mmap.ACCESS_READ) as memory, memoryview(memory) as view:
+        with mmap.mmap(self.buffer, self.size, access=mmap.ACCESS_READ) as memory:
             for start in range(0, self.size, BLOCK):
-                with view[start : start + BLOCK] as block:
-                    yield hashlib.sha256(block).hexdigest()
-                    _write_all(file, block)
-            os.fsync(file)
+                block = memory[start : start + BLOCK]
+                file.write(block)
+                yield hashlib.sha256(block).hexdigest()
+            file.flush()
+            os.fsync(file.fileno())
 
     def _others(self, folder: Path) -> Iterator[dict[str, Any]]:
         """This rank's share of the files that an engine wrote: once all ranks have said that theirs are whole."""
@@ -121,17 +122,19 @@ class Writing:
             raise OSError(errno.ESTALE, f"a newer attempt than {self.attempt} has taken this job over")
         if Path(self.log).exists():
             sync(Path(self.log))
-        position = {"step": step, "attempt": self.attempt, "consumed_samples": consumed_samples}
-        whose = {"identity": self.identity, "identity_digest": digest(self.identity), "world_size": self.world_size}
-        commit(root, Manifest(**position, **whose, files=files))
+        manifest = Manifest(
+            step=step,
+            attempt=self.attempt,
+            consumed_samples=consumed_samples,
+            identity=self.identity,
+            identity_digest=digest(self.identity),
+            files=files,
+            world_size=self.world_size,
+        )
+        commit(root, manifest)
         write_json(root / "LATEST", {"step": step, "attempt": self.attempt})
         clean_failed(root, self.attempt, before=step)
         retain(root, self.keep, every=self.keep_every, attempt=self.attempt)
-
-
-def _write_all(file: int, data: memoryview) -> None:
-    while data.nbytes:
-        data = data[os.write(file, data) :]
 
 
 def _wait_for(path: Path) -> dict[str, Any]:

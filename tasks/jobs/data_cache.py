@@ -147,7 +147,7 @@ class Cached:
         mark = self._marks[piece]
         if not mark & HELD:
             return False
-        if zlib.crc32(memoryview(self._copy[piece * PIECE : (piece + 1) * PIECE])) == int(mark ^ HELD):
+        if zlib.crc32(self._copy[piece * PIECE : (piece + 1) * PIECE].data) == int(mark ^ HELD):
             return True
         self._marks[piece] = 0
         return False

@@ -33,6 +33,8 @@ from tasks.process import write_json
 T = TypeVar("T")
 MODEL = "model.onnx"
 DATA = "model.onnx.data"
+GPT2 = "GPT2LMHeadModel"
+"""Built by gpt2_graph.py."""
 
 
 @dataclass(frozen=True)
@@ -72,23 +74,31 @@ def run(rank: Rank) -> dict[str, Any]:
 def build(checkpoint: Path, output: Path, *, precision: str) -> None:
     """Write the ONNX model, its data, genai_config.json, the tokenizer and config.json, and check the paths in it."""
     _require_supported(checkpoint)
-    # Imported here: it puts its own folder on sys.path and takes seconds, and it reads HF_HUB_OFFLINE.
-    from onnxruntime_genai.models import builder
-
     with tempfile.TemporaryDirectory() as cache:
-        options = builder.parse_extra_options(
-            "", str(checkpoint), str(output), precision, "cpu", cache, ["hf_token=false"]
-        )
-        try:
-            builder.create_model("", str(checkpoint), str(output), precision, "cpu", cache, **options)
-        except NotImplementedError as error:
-            raise ValueError(
-                f"the checkpoint's architecture {_architecture(checkpoint)} cannot be exported: onnxruntime-genai "
-                f"{genai.__version__} does not build it. Use one that it builds, such as LlamaForCausalLM."
-            ) from error
+        if _architecture(checkpoint) == GPT2:
+            # Imported here, as in _build: it takes seconds, and it reads HF_HUB_OFFLINE.
+            from tasks.jobs.gpt2_graph import build_gpt2
+
+            build_gpt2(checkpoint, output, precision=precision, cache=cache)
+        else:
+            _build(checkpoint, output, precision=precision, cache=cache)
     shutil.copyfile(checkpoint / "config.json", output / "config.json")
     _forget_where_it_was_built(output / MODEL)
     check_external_data(output)
+
+
+def _build(checkpoint: Path, output: Path, *, precision: str, cache: str) -> None:
+    """By onnxruntime-genai's own builder. It puts its own folder on sys.path."""
+    from onnxruntime_genai.models import builder
+
+    options = builder.parse_extra_options("", str(checkpoint), str(output), precision, "cpu", cache, ["hf_token=false"])
+    try:
+        builder.create_model("", str(checkpoint), str(output), precision, "cpu", cache, **options)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"the checkpoint's architecture {_architecture(checkpoint)} cannot be exported: onnxruntime-genai "
+            f"{genai.__version__} does not build it. Use one that it builds, such as LlamaForCausalLM."
+        ) from error
 
 
 def _require_supported(checkpoint: Path) -> None:
@@ -192,10 +202,10 @@ class Comparison:
 
     def _onnx_logits(self, tokens: list[int]) -> NDArray[np.float32]:
         prompt = np.asarray([tokens], dtype=np.int64)
-        inputs = {"input_ids": prompt, "attention_mask": np.ones_like(prompt)}
-        caches = {
-            i.name: self._empty_cache for i in self._session.get_inputs() if i.name.startswith("past_key_values.")
-        }
+        wanted = [i.name for i in self._session.get_inputs()]
+        positions = {"position_ids": np.arange(len(tokens), dtype=np.int64)[None]} if "position_ids" in wanted else {}
+        inputs = {"input_ids": prompt, "attention_mask": np.ones_like(prompt), **positions}
+        caches = {name: self._empty_cache for name in wanted if name.startswith("past_key_values.")}
         return self._session.run(["logits"], inputs | caches)[0]
 
 

@@ -25,7 +25,7 @@ from tasks.jobs.data_sources import open_source, source_identity
 from tasks.jobs.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Groups, changes, standstill
 from tasks.jobs.runtime import Rank, main
 from tasks.jobs.training.agreement import Word
-from tasks.jobs.training.card import write_card
+from tasks.jobs.training.card import base_ref, write_card
 from tasks.jobs.training.engine import Setting, open_engine
 from tasks.jobs.training.flops import flops_of
 from tasks.jobs.training.heldout import Heldout
@@ -103,7 +103,7 @@ class Training:
         self.eod = vocabulary(self.tokens)[1] if config.mask_documents else None
         self.loader = self._loader()
         self.meter = Meter()
-        self.identical = identity(config, source_identity(rank.inputs, config))
+        self.identical = identity(config, source_identity(rank.inputs, config), base=base_ref(rank))
         self._resume()
         self.resumed = self.step or None
         self.waited = standstill(rank.folder / "metrics.jsonl") if self.elastic and rank.rank == 0 else {}

@@ -41,7 +41,7 @@ DATASET_NOTE = (
 HEADLINES: dict[str, tuple[str, ...]] = {
     "validate": ("documents",),
     "benchmark": ("machines_usable", "matmul_gflops_per_rank", "allreduce_gigabytes_per_second"),
-    "train": ("loss", "tokens_per_second"),
+    "train": ("loss", "heldout_bits_per_byte", "tokens_per_second", "mfu", "goodput"),
     "evaluate": ("bits_per_byte", "gain_over_bigram"),
     "export": ("tokens_per_second_onnx",),
     "verdict": ("loss_since_promotion", "drift_p_value", "domain_auc"),

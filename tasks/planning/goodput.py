@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 STALLS = ("data_seconds", "checkpoint_seconds", "heldout_seconds", "profile_seconds")
@@ -25,13 +26,15 @@ class Goodput:
     lost: float = 0.0
     """Steps that did not stay: done again because no checkpoint had them, or left out for safety; and going back."""
     starting: float = 0.0
-    """From the start of a process to its first step: imports, meeting, verifying and loading a checkpoint."""
+    """From the start of the first process to its first step: imports, meeting, building the network."""
+    restarting: float = 0.0
+    """The same of every later one: a checkpoint is verified and loaded, too."""
     idle: float = 0.0
     """Between the last step of an attempt and the start of the next one: noticing, waiting for machines, meeting anew."""
 
     @property
     def total(self) -> float:
-        return self.useful + self.stalled + self.lost + self.starting + self.idle
+        return self.useful + self.stalled + self.lost + self.starting + self.restarting + self.idle
 
     @property
     def share(self) -> float:
@@ -40,9 +43,14 @@ class Goodput:
 
     @property
     def causes(self) -> dict[str, float]:
-        """Shares of all time: useful, lost_to_restart, stall, idle."""
-        again = self.lost + self.starting
-        seconds = {"useful": self.useful, "lost_to_restart": again, "stall": self.stalled, "idle": self.idle}
+        """Shares of all time: useful, stall, lost_to_restart, start, idle."""
+        seconds = {
+            "useful": self.useful,
+            "stall": self.stalled,
+            "lost_to_restart": self.lost + self.restarting,
+            "start": self.starting,
+            "idle": self.idle,
+        }
         return {cause: value / self.total if self.total else 0.0 for cause, value in seconds.items()}
 
 
@@ -63,22 +71,22 @@ def goodput(records: Iterable[Mapping[str, Any]], *, ended: float | None = None)
             continue
         lost += back
         useful, stalled = useful + seconds - waited, stalled + waited
-    starting, idle = _between(steps)
     last = max(0.0, ended - float(steps[-1]["time"])) if ended and steps else 0.0
-    return Goodput(useful=useful, stalled=stalled + last, lost=lost, starting=starting, idle=idle)
+    starting = float(steps[0].get("start_seconds", 0.0)) if steps else 0.0
+    restarting, idle = _between(steps)
+    return Goodput(
+        useful=useful, stalled=stalled + last, lost=lost, starting=starting, restarting=restarting, idle=idle
+    )
 
 
 def _between(steps: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Seconds of starting and of nothing: before the first step of each attempt."""
-    starting = idle = 0.0
-    before: Mapping[str, Any] | None = None
-    for record in steps:
-        if before is None or record["attempt"] != before["attempt"]:
-            start = float(record.get("start_seconds", 0.0))
-            gap = _gap(before, record) if before else start
-            starting, idle = starting + min(start, gap), idle + max(0.0, gap - start)
-        before = record
-    return starting, idle
+    """Seconds of restarting and of nothing: before the first step of each attempt but the first."""
+    restarting = idle = 0.0
+    for before, record in pairwise(steps):
+        if record["attempt"] != before["attempt"]:
+            start, gap = float(record.get("start_seconds", 0.0)), _gap(before, record)
+            restarting, idle = restarting + min(start, gap), idle + max(0.0, gap - start)
+    return restarting, idle
 
 
 def _gap(before: Mapping[str, Any], record: Mapping[str, Any]) -> float:

@@ -32,9 +32,23 @@ def parameter_count(network: NetworkConfig, vocab_size: int, *, positions: int =
     return network.layers * _layer_matrices(network) + biases + norms + embeddings
 
 
-def training_memory_bytes(parameters: int) -> int:
-    """Weights, gradients and optimizer state on one rank of DDP in float32; activations come on top."""
-    return TRAINING_BYTES_PER_PARAMETER * parameters
+def adapter_parameters(network: NetworkConfig, rank: int, targets: tuple[str, ...] = ()) -> int:
+    """Numbers of LoRA's adapters, rank x (inputs + outputs) a matrix; of a Llama's layers, or of those of GPT-2."""
+    hidden, wide, kv = network.hidden_size, network.intermediate_size, _kv_size(network)
+    if network.architecture == "gpt2":
+        sides = {"c_attn": 4 * hidden, "c_proj": 3 * hidden + wide, "c_fc": hidden + wide}
+    else:
+        attention = {"q_proj": 2 * hidden, "k_proj": hidden + kv, "v_proj": hidden + kv, "o_proj": 2 * hidden}
+        sides = {**attention, **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + wide)}
+    return network.layers * rank * sum(size for name, size in sides.items() if not targets or name in targets)
+
+
+def training_memory_bytes(parameters: int, *, frozen: int = 0) -> int:
+    """Weights, gradients and optimizer state on one rank of DDP in float32; activations come on top.
+
+    `frozen` are weights beside the trained ones, that have neither gradient nor optimizer state.
+    """
+    return TRAINING_BYTES_PER_PARAMETER * parameters + FLOAT32_BYTES * frozen
 
 
 def activation_bytes(network: NetworkConfig, vocab_size: int, *, sequence_length: int, micro_batch_size: int) -> int:

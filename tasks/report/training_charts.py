@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from tasks.report.charts import ACCENT, BAD, INK, LINE, MUTED, ROUND, SOFT, WARN, Bar, bars, plain_numbers, svg
+from tasks.report.charts import ACCENT, BAD, INK, LINE, MUTED, ROUND, SOFT, WARN, WIDTH, Bar, bars, plain_numbers, svg
 from tasks.report.data import duration, number, percent
 from tasks.report.training_data import HeldoutPoint, StepTime, TimeReport
 
@@ -20,12 +20,13 @@ PARTS = {"compute": ACCENT, "communication": SOFT, "data": WARN, "checkpoint": B
 """Of a step, in the order in which they are drawn."""
 CAUSES = {
     "useful": ("useful steps", ACCENT),
-    "stalled": ("standing still", WARN),
+    "stalled": ("standing still", MUTED),
     "lost": ("steps that did not stay", BAD),
+    "restarting": ("starting again", WARN),
     "starting": ("starting", SOFT),
-    "idle": ("nothing ran", MUTED),
+    "idle": ("nothing ran", LINE),
 }
-SIZE = (400, 200)
+SIZE = (WIDTH, 210)
 
 
 def split_chart(steps: Sequence[StepTime]) -> str:

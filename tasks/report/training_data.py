@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,7 @@ class TimeReport(Published):
     """`time` of a training's `result.json`."""
 
     seconds: Mapping[str, float] = {}
-    """By cause: useful, stalled, lost, starting, idle."""
-    causes: Mapping[str, float] = {}
-    """Shares: useful, lost_to_restart, stall, idle."""
+    """By cause: useful, stalled, lost, restarting, starting, idle."""
     flops_convention: str = ""
     peak: Mapping[str, Any] = {}
     memory_gib: float | None = None
@@ -86,5 +85,6 @@ def _thin(steps: list[dict[str, Any]]) -> Iterator[dict[str, float]]:
     for start in range(0, len(steps), size):
         group = steps[start : start + size]
         mean = {name: sum(float(record.get(name, 0.0)) for record in group) / len(group) for name in names}
-        speed = len(group) / sum(1 / record["tokens_per_second"] for record in group)
+        speeds = [record["tokens_per_second"] for record in group if record.get("tokens_per_second")]
+        speed = statistics.harmonic_mean(speeds) if speeds else 0.0
         yield {**mean, "step": group[-1]["step"], "tokens_per_second": speed}

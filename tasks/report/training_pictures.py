@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tasks.report.charts import ACCENT, INK, SOFT, STYLE, plain_numbers
+from tasks.report.charts import ACCENT, INK, STYLE, WARN, plain_numbers
 from tasks.report.data import duration, percent
 from tasks.report.published import LossPoint
 from tasks.report.training_charts import CAUSES, PARTS, shares
@@ -26,9 +26,9 @@ INCHES = (12, 7.2)
 
 
 def draw_training(job: Path, log: Path) -> Path | None:
-    """Draw a job that is done into `pictures/` of its folder; `log` is its `training_log.jsonl`. None: it told no times."""
+    """Draw a job that is done into `pictures/` of its folder; `log` is its `training_log.jsonl`. None: one of them is gone."""
     told = read_training(job)
-    if told is None:
+    if told is None or not log.exists():
         return None
     report = TrainingReport.model_validate(told)
     points = [LossPoint.model_validate(json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()]
@@ -51,7 +51,7 @@ def _loss(axes: Any, points: Sequence[LossPoint], report: TrainingReport) -> Non
     if report.heldout:
         beside = axes.twinx()
         values = [(point.step, point.heldout_bits_per_byte) for point in report.heldout]
-        beside.plot(*zip(*values, strict=True), color=SOFT, marker="o", markersize=4)
+        beside.plot(*zip(*values, strict=True), color=WARN, marker="o", markersize=4)
         beside.set_ylabel("held-out bits per byte")
         beside.set_ylim(bottom=0)
 
@@ -67,8 +67,9 @@ def _split(axes: Any, report: TrainingReport) -> None:
     heights = [100 * parts[name] for name in PARTS]
     axes.stackplot(places, heights, colors=list(PARTS.values()), labels=list(PARTS), linewidth=0)
     axes.set_ylim(0, 100)
-    axes.legend(loc="lower left", ncols=5, fontsize=9, labelcolor=INK, frameon=True)
+    axes.set_xlim(places[0], places[-1])
     _about(axes, "Where a step's time goes, percent")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=5, fontsize=10, labelcolor=INK)
 
 
 def _time(axes: Any, report: TrainingReport) -> None:

@@ -309,6 +309,7 @@ def test_nothing_at_all_is_empty_text_where_that_is_the_default(config):
 def test_a_range_of_nodes_is_an_elastic_job_and_no_time_of_day(config):
     """YAML 1.1 makes 68 of 1:8."""
     text = "cluster:\n  backend: slurm\n  nodes: 1:8\n  ranks_per_node: 1\n  elastic: {address: login-1}\n"
+    text += "training: {micro_batch_size: 1, global_batch_size: 840}\n"
     found = config(text).cluster
     assert (found.nodes, found.elastic.min_nodes, found.elastic.max_nodes, found.elastic.address) == (
         1,

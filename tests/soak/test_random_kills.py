@@ -1,7 +1,7 @@
 """A training job that is killed at random moments gives the numbers of an unbroken one: `make soak N=100 SEED=1`.
 
-Each round kills one rank, both ranks, torchrun, the machine's agent or the small parent with SIGKILL, at a random step, one to
-three times.
+Each round kills one rank, both ranks, the process that writes checkpoints, torchrun, the machine's agent or the small parent with
+SIGKILL, at a random step, one to three times.
 """
 
 import json
@@ -22,6 +22,7 @@ from tasks.compute.logs import tail_of_failure
 
 ROUNDS, SEED = int(os.environ.get("N", "2")), int(os.environ.get("SEED", "1"))
 STEPS = 120
+VICTIMS = ("rank", "ranks", "writer", "launcher", "agent", "parent")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def test_random_kills_change_no_number(job, unbroken, tmp_path, number):
     dice = random.Random(f"{SEED}-{number}")
     LocalBackend(ClusterConfig()).submit(job, tmp_path)
     killed = [
-        kill(tmp_path, dice.choice(("rank", "ranks", "launcher", "agent", "parent")), dice.randrange(1, STEPS - 5), job)
+        kill(tmp_path, dice.choice(VICTIMS), dice.randrange(1, STEPS - 5), job)
         for _ in range(dice.randrange(1, 4))
     ]
     finish(job, tmp_path)
@@ -78,6 +79,7 @@ def kill(folder: Path, what: str, step: int, job: Job) -> str:
     victims = {
         "rank": ranks[:1],
         "ranks": ranks,
+        "writer": [pid for pid in below if runs(pid, "tasks.jobs.checkpoint_writer")][:1],
         "launcher": [pid for pid in below if runs(pid, "torch.distributed.run")],
         "agent": [pid for pid in below if runs(pid, "tasks.jobs.node")],
         "parent": [parent],

@@ -146,7 +146,7 @@ def test_the_same_content_written_again_is_no_progress(folder):
 
 
 @pytest.mark.parametrize(
-    ("kind", "attempts"), [("user", 1), ("integrity", 1), ("missing", 1), ("diverged", 1), ("infrastructure", 2)]
+    ("kind", "attempts"), [("user", 1), ("integrity", 1), ("missing", 1), ("diverged", 1), ("limit", 1), ("preempted", 1), ("infrastructure", 2)]
 )
 def test_an_error_that_a_restart_does_not_mend_is_not_restarted(folder, kind, attempts):
     report = '{"class": "%s", "attempt": %s}' % (kind, "' + os.environ['HEADWAY_ATTEMPT'] + '")  # noqa: UP031

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tasks.jobs.runtime import Rank
 from tasks.training_config import TrainingConfig
 
 CARD = "README.md"
@@ -19,6 +20,12 @@ def write_card(folder: Path, config: TrainingConfig, facts: Mapping[str, Any], *
     """Write the card of what `folder` holds. `facts`: parameters, steps, tokens, loss; `made_from`: references by input."""
     lines = ["---", *front_matter(config, facts, base), "---", "", f"# {config.model}", "", *_words(config, facts)]
     (folder / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def base_ref(rank: Rank) -> str:
+    """The version of the base model that training starts from; empty: random weights, or nobody said."""
+    made_from: Mapping[str, str] = rank.settings.get("made_from", {})
+    return made_from.get("base", "")
 
 
 def front_matter(config: TrainingConfig, facts: Mapping[str, Any], base: Path | None) -> list[str]:

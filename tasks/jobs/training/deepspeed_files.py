@@ -25,6 +25,8 @@ from tasks.jobs.checkpoint import RNG
 from tasks.jobs.checkpoint_files import Manifest, place_of
 from tasks.jobs.checkpoint_folders import FolderSaver
 from tasks.jobs.checkpoint_writer import OWN
+from tasks.jobs.elastic import newcomers_seed
+from tasks.jobs.training.deepspeed_resharding import reshard
 
 TAG = "deepspeed"
 """Folder of DeepSpeed's files within a checkpoint's."""
@@ -60,7 +62,7 @@ class HashedFiles(TorchCheckpointEngine):
                 ) from error
 
     def save(self, state_dict: Any, path: str) -> None:
-        """A failure is kept: the other ranks wait for this one in DeepSpeed's barriers. torch reports a full disk in its own way."""
+        """A failure is kept, for other ranks wait for this one in DeepSpeed's barriers; torch reports a full disk as it likes."""
         try:
             super().save(state_dict, path)
         except (OSError, RuntimeError) as error:
@@ -82,18 +84,26 @@ def saver(engine: Any, rank: int, writing: Mapping[str, Any]) -> FolderSaver:
 
 
 def restore(engine: Any, root: Path, found: Manifest, *, rank: int, world_size: int) -> None:
-    """Take over a verified checkpoint. Raises ValueError for one of another number of ranks, IntegrityError for other bytes."""
+    """Take over a verified checkpoint, and this rank's generator; a rank that was not there gets a seed of its own.
+
+    Raises IntegrityError for bytes that were not verified, and for files that hold more than data.
+    """
     folder = place_of(root, found.step, found.attempt)
-    if found.world_size != world_size:
-        raise ValueError(
-            f"{folder} was written by {found.world_size} ranks, and DeepSpeed divides its state by their number: "
-            f"go on with {found.world_size} ranks, not {world_size}, or train anew in another job folder"
-        )
+    own = folder / OWN
     files = engine.checkpoint_engine = HashedFiles({folder / entry["path"]: entry["sha256"] for entry in found.files})
-    path, _ = engine.load_checkpoint(str(folder / OWN), tag=TAG, load_lr_scheduler_states=False)
-    if path is None:
-        raise IntegrityError(f"{folder} does not hold DeepSpeed's state")
-    torch.set_rng_state(load(files.read(_generator(folder / OWN, rank)))[RNG])
+    if found.world_size == world_size and _same_layout(engine, own / TAG):
+        engine.load_checkpoint(str(own), tag=TAG, load_lr_scheduler_states=False)
+    else:
+        reshard(engine, own / TAG, lambda path: files.load(str(path), "cpu"), ranks=found.world_size)
+    if rank < found.world_size:
+        torch.set_rng_state(load(files.read(_generator(own, rank)))[RNG])
+    else:
+        torch.manual_seed(newcomers_seed(int(found.identity["training"]["seed"]), found.step, rank))
+
+
+def _same_layout(engine: Any, folder: Path) -> bool:
+    """Stages 1 and 2 write one file of weights, stage 3 one a rank."""
+    return (engine.zero_optimization_stage() == 3) == any(folder.glob("zero_pp_rank_*_model_states.pt"))
 
 
 def _generator(folder: Path, rank: int) -> Path:

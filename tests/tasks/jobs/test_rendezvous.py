@@ -161,7 +161,15 @@ def test_with_a_result_the_job_ended_well(watched):
 
 
 @pytest.mark.parametrize(
-    ("kind", "ended"), [("user", GIVEN_UP), ("diverged", GIVEN_UP), ("infrastructure", None), ("node", None)]
+    ("kind", "ended"),
+    [
+        ("user", GIVEN_UP),
+        ("diverged", GIVEN_UP),
+        ("limit", GIVEN_UP),
+        ("preempted", None),
+        ("infrastructure", None),
+        ("node", None),
+    ],
 )
 def test_what_comes_back_on_every_machine_ends_the_job_and_a_bad_machine_does_not(watched, kind, ended):
     report(watched.folder, kind)

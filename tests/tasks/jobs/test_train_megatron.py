@@ -5,6 +5,7 @@ What the real one takes and writes was tried by hand: docs/megatron.md.
 
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -79,6 +80,7 @@ def launch():
         begin(job, **how)
         if beside:
             beside()
+        assert select.select([server.stdout], [], [], 120)[0], said_by(job)
         return json.loads(server.stdout.readline())
 
     yield run

@@ -22,7 +22,7 @@ import os
 os.environ["DS_ACCELERATOR"] = "cpu"
 import deepspeed.runtime.zero.muon.muon_optimizer  # DeepSpeed does when it starts: 5 s of CPU
 """
-TRAINED = CONFIG.model_copy(update={"steps": STEPS})
+TRAINED = CONFIG.model_copy(update={"steps": STEPS, "micro_batch_size": 2})
 KILL = f"""
 import os, signal
 import tasks.jobs.training.deepspeed_engine as module
@@ -63,17 +63,24 @@ def with_torch(launch, tokens, tmp_path_factory):
     return job
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=["zero2", "zero3"])
-def killed(request, launch, tokens, tmp_path_factory):
-    """A job whose rank 1 was killed between two checkpoints, and its stage."""
-    job = deepspeed_job(tmp_path_factory.mktemp("jobs") / "killed", tokens, request.param)
-    assert -9 in launch(job, fault=KILL), said_by(job)
-    return job
+@pytest.fixture(scope="module")
+def killed(launch, tokens, tmp_path_factory):
+    """By stage: a job whose rank 1 was killed between two checkpoints."""
+    jobs = {}
+
+    def of(stage):
+        if stage not in jobs:
+            jobs[stage] = deepspeed_job(tmp_path_factory.mktemp("jobs") / "killed", tokens, stage)
+            assert -9 in launch(jobs[stage], fault=KILL), said_by(jobs[stage])
+        return jobs[stage]
+
+    return of
 
 
 @pytest.fixture
 def left_over(killed, tmp_path):
-    return Path(shutil.copytree(killed, tmp_path / "job"))
+    """A copy of what a killed job left behind."""
+    return lambda stage: Path(shutil.copytree(killed(stage), tmp_path / "job"))
 
 
 def own_files(job):
@@ -87,26 +94,29 @@ def differences(job, other):
     return [abs(ours[step][0] - theirs[step][0]) for step in ours]
 
 
-def test_killed_and_resumed_it_has_the_losses_of_torch_and_writes_its_network(launch, left_over, with_torch):
-    assert launch(left_over, attempt=2) == [0, 0], said_by(left_over)
-    assert result(left_over)["resumed_from_step"] == 50
-    assert max(differences(left_over, with_torch)) < TOLERANCE
-    ours, theirs = (load_file(job / "out" / "model.safetensors") for job in (left_over, with_torch))
+@pytest.mark.parametrize("stage", [2, 3])
+def test_killed_and_resumed_it_has_the_losses_of_torch_and_writes_its_network(stage, launch, left_over, with_torch):
+    job = left_over(stage)
+    assert launch(job, attempt=2) == [0, 0], said_by(job)
+    assert result(job)["resumed_from_step"] == 50
+    assert max(differences(job, with_torch)) < TOLERANCE
+    ours, theirs = (load_file(each / "out" / "model.safetensors") for each in (job, with_torch))
     assert ours.keys() == theirs.keys() and all(value.dtype == torch.float32 for value in ours.values())
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-3) for name in ours)
-    shown = json.loads((left_over / "ds_config.json").read_text())
-    assert shown["train_batch_size"] == TRAINED.global_batch_size and shown["train_micro_batch_size_per_gpu"] == 4
+    shown = json.loads((job / "ds_config.json").read_text())
+    assert shown["train_batch_size"] == TRAINED.global_batch_size and shown["train_micro_batch_size_per_gpu"] == 2
 
 
 def test_a_flipped_byte_in_its_own_file_is_refused_and_the_checkpoint_before_is_used(launch, left_over, with_torch):
-    path = own_files(left_over)[-1]
+    job = left_over(2)
+    path = own_files(job)[-1]
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    assert launch(left_over, attempt=2) == [0, 0], said_by(left_over)
-    assert result(left_over)["resumed_from_step"] == 25
-    assert "quarantined" in said_by(left_over) and path.name in said_by(left_over)
-    assert max(differences(left_over, with_torch)) < TOLERANCE
+    assert launch(job, attempt=2) == [0, 0], said_by(job)
+    assert result(job)["resumed_from_step"] == 25
+    assert "quarantined" in said_by(job) and path.name in said_by(job)
+    assert max(differences(job, with_torch)) < TOLERANCE
 
 
 class Marks:
@@ -120,12 +130,13 @@ class Marks:
 
 
 def test_a_file_that_runs_code_is_not_loaded_whatever_its_manifest_says(launch, left_over, tmp_path):
-    path, marker = own_files(left_over)[0], tmp_path / "ran"
+    job = left_over(2)
+    path, marker = own_files(job)[0], tmp_path / "ran"
     torch.save({"module": Marks(marker)}, path, pickle_module=pickle)
-    forge(manifests(left_over / "checkpoints")[0], path)
-    assert launch(left_over, attempt=2) != [0, 0]
+    forge(manifests(job / "checkpoints")[0], path)
+    assert launch(job, attempt=2) != [0, 0]
     assert not marker.exists()
-    said = error(left_over)
+    said = error(job)
     assert said["class"] == "integrity" and "holds more than tensors and plain values" in said["message"]
 
 
@@ -142,10 +153,13 @@ def forge(manifest, path):
     manifest.write_text(json.dumps({**value, "sha256": digest(value)}))
 
 
-def test_another_number_of_ranks_is_refused_with_the_one_it_needs(launch, left_over):
-    assert launch(left_over, attempt=2, ranks=1) == [1]
-    said = error(left_over)
-    assert said["class"] == "user" and "go on with 2 ranks, not 1" in said["message"]
+@pytest.mark.parametrize(("stage", "then", "ranks"), [(2, 3, 1), (3, 3, 4), (3, 1, 2)])
+def test_another_number_of_ranks_or_another_stage_goes_on(stage, then, ranks, launch, left_over, tokens, with_torch):
+    job = left_over(stage)
+    deepspeed_job(job, tokens, then)
+    assert launch(job, attempt=2, ranks=ranks) == [0] * ranks, said_by(job)
+    assert result(job)["resumed_from_step"] == 50
+    assert max(differences(job, with_torch)) < TOLERANCE
 
 
 def test_without_the_package_it_says_what_to_install(launch, tokens, tmp_path):

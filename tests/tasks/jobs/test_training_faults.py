@@ -5,9 +5,12 @@ same through torchrun, the machine's agent and the small parent, 200 of them: `m
 """
 
 import ast
+import hashlib
 import json
 import os
+import pickle
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -28,9 +31,13 @@ from training_runs import (
 )
 
 from tasks import process
+from tasks.jobs.checkpoint_files import digest
 
 TESTS = Path(__file__).parents[2]
-HERE, TRAINING, CHECKPOINT = (f"tasks/jobs/test_{name}.py" for name in ("training_faults", "training", "checkpoint"))
+KILLS = 10
+HERE, TRAINING, CHECKPOINT, PROTOCOL = (
+    f"tasks/jobs/test_{name}.py" for name in ("training_faults", "training", "checkpoint", "checkpoint_protocol")
+)
 SAFETY, HANG = "tasks/jobs/test_training_safety.py", "tasks/compute/test_hang.py"
 FAULTS = {
     1: ("a rank is killed in a step", TRAINING, "a_killed_run_goes_on_bit_for_bit"),
@@ -60,8 +67,17 @@ FAULTS = {
     17: ("LATEST is wrong", CHECKPOINT, "latest_decides_nothing"),
     18: ("all checkpoints are bad", TRAINING, "when_all_are_bad_the_job_stops"),
     19: ("another configuration", TRAINING, "another_configuration_is_refused_with_what_differs"),
+    20: (
+        "an old manifest is put to a newer step",
+        PROTOCOL,
+        "an_old_checkpoint_that_is_put_to_a_newer_step_is_refused",
+    ),
     21: ("two trainers of one run", CHECKPOINT, "a_stale_attempt_may_not_commit"),
+    22: ("the disk is full", PROTOCOL, "a_save_that_finds_no_room_leaves_its_room_to_the_next_and_the_old_ones_alone"),
+    23: ("storage is slow", TRAINING, "what_is_due_while_a_save_runs_is_skipped_and_counted_but_never_the_last"),
+    24: ("deletion while one resumes", PROTOCOL, "what_a_newer_attempt_goes_on_from_is_not_deleted_by_an_older_one"),
     25: ("a delete fails", CHECKPOINT, "a_delete_that_fails_is_said_and_stops_nothing"),
+    26: ("a pickle in a checkpoint", HERE, "a_pickle_that_takes_a_shards_place_is_never_loaded"),
 }
 
 
@@ -121,34 +137,38 @@ def kill(*pids):
 
 
 def kill_at(job, what, step, attempt):
-    """Wait until this start wrote so many steps, or is over; then kill."""
+    """Wait until this start wrote so many steps more, or is over; then kill. Returns whether there was somebody to kill."""
     ranks = [pid_of(job, rank, attempt) for rank in (0, 1)]
     wanted = max(last_lines(job), default=0) + step
     while max(last_lines(job), default=0) < wanted and process.process_started(ranks[0]):
         time.sleep(0.001)
-    victims = {"rank": ranks[1:], "first rank": ranks[:1], "ranks": ranks, "writer": writers_of(ranks[0])}
-    kill(*victims[what])
-    if what == "writer":  # a run may live on without it, or not: both are fine, a wrong number is not
-        return
-    while any(process.process_started(pid) for pid in victims[what]):
-        time.sleep(0.001)
+    victims = {"rank": ranks[1:], "first rank": ranks[:1], "ranks": ranks, "writer": writers_of(ranks[0])[:1]}[what]
+    hit = any(process.process_started(pid) for pid in victims)
+    kill(*victims)
+    return hit
 
 
-def test_ten_kills_change_no_number(unbroken, launch, tokens, tmp_path):
-    """Each kill is of another start of one run: `kill -9` of a rank, of both, or of the process that writes checkpoints."""
-    dice, job = random.Random(9), write_job(tmp_path / "job", tokens)
-    seen, attempt = set(), 0
-    for attempt in range(1, 11):
-        what, step = dice.choice(("rank", "first rank", "ranks", "writer")), dice.randrange(0, 7)
-        launch.beside(job, lambda w=what, s=step, a=attempt: kill_at(job, w, s, a), attempt=attempt)
-        if (job / "result.json").exists():
-            break
-        seen |= {pid for pid in [r["pid"] for r in map(process.read_json, (job / "ranks").glob("*.json"))]}
-    if not (job / "result.json").exists():
-        assert launch(job, attempt=attempt + 1) == [0, 0], said_by(job)
+def kill_until_it_ends(job, dice, kills, attempt):
+    """Of one start: writers, which it lives on without, and at last a rank or both."""
+    while len(kills) < KILLS and not (job / "result.json").exists():
+        what, step = dice.choice(("rank", "first rank", "ranks", "writer")), dice.randrange(0, 4)
+        if kill_at(job, what, step, attempt):
+            kills.append((what, attempt))
+            if what != "writer":
+                return
+
+
+@pytest.mark.parametrize("seed", [9, *(pytest.param(n, marks=pytest.mark.soak) for n in range(100, 119))])
+def test_ten_kills_change_no_number(unbroken, launch, tokens, tmp_path, seed):
+    """`kill -9` of a rank, of both, or of the process that writes checkpoints, in starts of one run that goes on each time."""
+    dice, job, kills, attempt = random.Random(seed), write_job(tmp_path / "job", tokens), [], 0
+    while not (job / "result.json").exists():
+        attempt += 1
+        codes = launch.beside(job, lambda a=attempt: kill_until_it_ends(job, dice, kills, a), attempt=attempt)
+        assert attempt <= KILLS + 1, (codes, said_by(job))
+    assert len(kills) == KILLS, kills
     assert numbers(job) == numbers(unbroken)
     assert content(job / "out") == content(unbroken / "out")
-    assert not any(process.process_started(pid) for pid in seen), "ranks outlive their job"
     assert not [name for name in commands() if str(job) in name], "a writer outlives its rank"
 
 
@@ -240,3 +260,29 @@ if __name__ == "__main__":
         time.sleep(0.05)
     assert json.loads((job / "exit.json").read_text())["attempts"] == 3
     assert error(job)["message"] == "always at step 2" and len(all_lines(job)) == 3
+
+
+class Payload:
+    """What a pickle can do to whoever loads it."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.mark),))
+
+
+def test_a_pickle_that_takes_a_shards_place_is_never_loaded(unbroken, launch, tmp_path):
+    """Also where manifest and hashes were made to fit it."""
+    job, mark = Path(shutil.copytree(unbroken, tmp_path / "job")), tmp_path / "loaded"
+    shutil.rmtree(job / "out")
+    for manifest in (job / "checkpoints").glob("*/*/manifest.json"):
+        shard = next(manifest.parent.glob("shard-0*"))
+        shard.write_bytes(pickle.dumps(Payload(mark)))
+        told = json.loads(manifest.read_text())
+        entry = next(entry for entry in told["files"] if entry["path"] == shard.name)
+        entry.update(size=shard.stat().st_size, sha256=hashlib.sha256(shard.read_bytes()).hexdigest())
+        del told["sha256"]
+        manifest.write_text(json.dumps({**told, "sha256": digest(told)}))
+    assert 0 not in launch(job, attempt=2)
+    assert not mark.exists() and error(job)["class"] == "integrity", error(job)

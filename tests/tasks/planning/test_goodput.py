@@ -33,11 +33,11 @@ def test_an_unbroken_run_starts_works_and_stands_still():
 def test_a_kill_costs_the_step_that_is_done_again_the_start_and_the_time_until_it():
     found = goodput(KILLED)
     assert found.lost == 10.0
-    assert (found.starting, found.idle) == (40.0, 30.0)
+    assert (found.starting, found.restarting, found.idle) == (20.0, 20.0, 30.0)
     assert found.useful == 25.5 + 20.0
     assert found.total == pytest.approx(220.0 - 90.0), "every second since the first process began is in one cause"
     assert sum(found.causes.values()) == pytest.approx(1.0)
-    assert found.causes["lost_to_restart"] == pytest.approx(50 / 130)
+    assert found.causes["lost_to_restart"] == pytest.approx(30 / 130)
 
 
 def test_a_step_that_was_left_out_and_going_back_are_lost():
@@ -54,7 +54,7 @@ def test_the_last_checkpoint_is_waited_for():
 
 def test_clocks_of_two_machines_may_differ():
     late = goodput([record(1, 120.0, start_seconds=20.0), record(2, 100.0, attempt=2, start_seconds=20.0)])
-    assert (late.idle, late.starting) == (0.0, 20.0)
+    assert (late.idle, late.starting, late.restarting) == (0.0, 20.0, 0.0)
 
 
 def test_records_of_another_release_count_for_nothing():
