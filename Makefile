@@ -53,7 +53,9 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.events
 	$(BIN)/python -m benchmarks.polling
 	$(BIN)/python -m benchmarks.loader
+	$(BIN)/python -m benchmarks.checkpoint
 	$(BIN)/python -m benchmarks.qualification
+	$(BIN)/python -m benchmarks.training
 
 soak: .venv/.dev
 	N=$(N) SEED=$(SEED) $(BIN)/python -m pytest -m soak -s $(ARGS)

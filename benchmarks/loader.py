@@ -5,7 +5,8 @@
 All read the same .bin/.idx in an order shuffled over the whole file, and hand over int64 inputs and targets of one step at a
 time. The rivals stand behind torch's DataLoader, with no worker and with two (Megatron's default); the goal is 1.5 times the
 faster of these. Rounds are interleaved, the middle one counts. GPTDataset is megatron-core's, with its compiled helpers; when it
-is not installed that is said. Wait: what of a step is left to wait for when a step computes for 20 ms meanwhile. Nothing clears
+is not installed that is said. CPU is
+that of this process, so not of a DataLoader's workers; a busy machine changes it least. Wait: what of a step is left to wait for when a step computes for 20 ms meanwhile. Nothing clears
 the page cache: all read warm.
 """
 
@@ -45,14 +46,18 @@ def main() -> None:
         opened, starts = open_all(prefix, given)
         rates: dict[str, list[float]] = {way: [] for way in opened}
         waits: dict[str, list[float]] = {way: [] for way in opened}
+        processors: dict[str, list[float]] = {way: [] for way in opened}
         for _ in range(given.rounds):
             for way, steps in opened.items():
-                rates[way].append(given.steps * given.batch * given.length / drain(steps, given.steps))
+                seconds, processor = drain(steps, given.steps)
+                rates[way].append(given.steps * given.batch * given.length / seconds)
+                processors[way].append(processor / (given.steps * given.batch * given.length))
                 waits[way].append(waited(steps, max(1, given.steps // 5)))
         rows = {
             way: {
                 "first_step_seconds": round(starts[way], 3),
                 "million_tokens_per_second": round(statistics.median(rates[way]) / 1e6, 2),
+                "cpu_nanoseconds_per_token": round(statistics.median(processors[way]) * 1e9, 2),
                 "wait_share": round(statistics.median(waits[way]), 4),
             }
             for way in opened
@@ -177,12 +182,12 @@ class Tokenizer:
     unique_identifiers = {"name": "benchmark"}  # noqa: RUF012
 
 
-def drain(steps: Steps, count: int) -> float:
-    """Seconds for so many steps when nothing else is done."""
-    began = time.perf_counter()
+def drain(steps: Steps, count: int) -> tuple[float, float]:
+    """Seconds for so many steps when nothing else is done, and seconds of CPU of this process."""
+    began, processor = time.perf_counter(), time.process_time()
     for _ in range(count):
         next(steps)
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.process_time() - processor
 
 
 def waited(steps: Steps, count: int) -> float:
@@ -207,11 +212,12 @@ def compute(seconds: float) -> None:
 
 def table(rows: dict[str, dict[str, float]]) -> list[str]:
     own = rows["headway"]["million_tokens_per_second"]
-    found = ["way                              first step   M tokens/s   headway is   waits"]
+    found = ["way                              first step   M tokens/s   headway is   ns of CPU a token   waits"]
     for way, row in rows.items():
         rate = row["million_tokens_per_second"]
         found.append(
-            f"{way:32} {row['first_step_seconds']:8.2f} s {rate:12.1f} {own / rate:11.1f}x {100 * row['wait_share']:6.1f} %"
+            f"{way:32} {row['first_step_seconds']:8.2f} s {rate:12.1f} {own / rate:11.1f}x "
+            f"{row['cpu_nanoseconds_per_token']:19.1f} {100 * row['wait_share']:6.1f} %"
         )
     return found
 

@@ -117,7 +117,7 @@ class Plain:
             group["lr"] = learning_rate(self.config, self.step)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return float(loss)
+        return float(loss.detach())
 
 
 def compare(folder: Path, tokens: Path, config: TrainingConfig, *, rounds: int, steps: int) -> dict[str, float | bool]:

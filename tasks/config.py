@@ -137,12 +137,18 @@ class RetrainConfig(Settings):
 
     @model_validator(mode="after")
     def _batch_divides(self) -> RetrainConfig:
+        """Ranks that share one copy of the network read the same samples."""
+        shared = self.execution.ranks_a_copy
         for ranks in self.world_sizes:
-            at_once = self.training.micro_batch_size * ranks
+            if ranks % shared:
+                raise ValueError(
+                    f"{ranks} ranks do not divide by execution.tensor_parallel x pipeline_parallel x context_parallel = {shared}"
+                )
+            at_once = self.training.micro_batch_size * (ranks // shared)
             if self.training.global_batch_size % at_once:
                 raise ValueError(
                     f"training.global_batch_size {self.training.global_batch_size} must be a multiple of "
-                    f"training.micro_batch_size x ranks = {self.training.micro_batch_size} x {ranks} = {at_once}"
+                    f"training.micro_batch_size x ranks = {self.training.micro_batch_size} x {ranks // shared} = {at_once}"
                 )
         return self
 

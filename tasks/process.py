@@ -153,10 +153,15 @@ def boot_id() -> str:
     return said.stdout.strip()
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it dies (Linux; elsewhere this does nothing)."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the kernel kill this process when the one that started it dies (Linux; elsewhere this does nothing).
+
+    A `parent` that said who it is may be dead already: then this process ends at once.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def write_json(path: Path, value: Any) -> None:

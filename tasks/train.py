@@ -38,7 +38,8 @@ def train(
 ) -> Checkpoint:
     """Train a network on the train split, within the plan, and sign what came out; `how` changes no model and is in no key.
 
-    `base` is what `config.base` names, `mixed` what `config.mixture` names beside the run's own tokens. Raises IntegrityError for one whose signature does not count.
+    `base` is what `config.base` names, `mixed` what `config.mixture` names beside the run's own tokens. Raises
+    IntegrityError for a base whose signature does not count.
     """
     require_signer(Checkpoint, config.model)
     if base:

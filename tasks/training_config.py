@@ -253,6 +253,11 @@ class ExecutionConfig(Settings):
     deepspeed: DeepspeedConfig = DeepspeedConfig()
     megatron: MegatronConfig = MegatronConfig()
 
+    @property
+    def ranks_a_copy(self) -> int:
+        """Ranks that share one copy of the network's work: they read the same samples."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+
     @model_validator(mode="after")
     def _offload_has_a_place(self) -> ExecutionConfig:
         if self.deepspeed.offload == "nvme" and not self.deepspeed.nvme_path:

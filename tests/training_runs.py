@@ -27,11 +27,9 @@ CONFIG = TrainingConfig(
     learning_rate=1e-2,
 )
 SERVER = """
-import importlib.util, json, os, sys
+import json, os, sys
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what libraries print is no answer
-if importlib.util.find_spec("deepspeed"):
-    import deepspeed  # accelerate does when a network is written: 4 s of CPU, here once and not in every run
 from tasks.jobs.runtime import main
 from tasks.jobs.train import run
 import tasks.jobs.training.torch_engine

@@ -35,6 +35,7 @@ from deployments.cli import (
     retrain,
     submit,
     tokenizer,
+    train_log,
     trust,
     validate,
 )
@@ -75,6 +76,7 @@ app.command("revalidate")(checks.revalidate)
 app.command("drift")(drift.drift)
 app.command("qualify")(qualify.qualify)
 app.command("hardware")(hardware.hardware)
+app.command("train-log")(train_log.train_log)
 app.command("approve")(approve.approve)
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(tokenizer.app, name="tokenizer")

@@ -26,19 +26,21 @@ def train_log(
 ) -> None:
     """Show losses, learning rates, speed and the end of a training by its log, as `metrics.jsonl` of our own jobs has them."""
     from tasks.formats.deepspeed_log import read_deepspeed
-    from tasks.formats.log_text import read_text
+    from tasks.formats.log_text import text_of
     from tasks.formats.megatron_log import read_megatron
     from tasks.redaction import redact, redact_value
 
     if not file.is_file():
         raise ValueError(f"there is no file {file}")
-    log = read_text(file.read_bytes())
+    log = text_of(file.read_bytes())
     if megatron := read_megatron(log.text):
         fields = _of_megatron(megatron)
     elif steps := read_deepspeed(log.text):
         fields = _of_deepspeed(steps)
     else:
-        raise ValueError(f"{file} has no line of a training of Megatron-LM or DeepSpeed: is it the log of the last rank?")
+        raise ValueError(
+            f"{file} has no line of a training of Megatron-LM or DeepSpeed: is it the log of the last rank?"
+        )
     fields = redact_value({**fields, "problems": list(log.problems)})
     say(fields, redact("\n".join(_page(fields))), as_json=as_json)
 

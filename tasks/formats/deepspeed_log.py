@@ -1,4 +1,4 @@
-"""Training logs of DeepSpeed's own engine, without Megatron: steps, learning rates, speed, and losses where the program says them. Pure.
+"""Training logs of DeepSpeed's own engine, without Megatron: steps, learning rates, speed; of pipelines losses too. Pure.
 
 Two lines of DeepSpeed 0.19 (deepspeed/runtime/engine.py, deepspeed/utils/timer.py), of rank 0 and every `steps_per_print` steps:
 `step=10, skipped=0, lr=[0.001], mom=[[0.9, 0.95]]` and `epoch=0/micro_step=20/global_step=10, RunningAvgSamplesPerSec=41.2,
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 _NUMBER = r"([-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|nan|inf))"
 _RATE = re.compile(rf"\bstep=(\d+), skipped=(\d+), lr=\[{_NUMBER}")
@@ -39,8 +40,8 @@ def read_deepspeed(text: str) -> tuple[DeepspeedStep, ...]:
     return tuple(steps[number] for number in sorted(steps))
 
 
-def _said(line: str) -> list[tuple[int, dict[str, float]]]:
-    found = []
+def _said(line: str) -> list[tuple[int, dict[str, Any]]]:
+    found: list[tuple[int, dict[str, Any]]] = []
     if rate := _RATE.search(line):
         found.append((int(rate[1]), {"skipped": float(rate[2]), "learning_rate": float(rate[3])}))
     if speed := _SPEED.search(line):

@@ -196,6 +196,10 @@ def verify_file(path: Path, entry: Mapping[str, Any]) -> None:
             if found != entry["size"]:
                 raise IntegrityError(f"{path} has {found} bytes, its manifest says {entry['size']}")
             if "blocks" in entry:
+                if len(entry["blocks"]) != -(-found // BLOCK):
+                    raise IntegrityError(
+                        f"{path} has {found} bytes, and its manifest hashes of {len(entry['blocks'])} blocks"
+                    )
                 for number in range(len(entry["blocks"])):
                     checked_block(file.read(BLOCK), entry, number, path)
                 return

@@ -99,9 +99,12 @@ def saved_in(path: Path, entry: Mapping[str, Any]) -> list[Saved]:
     length = int.from_bytes(file.read(0, 8), "little")
     if not 0 < length <= min(HEADER_BYTES, entry["size"] - 8):
         raise IntegrityError(f"{path} has a header of {length} bytes: it is not a safetensors file")
-    header = json.loads(file.read(8, 8 + length))
-    places = json.loads(header.pop("__metadata__", {}).get("pieces", "{}"))
-    found = [_saved(name, said, file, 8 + length, places.get(name)) for name, said in header.items()]
+    try:
+        header = json.loads(file.read(8, 8 + length))
+        places = json.loads(header.pop("__metadata__", {}).get("pieces", "{}"))
+        found = [_saved(name, said, file, 8 + length, places.get(name)) for name, said in header.items()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise IntegrityError(f"{path} has a header that is none: {error!r}") from error
     return sorted(found, key=lambda saved: saved.begin)
 
 

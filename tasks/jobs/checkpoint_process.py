@@ -33,7 +33,7 @@ class WriterProcess:
     def _start(self) -> subprocess.Popen[bytes]:
         path = os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")))
         return subprocess.Popen(
-            [sys.executable, "-m", "tasks.jobs.checkpoint_writer", json.dumps(asdict(self.writing))],
+            [sys.executable, "-m", "tasks.jobs.checkpoint_writer", json.dumps(asdict(self.writing)), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)},

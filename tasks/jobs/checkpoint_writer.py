@@ -156,7 +156,7 @@ def serve(writing: Writing, requests: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent()
+    die_with_parent(int(sys.argv[2]))  # a rank may be gone before its writer has begun
     own = Writing(**json.loads(sys.argv[1]))
     if own.rank == 0:
         Scrubber(Path(own.root)).start()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,22 @@ def save_network(
     """
     ends = network.config.eos_token_id
     network.generation_config.pad_token_id = ends[0] if isinstance(ends, list) else ends
-    network.save_pretrained(folder, state_dict=weights)
+    with _not_of_deepspeed():
+        network.save_pretrained(folder, state_dict=weights)
     for path in sorted(tokenizer.iterdir()):
         shutil.copyfile(path, folder / path.name)
+
+
+@contextmanager
+def _not_of_deepspeed() -> Iterator[None]:
+    """transformers has accelerate look if the network is one of DeepSpeed's, which imports DeepSpeed where it is: 4 s of CPU."""
+    try:
+        from accelerate.utils import other
+    except ModuleNotFoundError:
+        yield
+        return
+    plain, other.is_deepspeed_available = other.is_deepspeed_available, lambda: False
+    try:
+        yield
+    finally:
+        other.is_deepspeed_available = plain

@@ -27,7 +27,7 @@ from tasks.jobs.checkpoint_writer import Writing
 from tasks.jobs.data import TRAIN, vocabulary
 from tasks.jobs.data_sources import corpora, open_source, source_identity
 from tasks.jobs.elastic import SAVED_AND_STOPPED
-from tasks.jobs.megatron.child import Child, require_checkout
+from tasks.jobs.megatron.child import Child, Neighbours, require_checkout
 from tasks.jobs.megatron.commits import Committing, Saves, link_verified
 from tasks.jobs.megatron.converting import convert
 from tasks.jobs.megatron.following import Following
@@ -61,10 +61,10 @@ def run(rank: Rank) -> dict[str, Any]:
 
 def _require_ranks_fit(rank: Rank, execution: ExecutionConfig) -> None:
     """Raises ValueError for a number of ranks, or a launcher, that Megatron cannot use."""
-    parts = execution.tensor_parallel * execution.pipeline_parallel * execution.context_parallel
-    if rank.world_size % parts:
+    if rank.world_size % execution.ranks_a_copy:
         raise ValueError(
-            f"{rank.world_size} ranks do not divide by execution.tensor_parallel x pipeline_parallel x context_parallel = {parts}"
+            f"{rank.world_size} ranks do not divide by execution.tensor_parallel x pipeline_parallel x context_parallel = "
+            f"{execution.ranks_a_copy}"
         )
     if rank.settings.get("elastic"):
         raise ValueError(
@@ -131,8 +131,7 @@ def _prepare(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> 
 
 def _micro_batch(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> int:
     """Halved for every time that memory did not suffice, until it divides what a data-parallel rank computes."""
-    parts = execution.tensor_parallel * execution.pipeline_parallel * execution.context_parallel
-    data_parallel = rank.world_size // parts
+    data_parallel = rank.world_size // execution.ranks_a_copy
     if config.global_batch_size % (config.micro_batch_size * data_parallel):
         raise ValueError(
             f"global_batch_size {config.global_batch_size} does not divide into micro batches of {config.micro_batch_size} on "
@@ -179,11 +178,14 @@ class Training:
         log = self.rank.folder / "logs" / f"rank-{self.rank.rank}.log"
         child = Child(Path(self.execution.megatron.checkout), self.start["arguments"], log=log)
         commits = Committing(self._saves())
+        neighbours = Neighbours(self.rank.folder / "ranks")
         commits.start()
         try:
             while not child.wait(POLL_SECONDS):
                 commits.check()
                 self._follow()
+                if child.asked and neighbours.lost():
+                    raise RuntimeError("another rank of this machine is gone, and this one was asked to stop")
         except BaseException:
             child.kill()
             raise

@@ -24,9 +24,7 @@ def home(tmp_path):
     folder = tmp_path / "tokens"
     folder.mkdir()
     (folder / "tokens.json").write_text("{}")
-    publish(
-        open_store(tmp_path / "home"), folder, kind="tokens", inputs=(), provenance=Provenance(name="prose")
-    )
+    publish(open_store(tmp_path / "home"), folder, kind="tokens", inputs=(), provenance=Provenance(name="prose"))
     return tmp_path / "home"
 
 

@@ -146,7 +146,16 @@ def test_the_same_content_written_again_is_no_progress(folder):
 
 
 @pytest.mark.parametrize(
-    ("kind", "attempts"), [("user", 1), ("integrity", 1), ("missing", 1), ("diverged", 1), ("limit", 1), ("preempted", 1), ("infrastructure", 2)]
+    ("kind", "attempts"),
+    [
+        ("user", 1),
+        ("integrity", 1),
+        ("missing", 1),
+        ("diverged", 1),
+        ("limit", 1),
+        ("preempted", 1),
+        ("infrastructure", 2),
+    ],
 )
 def test_an_error_that_a_restart_does_not_mend_is_not_restarted(folder, kind, attempts):
     report = '{"class": "%s", "attempt": %s}' % (kind, "' + os.environ['HEADWAY_ATTEMPT'] + '")  # noqa: UP031
@@ -281,3 +290,15 @@ def test_a_reader_of_json_sees_the_old_value_or_the_new_one(tmp_path):
     writer.wait()
     assert seen == {(20000, 1)}
     assert read_json(tmp_path / "none.json") is None
+
+
+def test_a_child_whose_parent_is_gone_already_ends_at_once(tmp_path):
+    """Between the start of a process and its first line, who started it may have died."""
+    program = (
+        "import os, sys; from tasks.process import die_with_parent; die_with_parent(int(sys.argv[1])); print('lives')"
+    )
+    for parent, code in ((os.getpid(), 0), (os.getpid() + 1, -signal.SIGKILL)):
+        ended = subprocess.run(
+            [sys.executable, "-c", program, str(parent)], capture_output=True, text=True, check=False
+        )
+        assert (ended.returncode, ended.stdout.strip()) == (code, "lives" if code == 0 else "")

@@ -5,18 +5,24 @@ What it is told is tasks/formats/megatron_arguments.py; what its last words mean
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from tasks.errors import Missing
-from tasks.process import die_with_parent
+from tasks.process import die_with_parent, process_started, read_json
 
 PROGRAM = "pretrain_gpt.py"
+LOST_SECONDS = 5.0
+"""How long a rank that was asked to stop waits for its process when another rank of the machine is gone: the others' collectives
+wait for that one in vain, and the launcher would wait 30 s before it kills."""
 TAIL_BYTES = 16_384
 _NO_NUMBER = re.compile(r"found NaN in|Unexpected result nan|found Inf in|Unexpected result inf", re.IGNORECASE)
 _NO_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError|DefaultCPUAllocator: can't allocate")
@@ -30,6 +36,24 @@ def require_checkout(checkout: Path) -> None:
             remedy="Use an image that has it (cluster.image), or clone https://github.com/NVIDIA/Megatron-LM there; "
             "for execution.megatron.flavour megatron-deepspeed, https://github.com/microsoft/Megatron-DeepSpeed.",
         )
+
+
+class Neighbours:
+    """The ranks of this job on this machine. State: since when one of them is gone."""
+
+    def __init__(self, ranks: Path) -> None:
+        """`ranks` is the job's folder where all of them have said who they are."""
+        said = [read_json(path) or {} for path in ranks.glob("*.json")]
+        self._known = [(one["pid"], one["started"]) for one in said if one.get("host") == socket.gethostname()]
+        self._since = math.inf
+
+    def lost(self) -> bool:
+        """Whether one of them has been gone for LOST_SECONDS."""
+        if all(process_started(pid) == started for pid, started in self._known):
+            self._since = math.inf
+        else:
+            self._since = min(self._since, time.monotonic())
+        return time.monotonic() - self._since > LOST_SECONDS
 
 
 class Child:

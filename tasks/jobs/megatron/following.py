@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 
 from tasks.formats.megatron_log import Iteration, iterations_of
+from tasks.jobs.elastic import process_age
 from tasks.jobs.runtime import Rank
 from tasks.training_config import TrainingConfig
 
@@ -20,13 +21,11 @@ class Following:
         self._rank, self._config, self._offset = rank, config, offset
         self._log = rank.folder / "logs" / f"rank-{rank.world_size - 1}.log"
         self._peak = rank.settings.get("peak") or {}
-        self.step = 0
-        """The last step that was read."""
+        self._first = True
 
     def look(self) -> None:
         """Tell of every step that is new in the log; raises FloatingPointError for a loss that is no number."""
         for one in self._new():
-            self.step = one.number
             if one.loss is None or not one.seconds:
                 continue
             if not math.isfinite(one.loss):
@@ -46,10 +45,15 @@ class Following:
 
     def _tell(self, one: Iteration, seconds: float) -> None:
         left = seconds * (one.total - one.number)
-        values = {**_values(one), **self._speed(one, seconds)}
+        values = {**_values(one), **self._speed(one, seconds), **self._start(seconds)}
         self._rank.metrics(step=one.number, **values, step_seconds=seconds, seconds_left=left)
         said = f"loss {one.loss:.3f}, {values['tokens_per_second']:,.0f} tokens/s"
         self._rank.progress(one.number, one.total, said, seconds_left=left)
+
+    def _start(self, seconds: float) -> dict[str, float]:
+        """On the first step of a process: how long it took to come so far."""
+        first, self._first = self._first, False
+        return {"start_seconds": max(0.0, process_age() - seconds)} if first else {}
 
     def _speed(self, one: Iteration, seconds: float) -> dict[str, float]:
         """TFLOP/s as Megatron counts them (training.py, num_floating_point_operations)."""

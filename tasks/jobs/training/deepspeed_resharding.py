@@ -27,13 +27,28 @@ def reshard(engine: Any, folder: Path, read: Callable[[Path], Any], *, ranks: in
     shapes = {name: shape for group in model["param_shapes"] for name, shape in group.items()}
     at_stage_3 = "fp32_flat_groups" in states[0]
     whole = _whole_of_stage_3(states, shapes) if at_stage_3 else _whole(states)
-    take = _take_part if hasattr(engine.optimizer, "fp32_partitioned_groups_flat") else _take
+    base = states[0]["optimizer_state_dict" if at_stage_3 else "base_optimizer_state"]
+    _begin(engine.optimizer, step=base["state"][0]["step"])
+    take = _take_part if _at_stage_3(engine.optimizer) else _take
     for name, parameter in engine.module.named_parameters():
         take(parameter, whole[name])
-    base = states[0]["optimizer_state_dict" if at_stage_3 else "base_optimizer_state"]
-    for state in engine.optimizer.optimizer.state.values():
-        state["step"].copy_(base["state"][0]["step"])
     _refresh(engine.optimizer)
+
+
+def _at_stage_3(zero: Any) -> bool:
+    return hasattr(zero, "fp32_partitioned_groups_flat")
+
+
+def _begin(zero: Any, *, step: Tensor) -> None:
+    """AdamW's state, which is not there before its first step, and whose place DeepSpeed looks up only after it."""
+    lines = zero.fp32_partitioned_groups_flat if _at_stage_3(zero) else zero.single_partition_of_fp32_groups
+    for line in lines:
+        state = zero.optimizer.state[line]
+        state["step"] = step.clone().to(line.device)
+        for key in MOMENTS:
+            state.setdefault(key, torch.zeros_like(line))
+    if not _at_stage_3(zero):
+        zero._lazy_init_hp_params_optimizer_state()
 
 
 def _only(folder: Path, pattern: str) -> Path:
@@ -108,7 +123,7 @@ def _filled(numbers: Tensor, begin: int, size: int) -> Tensor:
 
 def _refresh(zero: Any) -> None:
     """The weights that compute, from those of the optimizer."""
-    if not hasattr(zero, "fp32_partitioned_groups_flat"):
+    if not _at_stage_3(zero):
         zero.update_lp_params()
         return
     for group in range(len(zero.fp16_groups)):

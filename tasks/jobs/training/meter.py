@@ -7,8 +7,9 @@ TFLOP/s, MFU) is telling.py; what is made of all steps of a run is tasks/plannin
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -16,6 +17,19 @@ import torch
 Part = Literal["data", "compute", "communication", "checkpoint", "heldout", "profile", "rollback"]
 STANDSTILL: tuple[Part, ...] = ("checkpoint", "heldout", "profile", "rollback")
 """Parts in which a rank does nothing for the step itself: a step's speed is without them."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step took, in seconds."""
+
+    all: float
+    parts: Mapping[Part, float]
+
+    @property
+    def own(self) -> float:
+        """Without standing still."""
+        return self.all - sum(self.parts.get(part, 0.0) for part in STANDSTILL)
 
 
 class Meter:
@@ -29,8 +43,14 @@ class Meter:
 
     def start(self) -> None:
         """A new step begins; no part may be open."""
-        self.began = self._since = time.monotonic()
-        self.seconds = {}
+        self.end()
+
+    def end(self) -> Step:
+        """The step is over: what it took. The next one begins at the same moment."""
+        now = time.monotonic()
+        done = Step(now - self.began, self.seconds)
+        self.began, self._since, self.seconds = now, now, {}
+        return done
 
     @contextmanager
     def part(self, name: Part) -> Iterator[None]:
@@ -55,16 +75,6 @@ class Meter:
             return
         self._charge()
         self._parts[-1] = name
-
-    @property
-    def step_seconds(self) -> float:
-        """Since the step began."""
-        return time.monotonic() - self.began
-
-    @property
-    def own_seconds(self) -> float:
-        """Of the step, without standing still."""
-        return self.step_seconds - sum(self.seconds.get(part, 0.0) for part in STANDSTILL)
 
     def _charge(self) -> None:
         now = time.monotonic()

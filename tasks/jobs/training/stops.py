@@ -86,7 +86,8 @@ def reached(limits: LimitsConfig, seconds: float) -> str:
 def spent(log: Path) -> float:
     """Seconds that the starts so far trained, from `metrics.jsonl`: of each, from its first step's end to its last's."""
     times: dict[int, list[float]] = {}
-    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
+    whole = log.read_bytes().rpartition(b"\n")[0] if log.exists() else b""  # a crash of the machine may have torn the last line
+    for line in whole.splitlines():
         record = json.loads(line)
         times.setdefault(record["attempt"], []).append(record["time"])
     return sum(max(of_one) - min(of_one) for of_one in times.values())

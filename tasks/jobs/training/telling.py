@@ -17,7 +17,7 @@ from tasks.jobs.elastic import process_age
 from tasks.jobs.runtime import Rank
 from tasks.jobs.training.flops import Flops
 from tasks.jobs.training.machine_use import MachineUse, peak_memory_gib
-from tasks.jobs.training.meter import Meter
+from tasks.jobs.training.meter import Meter, Step
 from tasks.planning.goodput import goodput
 
 PROGRESS_SECONDS = 1.0
@@ -39,8 +39,8 @@ class Teller:
 
     def tell(self, step: int, meter: Meter, *, seconds_left: float, **values: Any) -> None:
         """One step's record, by rank 0; the next step begins."""
-        said = {**values, **self._start(meter), **self._speed(meter.own_seconds), **_seconds(meter), **self._use.look()}
-        meter.start()
+        done = meter.end()
+        said = {**values, **self._start(done), **self._speed(done.own), **_seconds(done), **self._use.look()}
         self._rank.metrics(step=step, **said, seconds_left=seconds_left)
         if time.monotonic() - self._shown >= PROGRESS_SECONDS or step == self._steps:
             self._shown = time.monotonic()
@@ -50,10 +50,10 @@ class Teller:
         """The last checkpoint is there: what follows is publishing, and no part of training's time."""
         self._ended = time.time()
 
-    def _start(self, meter: Meter) -> dict[str, float]:
+    def _start(self, done: Step) -> dict[str, float]:
         """On the first step of a process: how long it took to come so far."""
         first, self._first = self._first, False
-        return {"start_seconds": max(0.0, process_age() - meter.step_seconds)} if first else {}
+        return {"start_seconds": max(0.0, process_age() - done.all)} if first else {}
 
     def _speed(self, seconds: float) -> dict[str, float]:
         speed = self._tokens / seconds
@@ -87,9 +87,9 @@ class Teller:
         }
 
 
-def _seconds(meter: Meter) -> dict[str, float]:
-    parts = {f"{part}_seconds": round(seconds, DECIMALS) for part, seconds in meter.seconds.items()}
-    return {"step_seconds": round(meter.step_seconds, DECIMALS), **parts}
+def _seconds(done: Step) -> dict[str, float]:
+    parts = {f"{part}_seconds": round(seconds, DECIMALS) for part, seconds in done.parts.items()}
+    return {"step_seconds": round(done.all, DECIMALS), **parts}
 
 
 def _in_words(said: Mapping[str, float]) -> str:

@@ -190,6 +190,19 @@ def test_gpt2s_matrices_lie_on_their_side_and_are_merged_so(tmp_path):
     assert torch.allclose(logits(network), logits(loaded(tmp_path / "out")), atol=1e-5)
 
 
+def test_a_gguf_files_text_is_cut_as_the_file_says_or_the_file_is_refused(tmp_path):
+    from tokenizers.pre_tokenizers import Sequence
+
+    from tasks.jobs.gguf_folder import BEFORE, write_tokenizer
+
+    cut = {name: [word for word, _ in Sequence(parts).pre_tokenize_str("x1234 a")] for name, parts in BEFORE.items()}
+    assert cut == {"gpt-2": ["x", "1234", "Ġa"], "smollm": ["x", "1", "2", "3", "4", "Ġa"]}
+    for kind, before in (("gpt2", "llama-bpe"), ("llama", "default")):
+        told = {"tokenizer.ggml.model": kind, "tokenizer.ggml.pre": before}
+        with pytest.raises(ValueError, match=f"{before}.*Hugging Face folder instead"):
+            write_tokenizer(tmp_path / "model.gguf", tmp_path, told)
+
+
 @pytest.mark.parametrize(
     "config, spoil, words",
     [

@@ -218,6 +218,10 @@ def test_a_document_does_not_see_another_one(architecture):
     inputs, targets = row[:, :-1], row[:, 1:]
     documents = [range(4), range(4, 8), range(8, 12)]
     places = positions(inputs, EOD)
+    network = build_network(config, vocab_size=64, eod=EOD)
+    assert not torch.allclose(
+        next_token_loss(network, inputs, targets, places), next_token_loss(network, inputs, targets)
+    )
     for own in documents:
         weights = torch.tensor([float(place in own) for place in range(12)])
         masked, losses = gradients(config, inputs, targets, weights, places)

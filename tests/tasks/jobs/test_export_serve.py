@@ -164,15 +164,13 @@ def test_a_wrong_export_shows_in_the_parity(checkpoint, model, copy):
 
 
 def test_an_architecture_that_cannot_be_exported_is_the_users_error(checkpoint, tmp_path):
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import BloomConfig, BloomForCausalLM
 
     from tasks.jobs.export import build
 
-    folder = shutil.copytree(checkpoint, tmp_path / "gpt2")
-    GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=1, n_head=2)).save_pretrained(
-        folder
-    )
-    with pytest.raises(ValueError, match="GPT2LMHeadModel cannot be exported.*LlamaForCausalLM"):
+    folder = shutil.copytree(checkpoint, tmp_path / "bloom")
+    BloomForCausalLM(BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=1, n_head=2)).save_pretrained(folder)
+    with pytest.raises(ValueError, match="BloomForCausalLM cannot be exported.*LlamaForCausalLM"):
         build(folder, tmp_path / "out", precision="fp32")
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"has no tokenizer\.json"):

@@ -12,9 +12,10 @@ from training_runs import CONFIG, Forks, error, numbers, result, said_by, write_
 
 from tasks.formats.ds_config import ds_config
 from tasks.jobs.checkpoint_files import digest, manifests
+from tasks.jobs.training.deepspeed_resharding import _filled, _whole_of_stage_3
 from tasks.training_config import DeepspeedConfig, ExecutionConfig
 
-STEPS, EVERY, KILLED_AT = 100, 25, 60
+STEPS, EVERY, KILLED_AT = 100, 25, 80
 TOLERANCE = 1e-5
 """In nats a token: float32 sums in another order. Measured over 100 steps: 2.4e-7."""
 IMPORTS = """
@@ -98,7 +99,7 @@ def differences(job, other):
 def test_killed_and_resumed_it_has_the_losses_of_torch_and_writes_its_network(stage, launch, left_over, with_torch):
     job = left_over(stage)
     assert launch(job, attempt=2) == [0, 0], said_by(job)
-    assert result(job)["resumed_from_step"] == 50
+    assert result(job)["resumed_from_step"] == 75
     assert max(differences(job, with_torch)) < TOLERANCE
     ours, theirs = (load_file(each / "out" / "model.safetensors") for each in (job, with_torch))
     assert ours.keys() == theirs.keys() and all(value.dtype == torch.float32 for value in ours.values())
@@ -114,7 +115,7 @@ def test_a_flipped_byte_in_its_own_file_is_refused_and_the_checkpoint_before_is_
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     assert launch(job, attempt=2) == [0, 0], said_by(job)
-    assert result(job)["resumed_from_step"] == 25
+    assert result(job)["resumed_from_step"] == 50
     assert "quarantined" in said_by(job) and path.name in said_by(job)
     assert max(differences(job, with_torch)) < TOLERANCE
 
@@ -153,13 +154,24 @@ def forge(manifest, path):
     manifest.write_text(json.dumps({**value, "sha256": digest(value)}))
 
 
-@pytest.mark.parametrize(("stage", "then", "ranks"), [(2, 3, 1), (3, 3, 4), (3, 1, 2)])
+@pytest.mark.parametrize(("stage", "then", "ranks"), [(2, 3, 1), (3, 1, 4)])
 def test_another_number_of_ranks_or_another_stage_goes_on(stage, then, ranks, launch, left_over, tokens, with_torch):
     job = left_over(stage)
     deepspeed_job(job, tokens, then)
     assert launch(job, attempt=2, ranks=ranks) == [0] * ranks, said_by(job)
-    assert result(job)["resumed_from_step"] == 50
+    assert result(job)["resumed_from_step"] == 75
     assert max(differences(job, with_torch)) < TOLERANCE
+
+
+def test_parts_of_stage_3_are_put_together_without_what_fills_them_up():
+    parts = [torch.tensor([1.0, 2.0, 3.0, 10.0]), torch.tensor([4.0, 5.0, 0.0, 20.0])]
+    states = [
+        {"fp32_flat_groups": [part], "optimizer_state_dict": {"state": {0: {"exp_avg": -part, "exp_avg_sq": part**2}}}}
+        for part in parts
+    ]
+    whole = _whole_of_stage_3(states, {"five": (5, 1), "two": (2,)})
+    assert whole["five"]["weight"].tolist() == [1, 2, 3, 4, 5] and whole["two"]["exp_avg"].tolist() == [-10, -20]
+    assert [_filled(whole["five"]["weight"], begin, 2).tolist() for begin in (0, 2, 4)] == [[1, 2], [3, 4], [5, 0]]
 
 
 def test_without_the_package_it_says_what_to_install(launch, tokens, tmp_path):

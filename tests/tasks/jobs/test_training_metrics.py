@@ -1,7 +1,6 @@
 """What training tells of itself: where its time goes, how fast it is, held-out text, a profile. Telling changes nothing."""
 
 import gzip
-import itertools
 import json
 import math
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from tasks.planning.size import flops_per_token_megatron
 from tasks.training_config import LoraConfig
 
 CPU = torch.device("cpu")
-SAMPLES, EVERY = 6, 16
+SAMPLES, EVERY = 5, 16
 TELLING = {"heldout_every_steps": EVERY, "heldout_samples": SAMPLES, "profile_from": 3, "profile_steps": 2}
 PEAK = {"tflops": 0.05, "of": "a test"}
 KILLED_AFTER_6 = """
@@ -93,9 +92,9 @@ def test_parts_exclude_each_other_and_the_rest_is_in_none(clock):
     with found.part("checkpoint"):
         clock.time += 7
     assert found.seconds == {"compute": 4, "communication": 2, "checkpoint": 7}
-    assert (found.step_seconds, found.own_seconds) == (18, 11)
-    found.start()
-    assert found.seconds == {} and found.step_seconds == 0
+    done = found.end()
+    assert (done.all, done.own) == (18, 11)
+    assert found.seconds == {} and found.end().all == 0
 
 
 def test_what_is_left_of_a_part_can_be_another_one(clock):
@@ -110,10 +109,11 @@ def test_what_is_left_of_a_part_can_be_another_one(clock):
 def test_every_second_of_every_step_is_told(told):
     lines = all_lines(told)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    for before, line in itertools.pairwise(lines):
+    for line in lines[1:]:
         parts = sum(value for name, value in line.items() if name.endswith("_seconds") and name != "step_seconds")
         assert parts <= line["step_seconds"] + 1e-4
-        assert line["step_seconds"] == pytest.approx(line["time"] - before["time"], abs=0.05)
+    whole = sum(line["step_seconds"] for line in lines[1:])
+    assert whole == pytest.approx(lines[-1]["time"] - lines[0]["time"], rel=0.2)
     assert {"data_seconds", "compute_seconds", "communication_seconds", "checkpoint_seconds"} <= lines[-1].keys()
     assert [line["step"] for line in lines if "start_seconds" in line] == [1]
 
@@ -122,7 +122,7 @@ def test_rates_are_of_a_step_without_its_standstills_and_of_one_rank(told):
     for line in all_lines(told):
         still = sum(line.get(f"{part}_seconds", 0.0) for part in ("checkpoint", "heldout", "profile"))
         own = line["step_seconds"] - still
-        assert line["tokens_per_second"] == pytest.approx(8 * 32 / own, rel=0.05)
+        assert line["tokens_per_second"] == pytest.approx(8 * 32 / own, rel=0.01)
         assert line["tokens_per_second_per_rank"] == line["tokens_per_second"] / 2
         flops = flops_per_token_megatron(CONFIG.network, 64, sequence_length=32)
         assert line["tflops_per_rank"] == pytest.approx(line["tokens_per_second"] * flops / 2e12)

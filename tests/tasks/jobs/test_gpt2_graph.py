@@ -1,0 +1,44 @@
+"""A GPT-2 is exported by the real program, and says what it says in PyTorch: to the token, and nearly to the bit."""
+
+import json
+
+import pytest
+from tiny_model import CONTEXT, PROMPTS, VOCABULARY, make_tokenizer, start_export
+
+
+def make_gpt2(folder):
+    """Random weights, biases and norms too: as they begin, biases are nothing and would prove nothing."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(3)
+    shape = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+    network = GPT2LMHeadModel(GPT2Config(**shape, vocab_size=VOCABULARY, bos_token_id=None, eos_token_id=0))
+    for name, parameter in network.named_parameters():
+        torch.nn.init.normal_(parameter, mean=float("ln_" in name and name.endswith("weight")), std=0.2)
+    network.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    root = tmp_path_factory.mktemp("gpt2")
+    checkpoint = make_gpt2(root / "checkpoint")
+    assert start_export(root / "job", checkpoint).wait(180) == 0, (root / "job/logs/rank-0.log").read_text()
+    return root / "job" / "out"
+
+
+def test_the_exported_gpt2_says_what_pytorch_says(exported):
+    parity = json.loads((exported / "parity.json").read_text())
+    assert parity["greedy_equal"] == parity["greedy_total"] == len(PROMPTS)
+    assert parity["max_logit_error"] < 1e-4
+    said = [answer["tokens"] for answer in json.loads((exported / "golden.json").read_text())["prompts"]]
+    assert len({tuple(tokens) for tokens in said}) > 1
+
+
+def test_its_positions_are_an_input_and_its_context_what_it_learnt(exported):
+    model = json.loads((exported / "genai_config.json").read_text())["model"]
+    assert "position_ids" in model["decoder"]["inputs"]
+    assert model["context_length"] == CONTEXT
+    assert (exported / "tokenizer.json").is_file()
