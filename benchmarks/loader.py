@@ -5,9 +5,8 @@
 All read the same .bin/.idx in an order shuffled over the whole file, and hand over int64 inputs and targets of one step at a
 time. The rivals stand behind torch's DataLoader, with no worker and with two (Megatron's default); the goal is 1.5 times the
 faster of these. Rounds are interleaved, the middle one counts. GPTDataset is megatron-core's, with its compiled helpers; when it
-is not installed that is said. CPU is
-that of this process, so not of a DataLoader's workers; a busy machine changes it least. Wait: what of a step is left to wait for when a step computes for 20 ms meanwhile. Nothing clears
-the page cache: all read warm.
+is not installed that is said. CPU is that of this process, so not of a DataLoader's workers; a busy machine changes it least.
+Wait: what of a step is left to wait for when a step computes for 20 ms meanwhile. Nothing clears the page cache: all read warm.
 """
 
 from __future__ import annotations

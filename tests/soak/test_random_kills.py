@@ -57,8 +57,7 @@ def test_random_kills_change_no_number(job, unbroken, tmp_path, number):
     dice = random.Random(f"{SEED}-{number}")
     LocalBackend(ClusterConfig()).submit(job, tmp_path)
     killed = [
-        kill(tmp_path, dice.choice(VICTIMS), dice.randrange(1, STEPS - 5), job)
-        for _ in range(dice.randrange(1, 4))
+        kill(tmp_path, dice.choice(VICTIMS), dice.randrange(1, STEPS - 5), job) for _ in range(dice.randrange(1, 4))
     ]
     finish(job, tmp_path)
     print(f"\nround {number}: killed {', '.join(killed)}", file=sys.stderr)

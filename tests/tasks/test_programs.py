@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 from pathlib import Path
 
 import tasks
@@ -12,14 +13,20 @@ ROOT = Path(tasks.__file__).parent
 def named_programs():
     for path in ROOT.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("tasks.jobs."):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and re.fullmatch(r"tasks\.jobs\.[\w.]+", node.value)
+            ):
                 yield path.name, node.value
 
 
 def test_every_named_program_exists_and_ends_with_main():
-    found = dict(named_programs())
-    assert {"preprocess.py", "benchmark.py", "train.py", "evaluate.py", "export.py", "local.py"} <= found.keys()
-    for program in found.values():
+    found = set(named_programs())
+    assert {"preprocess.py", "benchmark.py", "train.py", "evaluate.py", "export.py", "local.py"} <= {
+        file for file, _ in found
+    }
+    for _, program in found:
         spec = importlib.util.find_spec(program)
         assert spec and spec.origin, program
         assert 'if __name__ == "__main__":' in Path(spec.origin).read_text(), program

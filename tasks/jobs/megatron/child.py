@@ -43,13 +43,13 @@ class Neighbours:
 
     def __init__(self, ranks: Path) -> None:
         """`ranks` is the job's folder where all of them have said who they are."""
-        said = [read_json(path) or {} for path in ranks.glob("*.json")]
-        self._known = [(one["pid"], one["started"]) for one in said if one.get("host") == socket.gethostname()]
-        self._since = math.inf
+        self._ranks, self._since = ranks, math.inf
 
     def lost(self) -> bool:
         """Whether one of them has been gone for LOST_SECONDS."""
-        if all(process_started(pid) == started for pid, started in self._known):
+        said = [read_json(path) or {} for path in self._ranks.glob("*.json")]
+        mine = [one for one in said if one.get("host") == socket.gethostname()]
+        if all(process_started(one["pid"]) == one["started"] for one in mine):
             self._since = math.inf
         else:
             self._since = min(self._since, time.monotonic())

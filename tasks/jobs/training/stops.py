@@ -1,7 +1,7 @@
 """Why a run stops before its last step, always with a checkpoint: a limit of hours or money, or its machine is to be taken.
 
-A request by SIGTERM is tasks/jobs/elastic.py. Ranks tell each other in the step's collective (agreement.py), save after that step,
-and end. See docs/training.md, "Stops".
+A request by SIGTERM is tasks/jobs/elastic.py. Ranks tell each other in the step's collective (agreement.py), save after that
+step, and end. See docs/training.md, "Stops".
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def reached(limits: LimitsConfig, seconds: float) -> str:
 def spent(log: Path) -> float:
     """Seconds that the starts so far trained, from `metrics.jsonl`: of each, from its first step's end to its last's."""
     times: dict[int, list[float]] = {}
-    whole = log.read_bytes().rpartition(b"\n")[0] if log.exists() else b""  # a crash of the machine may have torn the last line
+    whole = (
+        log.read_bytes().rpartition(b"\n")[0] if log.exists() else b""
+    )  # a crash of the machine may have torn the last line
     for line in whole.splitlines():
         record = json.loads(line)
         times.setdefault(record["attempt"], []).append(record["time"])

@@ -154,7 +154,7 @@ def forge(manifest, path):
     manifest.write_text(json.dumps({**value, "sha256": digest(value)}))
 
 
-@pytest.mark.parametrize(("stage", "then", "ranks"), [(2, 3, 1), (3, 1, 4)])
+@pytest.mark.parametrize(("stage", "then", "ranks"), [(2, 3, 1), pytest.param(3, 1, 4, marks=pytest.mark.soak)])
 def test_another_number_of_ranks_or_another_stage_goes_on(stage, then, ranks, launch, left_over, tokens, with_torch):
     job = left_over(stage)
     deepspeed_job(job, tokens, then)
