@@ -70,7 +70,7 @@ def test_two_ranks_then_one_then_three_then_two_whole_and_divided(forks, tokens,
     assert worlds == {1: 2, 2: 1, 3: 3, 4: 2}
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["fsdp", pytest.param("ddp", marks=pytest.mark.long)])
 def test_the_machines_own_disks_have_what_the_store_does_not(forks, tokens, tmp_path, parallel):
     job = tmp_path / "job"
     disk = {"HEADWAY_SCRATCH": str(tmp_path / "disk")}
@@ -89,6 +89,7 @@ def test_the_machines_own_disks_have_what_the_store_does_not(forks, tokens, tmp_
     assert numbers(job) == numbers(whole)
 
 
+@pytest.mark.long
 def test_an_own_disk_that_one_rank_has_lost_does_not_count(forks, tokens, tmp_path):
     job = tmp_path / "job"
     fault = f"import os; os.environ['HEADWAY_SCRATCH'] = {str(tmp_path / 'disk')!r}\n"
@@ -126,6 +127,7 @@ def test_a_disk_that_is_full_on_one_rank_costs_checkpoints_and_no_step(forks, to
     assert not {8, 12} & {int(path.parts[-3][-8:]) for path in (job / "checkpoints").glob("step-*/attempt-1/*")}
 
 
+@pytest.mark.long
 def test_a_disk_that_stays_full_ends_the_run_with_a_reason(forks, tokens, tmp_path):
     job = write_job(tmp_path / "job", tokens, BATCH, every=2)
     assert 0 not in forks(job, fault=FULL.format(full="step > 2"))
