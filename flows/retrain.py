@@ -102,7 +102,7 @@ def chain(name: str, config: RetrainConfig) -> Endpoint:
     validation = validated(name, config.validation, config.preprocessing, config.cluster)
     tokens = tokenized(validation, config.preprocessing, config.cluster, tokenizer)
     cluster = benchmark(config.cluster, config.benchmark, training=config.training).require()
-    limits = plan(tokens, config.training, config.planning, *base, on=cluster).require()
+    limits = plan(tokens, config.training, config.planning, config.execution, *base, on=cluster).require()
     checkpoint = train(tokens, config.training, *beside(base, mixed), how=config.execution, under=limits, on=cluster)
     scores = evaluate(checkpoint, tokens, config.evaluation, on=cluster)
     champion = champion_scores(scores, tokens, config, on=cluster)

@@ -28,6 +28,7 @@ def _require_its_own_loop(training: TrainingConfig, execution: ExecutionConfig) 
         "training.safety.not_finite": safety.not_finite if safety.not_finite != "stop" else None,
         "training.safety.spike_factor": safety.spike_factor,
         "training.safety.repeat_every_steps": safety.repeat_every_steps,
+        "training.mask_documents": training.mask_documents,
         "execution.parallel": execution.parallel if execution.parallel != "ddp" else None,
         "execution.compile": execution.compile,
         "execution.cache_gib": execution.cache_gib,

@@ -24,7 +24,7 @@ from tasks.planning.size import (
 )
 from tasks.planning.steptime import step_seconds
 from tasks.stage import stage
-from tasks.training_config import TrainingConfig
+from tasks.training_config import ExecutionConfig, TrainingConfig
 from tasks.workbench import fetch, free_disk_bytes, publish, scratch
 
 WRITE_BYTES_PER_SECOND = 200e6
@@ -51,7 +51,13 @@ class Numbers:
 
 @stage(version=1)
 def plan(
-    tokens: Tokens, training: TrainingConfig, limits: PlanningConfig, base: Checkpoint | None = None, *, on: Cluster
+    tokens: Tokens,
+    training: TrainingConfig,
+    limits: PlanningConfig,
+    how: ExecutionConfig,
+    base: Checkpoint | None = None,
+    *,
+    on: Cluster,
 ) -> Plan:
     """Size and time of a training run, and the gate on memory, disk and time; the network is the base's where there is one."""
     vocab_size = int(json.loads((fetch(tokens) / "tokens.json").read_text())["vocab_size"])
@@ -59,7 +65,8 @@ def plan(
         found = open_model_folder(fetch(base))
         training = training.model_copy(update={"network": shape_of(found.config)})
         vocab_size = found.vocab_size
-    numbers = reckon(training, limits, on, vocab_size=vocab_size, train_tokens=int(tokens.metrics["train_tokens"]))
+    train_tokens = int(tokens.metrics["train_tokens"])
+    numbers = reckon(training, limits, how, on, vocab_size=vocab_size, train_tokens=train_tokens)
     checks = judge(numbers, limits, on)
     with scratch() as folder:
         page = {**numbers.__dict__, "checks": [check.model_dump() for check in checks]}
@@ -81,7 +88,13 @@ def plan(
 
 
 def reckon(
-    training: TrainingConfig, limits: PlanningConfig, on: Cluster, *, vocab_size: int, train_tokens: int
+    training: TrainingConfig,
+    limits: PlanningConfig,
+    how: ExecutionConfig,
+    on: Cluster,
+    *,
+    vocab_size: int,
+    train_tokens: int,
 ) -> Numbers:
     """All numbers of a run by the formulas of tasks/planning."""
     network = training.network
@@ -101,6 +114,7 @@ def reckon(
         bus_gigabytes_per_second=on.allreduce_gigabytes_per_second,
     )
     saved = checkpoint_bytes(trained)
+    state = training_memory_bytes(trained, frozen=parameters if lora.rank else 0)
     every = limits.checkpoint.every_steps or checkpoint_every_steps(
         training.steps,
         step,
@@ -109,7 +123,7 @@ def reckon(
     )
     return Numbers(
         parameters=parameters,
-        memory_per_rank=training_memory_bytes(trained, frozen=parameters if lora.rank else 0) + activations,
+        memory_per_rank=round(state * share_of_state(training, how, on.world_size)) + activations,
         checkpoint=saved,
         flops=flops * training.steps,
         flops_6n=tokens_a_step * training.steps * flops_per_token_6n(parameters),
@@ -119,6 +133,21 @@ def reckon(
         tokens=tokens_a_step * training.steps,
         epochs=tokens_a_step * training.steps / max(train_tokens, 1),
     )
+
+
+def share_of_state(training: TrainingConfig, how: ExecutionConfig, ranks: int) -> float:
+    """Share of weights, gradients and optimizer state, which are as 1 : 1 : 2, that one rank holds.
+
+    Tensor and pipeline parallel divide all of it, FSDP2 over all ranks, ZeRO's stages (Rajbhandari et al. 2020, figure 1) and
+    Megatron-LM's distributed optimizer their part of it over the copies of the network.
+    """
+    if training.engine == "torch":
+        return 1 / ranks if how.parallel == "fsdp" else 1.0
+    shared = how.tensor_parallel * how.pipeline_parallel
+    of_megatron = training.engine == "megatron" and how.megatron.flavour == "megatron-lm"
+    stage = int(how.megatron.distributed_optimizer) if of_megatron else how.deepspeed.zero_stage
+    whole = {0: 4, 1: 2, 2: 1, 3: 0}[stage]
+    return (whole + (4 - whole) / max(ranks // shared, 1)) / 4 / shared
 
 
 def seconds_between_failures(limits: PlanningConfig) -> float | None:
@@ -136,7 +165,7 @@ def judge(numbers: Numbers, limits: PlanningConfig, on: Cluster) -> tuple[Check,
             measured=numbers.memory_per_rank / GIB,
             limit=f"<= {memory / GIB:.3g}",
             passed=numbers.memory_per_rank <= memory,
-            remedy="Lower training.micro_batch_size or the network, or use fewer ranks a node.",
+            remedy="Divide it (execution.parallel: fsdp), lower training.micro_batch_size, or use fewer ranks a node.",
         ),
         Check(
             name="disk for checkpoints, GiB",

@@ -317,3 +317,9 @@ def _require_deepspeed_fits(training: TrainingConfig, execution: ExecutionConfig
     for name, (value, refused) in asked.items():
         if refused:
             raise ValueError(f"the engine deepspeed has no {name} {value}: use the engine torch, or leave it out")
+    zero = execution.deepspeed
+    if zero.zero_stage == 1 and training.precision == "bf16" and zero.offload == "none":
+        raise ValueError(
+            "execution.deepspeed.zero_stage 1 with training.precision bf16 is an optimizer of DeepSpeed's that has no "
+            "norm to judge steps by: set zero_stage to 2"
+        )

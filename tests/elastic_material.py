@@ -72,13 +72,14 @@ def expected(tokens: Path, config: TrainingConfig) -> list[tuple[int, int, int]]
     """The same of a run that nothing disturbs, computed from the tokens alone."""
     import torch
 
-    from tasks.jobs.data import open_samples
+    from tasks.jobs.data import Batch, open_samples
     from tasks.jobs.elastic import fingerprint
 
     samples, size = open_samples(tokens, config), config.global_batch_size
     batches = [torch.from_numpy(samples.batch(step * size, size)) for step in range(config.steps)]
     return [
-        (n, n * size, int(fingerprint([(batch[:, :-1], batch[:, 1:])]))) for n, batch in enumerate(batches, start=1)
+        (n, n * size, int(fingerprint([Batch(batch[:, :-1], batch[:, 1:])])))
+        for n, batch in enumerate(batches, start=1)
     ]
 
 

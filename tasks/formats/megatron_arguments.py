@@ -115,8 +115,6 @@ def _data(training: TrainingConfig, places: Places) -> dict[str, Any]:
         "split": "1,0,0",
         "data-cache-path": places.cache,
         "tokenizer-model": places.tokenizer,
-        "reset-position-ids": training.mask_documents,
-        "reset-attention-mask": training.mask_documents,
     }
 
 

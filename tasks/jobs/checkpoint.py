@@ -73,7 +73,11 @@ def restore(root: Path, found: Manifest, *, rank: int, pieces: Pieces) -> None:
 
 def set_generators(shard: list[Saved]) -> None:
     """Give torch the states that a shard holds."""
-    states = {saved.name: saved.rows(0, saved.shape[0]) for saved in shard if saved.name.startswith("rng.")}
+    take_generators({saved.name: saved.rows(0, saved.shape[0]) for saved in shard if saved.name.startswith("rng.")})
+
+
+def take_generators(states: Mapping[str, Tensor]) -> None:
+    """Give torch these states of its generators, by name."""
     if RNG not in states:
         raise IntegrityError(
             "the shards do not hold the tensors of this run: the state of a random generator is not there"
@@ -128,6 +132,15 @@ class Snapshot:
         if self._on_gpu:
             torch.cuda.synchronize()
 
+    def close(self) -> None:
+        """Give the memory back; nothing is in flight any more."""
+        if self._on_gpu:
+            start = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
+            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(start)))
+        self._places.clear()
+        self._memory.close()
+        os.close(self.descriptor)
+
 
 def _places(pieces: Pieces) -> dict[str, dict[str, Any]]:
     """Of those that are a part of a tensor: where it begins, and the shape of the whole."""
@@ -170,3 +183,8 @@ class Saver(WriterProcess):
         self.wait()
         self._snapshot.take(self._saved())
         self.ask(step=step, consumed_samples=consumed_samples, local=local)
+
+    def close(self) -> None:
+        """Wait for the last save, then end the process and give the memory back."""
+        super().close()
+        self._snapshot.close()

@@ -63,21 +63,21 @@ def open_source(inputs: Mapping[str, Path], config: TrainingConfig, execution: E
     folders = corpora(inputs, config)
     for folder in folders[1:]:
         require_same_tokenizer(folders[0], folder)
-    opened = [open_samples(folder, config, _stream(folder, execution)) for folder in folders]
-    return Mixture(opened, list(_by_name(config).values())) if config.mixture else opened[0]
+    opened = [open_samples(folder, config, _stream(folder, execution, of=len(folders))) for folder in folders]
+    return Mixture(opened, list(shares_by_name(config).values())) if config.mixture else opened[0]
 
 
-def _stream(folder: Path, execution: ExecutionConfig) -> Stream:
+def _stream(folder: Path, execution: ExecutionConfig, *, of: int) -> Stream:
     if execution.cache_gib is None:
         return Mapped(map_tokens(folder / TRAIN))
-    return open_cached(folder / TRAIN, room=int(execution.cache_gib * 2**30), environment=os.environ)
+    return open_cached(folder / TRAIN, room=int(execution.cache_gib * 2**30 / of), environment=os.environ)
 
 
 def corpora(inputs: Mapping[str, Path], config: TrainingConfig) -> list[Path]:
     """The folders of tokens, in the order of the shares. Raises ValueError for one that the job was not given."""
     if not config.mixture:
         return [inputs[OWN]]
-    others = {name: inputs.get(f"{OWN}-{name}") for name in _by_name(config)}
+    others = {name: inputs.get(f"{OWN}-{name}") for name in shares_by_name(config)}
     own = [name for name, folder in others.items() if folder is None]
     if len(own) != 1:
         raise ValueError(
@@ -87,7 +87,7 @@ def corpora(inputs: Mapping[str, Path], config: TrainingConfig) -> list[Path]:
     return [folder or inputs[OWN] for folder in others.values()]
 
 
-def _by_name(config: TrainingConfig) -> dict[str, float]:
+def shares_by_name(config: TrainingConfig) -> dict[str, float]:
     """Shares by the names of their corpora, sorted: the order in which they are written down changes nothing."""
     return dict(sorted((parse_ref(ref, kind="tokens")[1], share) for ref, share in config.mixture.items()))
 
@@ -118,4 +118,4 @@ def source_identity(inputs: Mapping[str, Path], config: TrainingConfig) -> dict[
     if not config.mixture:
         return tokens_identity(inputs[OWN])
     folders = corpora(inputs, config)
-    return {name: tokens_identity(folder) for name, folder in zip(_by_name(config), folders, strict=True)}
+    return {name: tokens_identity(folder) for name, folder in zip(shares_by_name(config), folders, strict=True)}

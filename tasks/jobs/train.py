@@ -24,7 +24,7 @@ from tasks.jobs.data_loader import Loader
 from tasks.jobs.data_sources import open_source, source_identity
 from tasks.jobs.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Groups, changes, standstill
 from tasks.jobs.runtime import Rank, main
-from tasks.jobs.training.agreement import Word
+from tasks.jobs.training.agreement import Word, all_agree
 from tasks.jobs.training.card import base_ref, write_card
 from tasks.jobs.training.engine import Setting, open_engine
 from tasks.jobs.training.flops import flops_of
@@ -34,9 +34,9 @@ from tasks.jobs.training.parallel import data_place, own_gpu, repeatable
 from tasks.jobs.training.profiling import Profile
 from tasks.jobs.training.reactions import Reaction
 from tasks.jobs.training.records import all_records, last_of_each
-from tasks.jobs.training.resuming import agree, local_root, restore_own
+from tasks.jobs.training.resuming import agree, forget, local_root, restore_own
 from tasks.jobs.training.safety import Verdict
-from tasks.jobs.training.saves import STORE, Saves
+from tasks.jobs.training.saves import LOCAL, STORE, Saves
 from tasks.jobs.training.schedule import learning_rate
 from tasks.jobs.training.telling import Teller
 from tasks.jobs.training.watch import Watch
@@ -121,13 +121,16 @@ class Training:
         self.step, self.consumed = (found.step, found.consumed_samples) if found else (0, 0)
         if found and chosen.local:
             assert self.local
-            restore_own(self.local, found, self.engine.pieces(), group=self.groups.steps)
+            restore_own(self.local, found, self.engine.pieces(), group=self.groups.patient)
         elif found:
             self.engine.restore(self.checkpoints, found)
         if bad:
             self.watch.go_back(bad, found)
         self.watch.resume(self.rank, self.step)
         self.saves.open(self.engine.saving(self._writing(self.identical)), self.step)
+        all_agree(
+            True, self.groups.patient
+        )  # rank 0's snapshot is the largest: a step's patience may be too short for it
 
     def _loader(self) -> Loader:
         ahead, device = self.execution.prefetch_steps, self.engine.device
@@ -177,11 +180,13 @@ class Training:
                 self.saves.look()
             if reasons and self.step < self.config.steps:
                 self.saves.close()
+                self.saves.say()
                 self.loader.close(done=False)
                 self.watch.stops.end(reasons, self.step)
                 sys.exit(SAVED_AND_STOPPED)
         self.saves.close()
         self.loader.close(done=True)
+        forget(self.local)
         self.teller.over()
         self.watch.asked.ignore()
 
@@ -254,7 +259,7 @@ class Training:
         self.teller.tell(self.step, self.meter, **values, seconds_left=left)
 
     def _save(self, tier: str, *, wait: bool) -> None:
-        if not self.saves.room(wait=wait):
+        if not self.saves.room(wait=wait or (tier == STORE and self.saves.last == LOCAL)):
             return
         if verdict := self.watch.unfit_to_save(self.engine, self.step):
             with self.meter.part("rollback"):

@@ -25,7 +25,7 @@ from tasks.jobs.checkpoint_files import claim_attempt
 from tasks.jobs.checkpoint_retention import clean
 from tasks.jobs.checkpoint_writer import Writing
 from tasks.jobs.data import TRAIN, vocabulary
-from tasks.jobs.data_sources import corpora, open_source, source_identity
+from tasks.jobs.data_sources import corpora, open_source, shares_by_name, source_identity
 from tasks.jobs.elastic import SAVED_AND_STOPPED
 from tasks.jobs.megatron.child import Child, Neighbours, require_checkout
 from tasks.jobs.megatron.commits import Committing, Saves, link_verified
@@ -146,7 +146,7 @@ def _micro_batch(rank: Rank, config: TrainingConfig, execution: ExecutionConfig)
 def _places(rank: Rank, own: Path, config: TrainingConfig, execution: ExecutionConfig, *, resumed: bool) -> Places:
     """Of a mixture, shares and prefixes in turn: Megatron draws from them by itself."""
     prefixes = [str(folder / TRAIN) for folder in corpora(rank.inputs, config)]
-    shares = [str(share) for share in config.mixture.values()]
+    shares = [str(share) for share in shares_by_name(config).values()] if config.mixture else []
     pairs = [word for pair in zip(shares, prefixes, strict=True) for word in pair] if shares else prefixes
     deepspeed = execution.megatron.flavour == "megatron-deepspeed"
     return Places(

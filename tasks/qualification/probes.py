@@ -100,7 +100,7 @@ def _by_file(node: str, probe: Probe, sku: Sku) -> Iterator[Reason]:
         yield from _no_number(node, probe, sku)
     if limit is None or (probe.measured is None and probe.finding):
         return
-    judged = by_limit(_own(probe, sku), limit)
+    judged = by_limit(probe.measured, limit)
     if judged.verdict != "healthy":
         yield Reason(
             node=node,
@@ -114,11 +114,6 @@ def _by_file(node: str, probe: Probe, sku: Sku) -> Iterator[Reason]:
             said=probe.said or ("" if probe.measured is not None else "it gave no value"),
             remedy=probe.remedy or _act(judged.verdict),
         )
-
-
-def _own(probe: Probe, sku: Sku) -> float | str | None:
-    """Of a CPU what it does itself, where that is known: what other work took of a shared core is no fault of the machine."""
-    return probe.peers if sku.vendor == "cpu" and probe.peers else probe.measured
 
 
 def _no_number(node: str, probe: Probe, sku: Sku) -> Iterator[Reason]:

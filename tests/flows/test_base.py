@@ -21,7 +21,7 @@ from tasks.planning.size import adapter_parameters
 from tasks.registry.signatures import require_signed
 from tasks.storage import open_store
 from tasks.storage.store import find
-from tasks.training_config import LoraConfig, TrainingConfig
+from tasks.training_config import ExecutionConfig, LoraConfig, TrainingConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,10 +100,10 @@ def test_the_plan_reckons_with_the_bases_size_and_with_what_is_trained_of_it(bas
     on = unqualified(RetrainConfig().cluster).model_copy(
         update={"matmul_gflops_per_rank": 1.0, "allreduce_gigabytes_per_second": 1.0}
     )
-    full = reckon(training, PlanningConfig(), on, vocab_size=found.vocab_size, train_tokens=1000)
+    full = reckon(training, PlanningConfig(), ExecutionConfig(), on, vocab_size=found.vocab_size, train_tokens=1000)
     assert full.parameters == found.parameters and found.vocab_size == ROWS
     tuned = training.model_copy(update={"lora": LoraConfig(rank=2)})
-    lora = reckon(tuned, PlanningConfig(), on, vocab_size=found.vocab_size, train_tokens=1000)
+    lora = reckon(tuned, PlanningConfig(), ExecutionConfig(), on, vocab_size=found.vocab_size, train_tokens=1000)
     adapters = adapter_parameters(training.network, 2)
     assert full.memory_per_rank - lora.memory_per_rank == 16 * full.parameters - 16 * adapters - 4 * full.parameters
     assert lora.checkpoint < full.checkpoint

@@ -11,11 +11,11 @@ from tasks.errors import GateFailed
 from tasks.evaluate import compare
 from tasks.export import parity_checks
 from tasks.lifecycle import lifecycle
-from tasks.plan import GIB, reckon
+from tasks.plan import GIB, reckon, share_of_state
 from tasks.plan import judge as judge_plan
 from tasks.settings import Settings, config_digest
 from tasks.storage.manifest import Provenance
-from tasks.training_config import CheckpointConfig, NetworkConfig, TrainingConfig
+from tasks.training_config import CheckpointConfig, ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.workbench import Work, working
 
 PASSED = Check(name="rows", measured=5.0, limit=">= 1", passed=True, remedy="Add rows.")
@@ -96,7 +96,7 @@ TRAINING = TrainingConfig(
 
 def plan_checks(run, *, training=TRAINING, cluster=CLUSTER, **limits):
     limits = PlanningConfig(**limits)
-    numbers = reckon(training, limits, cluster, vocab_size=320, train_tokens=10_000)
+    numbers = reckon(training, limits, ExecutionConfig(), cluster, vocab_size=320, train_tokens=10_000)
     with working(Work("plan", "k", run, "", handed=[], context=[])):
         return numbers, judge_plan(numbers, limits, cluster)
 
@@ -245,3 +245,17 @@ def test_references_are_read_strictly():
             parse_ref(text)
     with pytest.raises(ValueError, match="is not a reference to a dataset"):
         parse_ref("model/coder", kind="dataset")
+
+
+@pytest.mark.parametrize(
+    "engine, how, share",
+    [
+        ("torch", {}, 1.0),
+        ("torch", {"parallel": "fsdp", "tensor_parallel": 2}, 1 / 8),
+        ("deepspeed", {"deepspeed": {"zero_stage": 1}}, (2 + 2 / 8) / 4),
+        ("deepspeed", {"deepspeed": {"zero_stage": 3}}, 1 / 8),
+        ("megatron", {"tensor_parallel": 2, "pipeline_parallel": 2}, (2 + 2 / 2) / 4 / 4),
+    ],
+)
+def test_memory_of_weights_is_that_of_a_ranks_part(engine, how, share):
+    assert share_of_state(TrainingConfig(engine=engine), ExecutionConfig(**how), 8) == pytest.approx(share)

@@ -30,8 +30,8 @@ CASES = {
         {"tensor_parallel": 2, "pipeline_parallel": 2, "context_parallel": 2, "recompute": "selective"},
         {"sequence_parallel": True, "arguments": ("--overlap-grad-reduce",)},
     ),
-    "recomputed_masked": (
-        {"precision": "bf16", "mask_documents": True},
+    "recomputed": (
+        {"precision": "bf16"},
         {"tensor_parallel": 2, "recompute": "full"},
         {"distributed_optimizer": False},
     ),

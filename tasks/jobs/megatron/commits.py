@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from pathlib import Path
 
 from tasks.jobs.checkpoint_files import Manifest, place_of
@@ -47,7 +48,9 @@ class Saves:
 
     def pending(self) -> bool:
         """Whether this rank has not done its part of something that Megatron wrote whole."""
-        return any(_step(path) <= _tracked(self._save) for path in _saved(self._save)) or bool(self._taken())
+        # by the tracker, which stays: nothing is missed while a folder is moved, or seen late by another machine
+        done = max((int(place.parent.name.removeprefix("step-")) for place in self._done), default=-1)
+        return _tracked(self._save) > done or bool(self._taken())
 
     def _take_over(self) -> None:
         """Move what is whole: all ranks have written it before Megatron says so in its tracker."""
@@ -107,6 +110,8 @@ class Committing(threading.Thread):
         try:
             while not self._over.wait(POLL_SECONDS) or self._saves.pending():
                 self._saves.look()
+                if self._over.is_set():
+                    time.sleep(POLL_SECONDS)
         except OSError as error:  # told in the main thread
             self._failed = error
 

@@ -65,7 +65,7 @@ class DeepspeedEngine:
             for number, batch in enumerate(batches, start=1):
                 there = batch.to(self.device)
                 self.engine.set_gradient_accumulation_boundary(number == len(batches))
-                loss = next_token_loss(self.engine, there.inputs, there.targets) / len(batches)
+                loss = next_token_loss(self.engine, *there) / len(batches)
                 self.engine.backward(loss, scale_wrt_gas=False)
                 total += loss.detach()
             return total.cpu()

@@ -21,7 +21,7 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from safetensors.torch import load, save_file
 
 from tasks.errors import IntegrityError
-from tasks.jobs.checkpoint import RNG
+from tasks.jobs.checkpoint import generators, take_generators
 from tasks.jobs.checkpoint_files import Manifest, place_of
 from tasks.jobs.checkpoint_folders import FolderSaver
 from tasks.jobs.checkpoint_writer import OWN
@@ -77,7 +77,7 @@ def saver(engine: Any, rank: int, writing: Mapping[str, Any]) -> FolderSaver:
         engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
         if files.failed:
             raise OSError(files.failed)
-        save_file({RNG: torch.get_rng_state()}, _generator(folder, rank))
+        save_file({name: piece.tensor for name, piece in generators().items()}, _generator(folder, rank))
 
     engine._copy_recovery_script = lambda path: None  # programs, which have no place in a checkpoint
     return FolderSaver(write, **writing)
@@ -96,7 +96,7 @@ def restore(engine: Any, root: Path, found: Manifest, *, rank: int, world_size: 
     else:
         reshard(engine, own / TAG, lambda path: files.load(str(path), "cpu"), ranks=found.world_size)
     if rank < found.world_size:
-        torch.set_rng_state(load(files.read(_generator(own, rank)))[RNG])
+        take_generators(load(files.read(_generator(own, rank))))
     else:
         torch.manual_seed(newcomers_seed(int(found.identity["training"]["seed"]), found.step, rank))
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from tasks.formats.mmididx import open_tokens
 from tasks.jobs.data import Shares, positions
@@ -58,9 +59,17 @@ class Heldout:
                 nats = _nats(engine.network, samples.to(engine.device), self._eod).cpu()
                 total += torch.stack([(nats * counts).sum(), counts.sum() * (samples.shape[1] - 1)])
         engine.network.train(was_training)
+        _divide_again(engine.network)
         dist.all_reduce(total, group=group)
         nats_per_token = float(total[0] / total[1])
         return nats_per_token / math.log(2) / self.bytes_per_token
+
+
+def _divide_again(network: nn.Module) -> None:
+    """FSDP2 keeps its outermost part gathered after a forward pass without a backward one; what is saved must be divided."""
+    for part in network.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
 
 
 def _nats(network: nn.Module, samples: Tensor, eod: int | None) -> Tensor:

@@ -14,7 +14,8 @@ def build_optimizer(network: nn.Module, config: TrainingConfig) -> torch.optim.A
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
-            optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
+            # the fused kernel wants the count of steps where the parameter is
+            optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
     return optimizer
 
 

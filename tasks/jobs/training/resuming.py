@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,18 +71,40 @@ def agree(rank: Rank, root: Path, local: Path | None, wanted: Mapping[str, Any],
         word = torch.tensor([attempt, *((found.step, found.attempt) if found else NONE)])
     dist.broadcast(word, src=0, group=group)
     attempt, step, of_attempt = (int(number) for number in word)
-    if local is not None and (own := _newer(local, attempt, wanted, than=(step, of_attempt), group=group)):
+    if local is not None and (own := _newer(local, root, attempt, wanted, than=(step, of_attempt), group=group)):
         return Found(attempt, own, local=True)
     if step >= 0 and not found:
         found = read_manifest(place_of(root, step, of_attempt) / "manifest.json")
     return Found(attempt, found)
 
 
-def _newer(local: Path, attempt: int, wanted: Mapping[str, Any], *, than: Place, group: Any) -> Manifest | None:
+def forget(local: Path | None) -> None:
+    """Delete what this rank has on its machine's disk: the run is over, and the store has its last checkpoint."""
+    if local is None:
+        return
+    shutil.rmtree(local.parent, ignore_errors=True)
+    for folder in local.parents[1:3]:
+        with suppress(OSError):  # another rank's is still there
+            folder.rmdir()
+
+
+def _own_good(local: Path, root: Path, attempt: int, wanted: Mapping[str, Any]) -> dict[Place, Manifest]:
+    """The good ones of this machine's disk, of attempts that the store knows: without them somebody began anew."""
+    try:
+        create_only(local / "attempts" / str(attempt), {})
+        clean(local, attempt)
+        good = good_ones(local, wanted)
+    except OSError as error:
+        print(f"checkpoints on this machine's own disk cannot be used: {error}", file=sys.stderr, flush=True)
+        return {}
+    return {place: one for place, one in good.items() if (root / "attempts" / str(place[1])).exists()}
+
+
+def _newer(
+    local: Path, root: Path, attempt: int, wanted: Mapping[str, Any], *, than: Place, group: Any
+) -> Manifest | None:
     """The newest that is good on every rank's disk, when it is newer than the store's and not of an attempt before that."""
-    create_only(local / "attempts" / str(attempt), {})
-    clean(local, attempt)
-    good = good_ones(local, wanted)
+    good = _own_good(local, root, attempt, wanted)
     every = [set(places) for places in _told_by_all(sorted(good, reverse=True), group)]
     common = [place for place in set.intersection(*every) if place[0] > than[0] and place[1] >= than[1]]
     return good[max(common)] if common else None

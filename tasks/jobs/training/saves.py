@@ -8,6 +8,7 @@ The interval is the plan's; where the plan chose it, it is corrected by what sav
 from __future__ import annotations
 
 import errno
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -34,6 +35,10 @@ class Saves:
             steps,
             group,
         )
+        self._wanted = self.every
+        """By this rank's clocks. Rank 0's counts, from when ranks next speak to each other."""
+        self._written, self.last = 0.0, ""
+        """Seconds that the store's last save took to be written; the tier of the last save."""
         self._mean_seconds: float | None = settings.get("seconds_between_failures")
         """Mean time between failures, where the interval is to be corrected."""
         self._stalls: list[float] = []
@@ -66,7 +71,7 @@ class Saves:
 
     def save(self, tier: str, *, step: int, consumed_samples: int) -> None:
         """Begin a save; ranks have agreed that there is room."""
-        began = time.monotonic()
+        began, self.last = time.monotonic(), tier
         if tier == LOCAL:
             self.saver.save(step=step, consumed_samples=consumed_samples, local=True)
             self.saved_locally += 1
@@ -82,6 +87,11 @@ class Saves:
         self._settle(wait=True)
         self.saver.close()
 
+    def say(self) -> None:
+        """Of a run that ends early: its last save did not come to be."""
+        if self.failed_in_a_row:
+            print("the last save failed: the next start goes on from the one before", file=sys.stderr, flush=True)
+
     def _settle(self, *, wait: bool) -> bool:
         """Learn from all ranks whether the last save is over, and whether it failed anywhere; whether nothing is in flight."""
         while True:
@@ -90,7 +100,8 @@ class Saves:
                 self._count_failure()
                 return True
             if not busy:
-                self.failed_in_a_row = 0
+                if self.last == STORE:
+                    self.failed_in_a_row, self._written = 0, self.saver.seconds
                 return True
             if not wait:
                 return False
@@ -100,7 +111,7 @@ class Saves:
         self.saver.abandon()  # ranks that wait for the one that failed wait for nothing
         self.saver.failure, why = "", self.saver.failure
         self.failed += 1
-        self.failed_in_a_row += 1
+        self.failed_in_a_row += self.last == STORE  # without the local tier training goes on
         if self.failed_in_a_row >= FAILURES_AT_MOST:
             raise OSError(
                 errno.EIO, f"{FAILURES_AT_MOST} checkpoints in a row failed: {why or 'another rank says why'}"
@@ -108,20 +119,20 @@ class Saves:
 
     def _correct(self, step: int) -> None:
         """Rank 0's clocks decide; the last save that was written says how long that takes."""
-        if self._mean_seconds is None or not self.saver.seconds or step == self._first:
+        if self._mean_seconds is None or not self._written or step == self._first:
             return
         wanted = corrected_every_steps(
             self.steps,
             (time.monotonic() - self._began) / (step - self._first),
             stall_seconds=max(self._stalls[-1], 1e-6),
-            write_seconds=self.saver.seconds,
+            write_seconds=self._written,
             mean_seconds_between_failures=self._mean_seconds,
         )
-        self.every = wanted
+        self._wanted = wanted
 
     def _all(self, *numbers: int) -> list[int]:
         """The largest of every rank's numbers; the interval is rank 0's."""
-        own = self.every if dist.get_rank() == 0 else 0
+        own = self._wanted if dist.get_rank() == 0 else 0
         word = torch.tensor([own, *numbers])
         dist.all_reduce(word, op=dist.ReduceOp.MAX, group=self.group)
         self.every, *largest = (int(number) for number in word)

@@ -114,7 +114,7 @@ class Notices:
                 self._name = self._name or self._own_name()
                 events = json.loads(self._ask(self.config.address)).get("Events", [])
                 self.noticed = any([self._is_ours(event) and self._is_new(event) for event in events])
-            except (OSError, ValueError):  # the endpoint answers late at first, and is away while the host is serviced
+            except Exception:  # noqa: BLE001 late, odd or no answers while the host is serviced: the next one may be better
                 pass
             time.sleep(self.config.every_seconds)
 

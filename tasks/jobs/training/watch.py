@@ -43,12 +43,13 @@ class Watch:
     def resume(self, rank: Rank, step: int) -> None:
         """Take over what the run knows at a step that it goes on from, as a new attempt."""
         self.rank = rank
-        known = {
-            "reactions": [asdict(reaction) for reaction in noted(rank.folder)],
-            "losses": losses_before(rank.folder / "metrics.jsonl", step, self.config.safety),
-        }
-        known = told_by_rank_0(known, self.groups.patient)
+        known = told_by_rank_0(self._noted(step) if rank.rank == 0 else None, self.groups.patient)
         self.guard.remember(known["losses"], [Reaction(**reaction) for reaction in known["reactions"]])
+
+    def _noted(self, step: int) -> dict[str, Any]:
+        """What the job's folder says; rank 0's view of it counts."""
+        losses = losses_before(self.rank.folder / "metrics.jsonl", step, self.config.safety)
+        return {"reactions": [asdict(reaction) for reaction in noted(self.rank.folder)], "losses": losses}
 
     def next_position(self, consumed: int) -> int:
         """Where the data goes on: after what rollbacks left out."""
@@ -95,7 +96,8 @@ class Watch:
         """Every so many steps: does this machine compute the same twice, and do replicas have the same weights?"""
         every = self.config.safety.repeat_every_steps
         if every and step % every == 0:
-            require_same_twice(engine.network, batches[0], step=step)
+            with torch.autocast(engine.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+                require_same_twice(engine.network, batches[0].to(engine.device), step=step)
             require_equal_replicas(engine.network, step=step, group=self.groups.steps)
 
     def told(self) -> dict[str, Any]:
@@ -108,5 +110,7 @@ class Watch:
 
 def _finite(engine: Engine) -> bool:
     """Whether this rank's part of the weights is finite: a sum reads each once, and keeps what is not."""
-    sums = [piece_of(weight).tensor.sum(dtype=torch.float32) for weight in engine.network.parameters()]
+    # ZeRO 3 keeps this rank's part beside the weight, which is empty meanwhile
+    parts = [getattr(weight, "ds_tensor", weight) for weight in engine.network.parameters()]
+    sums = [piece_of(part).tensor.sum(dtype=torch.float32).to(engine.device) for part in parts]
     return bool(torch.stack(sums).isfinite().all())

@@ -160,6 +160,22 @@ def test_held_out_text_does_not_depend_on_the_number_of_ranks(told, forks, token
     assert one == pytest.approx(two, rel=1e-5)
 
 
+def test_divided_weights_are_saved_after_a_measurement(forks, tokens, tmp_path):
+    execution = {**TELLING, "parallel": "fsdp", "profile_from": None}
+    config = CONFIG.model_copy(update={"steps": 2 * EVERY})
+    job = write_job(tmp_path / "divided", tokens, config, every=EVERY, execution=execution)
+    assert forks(job) == [0, 0], said_by(job)
+    assert result(job)["checkpoints"] == 2
+
+
+def test_ranks_save_at_the_same_steps_whatever_their_clocks_say(forks, tokens, tmp_path):
+    """The interval is corrected by what saving takes, which differs between ranks by much."""
+    job = write_job(tmp_path / "clocks", tokens, every=2, seconds_between_failures=1000.0)
+    own = "import os, tasks.jobs.training.saves as s; s.corrected_every_steps = lambda *a, **k: 7 + 4 * int(os.environ['RANK'])"
+    assert forks(job, fault=own) == [0, 0], said_by(job)
+    assert result(job)["checkpoint_every_steps"] == 7
+
+
 def test_a_profile_is_of_the_steps_that_were_asked_for(told):
     assert sorted(path.name for path in (told / "profile").iterdir()) == ["steps-3-4.json.gz", "steps-3-4.txt"]
     trace = json.loads(gzip.decompress((told / "profile" / "steps-3-4.json.gz").read_bytes()))
