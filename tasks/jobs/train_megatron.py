@@ -190,7 +190,7 @@ class Training:
             child.kill()
             raise
         self._follow()
-        commits.finish()
+        commits.finish(well=child.ended_well)
         child.require_success()
         if child.asked:
             sys.exit(SAVED_AND_STOPPED)

@@ -94,11 +94,17 @@ class Child:
         self._process.kill()
         self._process.wait()
 
+    @property
+    def ended_well(self) -> bool:
+        """Whether it is over by itself, or because it was asked."""
+        code = self._process.returncode
+        return code == 0 or (self.asked and code == -signal.SIGTERM)
+
     def require_success(self) -> None:
         """Raises FloatingPointError, MemoryError or RuntimeError by its last words, unless it ended well or as asked."""
-        code = self._process.returncode
-        if code == 0 or (self.asked and code == -signal.SIGTERM):
+        if self.ended_well:
             return
+        code = self._process.returncode
         with open(self._log, "rb") as file:
             file.seek(max(self._before, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             said = file.read().decode("utf-8", "replace")

@@ -19,7 +19,7 @@ import threading
 import time
 from pathlib import Path
 
-from tasks.jobs.checkpoint_files import Manifest, place_of
+from tasks.jobs.checkpoint_files import Manifest, create_only, place_of
 from tasks.jobs.checkpoint_writer import OWN, Writing
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -27,6 +27,10 @@ SAVED = re.compile(r"(?:iter_|global_step)0*(\d+)")
 """Folders of Megatron-LM and of Megatron-DeepSpeed; the number is the step."""
 DEEPSPEED_TRACKER = "latest"
 POLL_SECONDS = 0.1
+LEAVE_SECONDS = 30.0
+"""How long a rank whose process failed stays for its part of what was written whole: others may be gone too."""
+OVER = "committed"
+"""Beside the folder that Megatron writes: rank 0 has nothing left to commit in this attempt."""
 
 
 class Saves:
@@ -46,7 +50,18 @@ class Saves:
             self._writing.save(step, step * self._global_batch)
             self._done.add(place)
 
-    def pending(self) -> bool:
+    def pending(self, *, well: bool) -> bool:
+        """Whether this rank is still needed; `well`: its process ended well, so rank 0's will, and says what was the last."""
+        if well and self._writing.rank:
+            return self._left() or not (self._save.parent / OVER).exists()
+        return self._left()
+
+    def close(self) -> None:
+        """Rank 0 has committed all that there was."""
+        if self._writing.rank == 0:
+            create_only(self._save.parent / OVER, {})
+
+    def _left(self) -> bool:
         """Whether this rank has not done its part of something that Megatron wrote whole."""
         # by the tracker, which stays: nothing is missed while a folder is moved, or seen late by another machine
         done = max((int(place.parent.name.removeprefix("step-")) for place in self._done), default=-1)
@@ -104,14 +119,18 @@ class Committing(threading.Thread):
         super().__init__(daemon=True)
         self._saves, self._over = saves, threading.Event()
         self._failed: OSError | None = None
+        self._well = True
 
     def run(self) -> None:
         """Until `finish`, then until nothing is left."""
         try:
-            while not self._over.wait(POLL_SECONDS) or self._saves.pending():
+            while not self._over.wait(POLL_SECONDS):
                 self._saves.look()
-                if self._over.is_set():
-                    time.sleep(POLL_SECONDS)
+            until = time.monotonic() + LEAVE_SECONDS
+            while self._saves.pending(well=self._well) and (self._well or time.monotonic() < until):
+                self._saves.look()
+                time.sleep(POLL_SECONDS)
+            self._saves.close()
         except OSError as error:  # told in the main thread
             self._failed = error
 
@@ -122,8 +141,9 @@ class Committing(threading.Thread):
         if not self.is_alive() and not self._over.is_set():
             raise RuntimeError("nobody commits checkpoints any more: see this rank's log")
 
-    def finish(self) -> None:
-        """Megatron is over: commit what it wrote whole, and wait for it. Raises what went wrong."""
+    def finish(self, *, well: bool) -> None:
+        """Megatron is over, `well` or not: commit what it wrote whole, and wait for it. Raises what went wrong."""
+        self._well = well
         self._over.set()
         self.join()
         self.check()
