@@ -191,6 +191,7 @@ def fits(fields):
     return look
 
 
+@pytest.mark.long
 def test_the_json_of_every_command_has_the_fields_of_the_readme(checkout):
     common = {"schema", "exit_code", "error"}
     told = [(names(command)[0], names(cell)) for command, cell in rows(README, "command", "fields")]

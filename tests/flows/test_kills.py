@@ -216,7 +216,7 @@ def test_another_home_can_use_the_same_machine_at_once(fresh):
     assert fresh.ok("retrain", "-c", "tiny", "--to", "preprocess").statuses()["preprocess"] == "ran"
 
 
-@pytest.mark.parametrize("answer, keeps", [("n", True), ("y", False)])
+@pytest.mark.parametrize("answer, keeps", [pytest.param("n", True, marks=pytest.mark.long), ("y", False)])
 def test_ctrl_c_on_a_terminal_asks_whether_the_job_stops_too(home, done, answer, keeps):
     known = set(home.path.glob("jobs/train-*"))
     words = ("-c", "tiny", "--set", f"training.seed={16 + keeps}", *TRAINING)

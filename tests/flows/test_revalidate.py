@@ -118,6 +118,7 @@ def test_a_model_is_measured_with_the_settings_that_it_was_made_with(home, done,
     assert changed.said["revalidation"]["window"] == {"number": 0, "of": 3, "data": []}
 
 
+@pytest.mark.long
 def test_another_language_is_degraded_and_only_the_second_window_says_so(home, done, champion):
     noted, first = revalidated(home), publish_numbers(home, "numbers", 1)
     ran = home.run("revalidate", "-c", "tiny", "--data", "numbers", *DRIFT)

@@ -144,11 +144,14 @@ def test_adapters_go_on_after_a_kill_as_if_there_had_been_none(launch, lora, tok
     """Dropout included: the generators are saved too."""
     job = write(tmp_path / "killed", tokens, base, LORA)
     dies = """
-import os, signal, tasks.jobs.training.torch_engine as engine
+import os, pathlib, signal, time, tasks.jobs.training.torch_engine as engine
+saved = pathlib.Path(os.environ["HEADWAY_JOB"], "checkpoints")
 plain, done = engine.TorchEngine.update, []
 def update(self, rate):
     done.append(plain(self, rate))
-    if len(done) == 7: os.kill(os.getpid(), signal.SIGKILL)
+    while len(done) == 7:
+        if any(saved.glob("step-00000004/*/manifest.json")): os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.01)
 engine.TorchEngine.update = update
 """
     assert all(launch(job, ranks=2, fault=dies))
