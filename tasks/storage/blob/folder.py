@@ -117,16 +117,19 @@ class BlobFolder:
 
     def _receive(self, name: str, blob: BlobProperties) -> None:
         path = self.local / name.partition("@")[0]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.name.endswith(GROWING):
-            came = self._receive_segment(path, name)
-        elif blob.size > BLOCK:
-            came = self._receive_large(path, name)
-        else:
-            came = self._receive_small(path, name)
+        try:
+            came = self._received(path, name, blob)
+        except FileNotFoundError:  # its folder was deleted here meanwhile, as retention does
+            return
         if came:
             self._there[name] = came
             self._note(name.partition("@")[0])
+
+    def _received(self, path: Path, name: str, blob: BlobProperties) -> str | None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.name.endswith(GROWING):
+            return self._receive_segment(path, name)
+        return self._receive_large(path, name) if blob.size > BLOCK else self._receive_small(path, name)
 
     def _receive_small(self, path: Path, name: str) -> str | None:
         found = self.container.get(self.prefix + name)
