@@ -13,11 +13,11 @@ from pydantic import Field, model_validator
 
 from tasks.cluster_config import ClusterConfig
 from tasks.data_config import PreprocessingConfig, ValidationConfig
-from tasks.megatron_fits import require_megatron_fits
+from tasks.engine_fits import require_engine_fits
 from tasks.qualification_config import BenchmarkConfig
 from tasks.revalidation_config import RevalidationConfig
 from tasks.settings import Name, Positive, Settings
-from tasks.training_config import CheckpointConfig, ExecutionConfig, TrainingConfig, require_engine_fits
+from tasks.training_config import CheckpointConfig, ExecutionConfig, TrainingConfig
 
 
 class PlanningConfig(Settings):
@@ -155,7 +155,6 @@ class RetrainConfig(Settings):
     @model_validator(mode="after")
     def _engine_fits(self) -> RetrainConfig:
         require_engine_fits(self.training, self.execution)
-        require_megatron_fits(self.training, self.execution)
         return self
 
     _one_text = model_validator(mode="after")(_one_text_field)

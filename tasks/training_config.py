@@ -6,7 +6,7 @@ is reached: parallelism, recomputation, limits, what is recorded. The whole tree
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -265,61 +265,3 @@ class ExecutionConfig(Settings):
         if self.deepspeed.offload == "nvme" and self.deepspeed.zero_stage != 3:
             raise ValueError(f"deepspeed.offload nvme needs deepspeed.zero_stage 3, not {self.deepspeed.zero_stage}")
         return self
-
-
-def require_engine_fits(training: TrainingConfig, execution: ExecutionConfig) -> None:
-    """Settings that another engine has; raises ValueError."""
-    torch_only: dict[str, Any] = {"lora.rank": training.lora.rank, "base": training.base}
-    if training.engine == "megatron" and (asked := [name for name, value in torch_only.items() if value]):
-        raise ValueError(f"the engine megatron has no training.{asked[0]}: use the engine torch")
-    whole = training.engine == "torch" and execution.parallel == "ddp" and execution.tensor_parallel == 1
-    if training.safety.repeat_every_steps and not whole:
-        raise ValueError(
-            f"training.safety.repeat_every_steps {training.safety.repeat_every_steps} compares whole replicas: it needs the "
-            f"engine torch with execution.parallel ddp, not {training.engine} with {execution.parallel}"
-        )
-    only_megatron = {"pipeline_parallel": execution.pipeline_parallel, "context_parallel": execution.context_parallel}
-    for name, value in only_megatron.items():
-        if value > 1 and training.engine != "megatron":
-            raise ValueError(f"execution.{name} {value} needs the engine megatron, not {training.engine}")
-    if training.engine == "torch":
-        _require_plan_fits(training, execution)
-    if training.engine == "deepspeed":
-        _require_deepspeed_fits(training, execution)
-    if training.engine == "megatron" and not execution.megatron.checkout:
-        raise ValueError(
-            "the engine megatron needs execution.megatron.checkout: the folder of Megatron-LM on the machines"
-        )
-
-
-def _require_plan_fits(training: TrainingConfig, execution: ExecutionConfig) -> None:
-    """Raise ValueError where the engine `torch` cannot share matrices; a base model's family is looked at by the job."""
-    asked = f"execution.tensor_parallel {execution.tensor_parallel}"
-    if execution.tensor_parallel == 1:
-        return
-    if execution.parallel != "fsdp":
-        raise ValueError(f"{asked} needs execution.parallel fsdp, which also divides what the matrices' ranks hold")
-    if training.lora.rank:
-        raise ValueError(f"{asked} has no plan for adapters: set it to 1, or leave training.lora.rank out")
-    if training.network.architecture != "llama" and not training.base:
-        raise ValueError(f"{asked} has a plan for llama only, not for {training.network.architecture}: set it to 1")
-
-
-def _require_deepspeed_fits(training: TrainingConfig, execution: ExecutionConfig) -> None:
-    """Raise ValueError for what ZeRO does not do here: it divides weights in its own way."""
-    asked = {
-        "execution.tensor_parallel": (execution.tensor_parallel, execution.tensor_parallel > 1),
-        "execution.parallel": (execution.parallel, execution.parallel != "ddp"),
-        "execution.compile": (execution.compile, execution.compile),
-        "execution.local_every_steps": (execution.local_every_steps, execution.local_every_steps is not None),
-        "training.lora.rank": (training.lora.rank, training.lora.rank is not None),
-    }
-    for name, (value, refused) in asked.items():
-        if refused:
-            raise ValueError(f"the engine deepspeed has no {name} {value}: use the engine torch, or leave it out")
-    zero = execution.deepspeed
-    if zero.zero_stage == 1 and training.precision == "bf16" and zero.offload == "none":
-        raise ValueError(
-            "execution.deepspeed.zero_stage 1 with training.precision bf16 is an optimizer of DeepSpeed's that has no "
-            "norm to judge steps by: set zero_stage to 2"
-        )

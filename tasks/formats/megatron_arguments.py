@@ -2,7 +2,7 @@
 
 Two flavours: NVIDIA/Megatron-LM @d98e8a64 (megatron/training/arguments.py) and microsoft/Megatron-DeepSpeed @f4157bea
 (megatron/arguments.py). Who starts the program is tasks/jobs/train_megatron.py; what does not fit is refused in
-tasks/megatron_fits.py. See docs/megatron.md.
+tasks/engine_fits.py. See docs/megatron.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ Nothing here knows of a backend, of Prefect or of MLflow.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -24,8 +23,9 @@ from tasks.jobs.data_loader import Loader
 from tasks.jobs.data_sources import open_source, source_identity
 from tasks.jobs.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Groups, changes, standstill
 from tasks.jobs.runtime import Rank, main
+from tasks.jobs.training.account import write_account
 from tasks.jobs.training.agreement import Word, all_agree
-from tasks.jobs.training.card import base_ref, write_card
+from tasks.jobs.training.card import base_ref
 from tasks.jobs.training.engine import Setting, open_engine
 from tasks.jobs.training.flops import flops_of
 from tasks.jobs.training.heldout import Heldout
@@ -41,8 +41,6 @@ from tasks.jobs.training.schedule import learning_rate
 from tasks.jobs.training.telling import Teller
 from tasks.jobs.training.watch import Watch
 from tasks.training_config import ExecutionConfig, TrainingConfig
-
-LOGGED = ("step", "loss", "learning_rate", "grad_norm")
 
 
 def run(rank: Rank) -> dict[str, Any]:
@@ -276,20 +274,10 @@ class Training:
         if self.rank.rank:
             return {}
         every = all_records(self.rank.folder / "metrics.jsonl")
-        records = last_of_each(every)
-        tokens, parameters = self.config.steps * self._tokens_a_step(), self.engine.parameters()
-        facts = {"steps": self.config.steps, "tokens": tokens, "parameters": parameters}
-        records = [
-            record for record in records if all(key in record for key in LOGGED)
-        ]  # a skipped step may have no loss
-        lines = [json.dumps({key: record[key] for key in LOGGED}) + "\n" for record in records]
-        (self.rank.output / "training_log.jsonl").write_text("".join(lines), encoding="utf-8")
-        origin = {"seed": self.config.seed, "sequence_length": self.config.sequence_length}
-        (self.rank.output / "training.json").write_text(json.dumps({**facts, **origin}, indent=1), encoding="utf-8")
-        told = {**facts, "loss": records[-1]["loss"], "made_from": self.rank.settings.get("made_from", {})}
-        write_card(self.rank.output, self.config, told, base=self.rank.inputs.get("base"))
+        records = [record for record in last_of_each(every) if "loss" in record]  # a skipped step may have none
+        figures = write_account(self.rank, self.config, records, parameters=self.engine.parameters())
         return {
-            "metrics": {"loss": records[-1]["loss"], **facts, **self.teller.summary(every, records)},
+            "metrics": {**figures, **self.teller.summary(every, records)},
             "time": self.teller.time(every),
             "resumed_from_step": self.resumed,
             **self.saves.told(),

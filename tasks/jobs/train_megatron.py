@@ -32,6 +32,7 @@ from tasks.jobs.megatron.commits import Committing, Saves, link_verified
 from tasks.jobs.megatron.converting import convert
 from tasks.jobs.megatron.following import Following
 from tasks.jobs.runtime import Rank, main
+from tasks.jobs.training.account import write_account
 from tasks.jobs.training.records import last_records, mend
 from tasks.planning.size import parameter_count
 from tasks.process import write_json
@@ -40,7 +41,6 @@ from tasks.training_config import ExecutionConfig, TrainingConfig
 POLL_SECONDS = 0.2
 PATIENT = timedelta(minutes=30)
 """Longest wait while rank 0 verifies checkpoints."""
-LOGGED = ("step", "loss", "learning_rate", "grad_norm")
 
 
 def run(rank: Rank) -> dict[str, Any]:
@@ -227,16 +227,11 @@ class Training:
             command=self.execution.megatron.converter,
         )
         records = last_records(self.rank.folder / "metrics.jsonl")
-        a_step = self.config.global_batch_size * self.config.sequence_length
         parameters = parameter_count(self.config.network, vocab[0], positions=self.config.sequence_length)
-        facts = {"steps": self.config.steps, "tokens": self.config.steps * a_step, "parameters": parameters}
-        lines = [json.dumps({key: record.get(key) for key in LOGGED}) + "\n" for record in records]
-        (self.rank.output / "training_log.jsonl").write_text("".join(lines), encoding="utf-8")
-        origin = {"seed": self.config.seed, "sequence_length": self.config.sequence_length}
-        (self.rank.output / "training.json").write_text(json.dumps({**facts, **origin}, indent=1), encoding="utf-8")
-        speed = len(records) * a_step / sum(record["step_seconds"] for record in records)
+        figures = write_account(self.rank, self.config, records, parameters=parameters)
+        speed = figures["tokens"] / self.config.steps * len(records) / sum(record["step_seconds"] for record in records)
         return {
-            "metrics": {"loss": records[-1]["loss"], **facts, "tokens_per_second": speed},
+            "metrics": {**figures, "tokens_per_second": speed},
             "resumed_from_step": int(self.start["step"]) or None,
         }
 

@@ -7,8 +7,8 @@ import pytest
 from fake_megatron import FLAGS, VALUES
 
 from tasks.config import RetrainConfig
+from tasks.engine_fits import require_engine_fits
 from tasks.formats.megatron_arguments import Places, megatron_arguments, megatron_ds_config
-from tasks.megatron_fits import require_megatron_fits
 from tasks.training_config import ExecutionConfig, TrainingConfig
 
 GOLDEN = Path(__file__).with_name("megatron_arguments.golden.json")
@@ -69,7 +69,7 @@ def test_the_arguments_are_those_that_the_real_parser_took(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_rendered_fits_and_its_names_are_known(name):
-    require_megatron_fits(*settings(*CASES[name]))
+    require_engine_fits(*settings(*CASES[name]))
     known = {f"--{word}" for word in (FLAGS + VALUES).split()}
     assert {word for word in rendered(name) if word.startswith("--")} <= known
 
@@ -104,7 +104,7 @@ def test_megatron_deepspeed_gets_the_zero_of_the_engine_deepspeed():
 )
 def test_what_megatron_has_not_is_refused_with_a_remedy(training, execution, megatron, words):
     with pytest.raises(ValueError, match="execution|cosine") as refused:
-        require_megatron_fits(*settings(training, execution, megatron))
+        require_engine_fits(*settings(training, execution, megatron))
     assert words in str(refused.value)
 
 

@@ -3,13 +3,13 @@
 import pytest
 from pydantic import ValidationError
 
+from tasks.engine_fits import require_engine_fits
 from tasks.formats.ds_config import ds_config
 from tasks.training_config import (
     DeepspeedConfig,
     ExecutionConfig,
     LoraConfig,
     TrainingConfig,
-    require_engine_fits,
 )
 
 TRAINING = TrainingConfig(engine="deepspeed", global_batch_size=32, micro_batch_size=2, gradient_clip=0.5)

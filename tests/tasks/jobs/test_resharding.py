@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from safetensors.torch import load_file
-from training_runs import CONFIG, Forks, all_lines, error, last_lines, numbers, result, said_by, write_job, write_tokens
+from training_runs import CONFIG, all_lines, error, last_lines, numbers, result, said_by, write_job
 
 from tasks.jobs.checkpoint_files import manifests, place_of
 
@@ -21,18 +21,6 @@ def until(self):
     return advance(self)
 Training._advance = until
 """
-
-
-@pytest.fixture(scope="module")
-def forks():
-    forks = Forks()
-    yield forks
-    forks.close()
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory):
-    return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 @pytest.fixture(scope="module")

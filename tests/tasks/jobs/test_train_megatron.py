@@ -18,7 +18,7 @@ import pytest
 import torch
 from fake_megatron import converter, write_checkout
 from safetensors import safe_open
-from training_runs import all_lines, content, error, last_lines, result, said_by, steps_of_checkpoints, write_tokens
+from training_runs import all_lines, content, error, last_lines, result, said_by, steps_of_checkpoints
 
 from tasks.jobs.checkpoint_files import manifests
 from tasks.jobs.elastic import SAVED_AND_STOPPED
@@ -86,11 +86,6 @@ def launch():
     yield run
     os.killpg(server.pid, signal.SIGKILL)
     server.communicate()
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory):
-    return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 @pytest.fixture(scope="module")

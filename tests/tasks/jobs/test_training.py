@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,8 +19,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from training_runs import content, error, result, said_by, write_job
 
-from tasks.formats.mmididx import TokenWriter
 from tasks.jobs.checkpoint_files import digest, manifests
 from tasks.jobs.elastic import SAVED_AND_STOPPED, newcomers_seed
 from tasks.training_config import NetworkConfig, TrainingConfig
@@ -37,78 +36,16 @@ CONFIG = TrainingConfig(
     warmup_steps=4,
     learning_rate=1e-2,
 )
-SERVER = """
-import json, os, sys
-from tasks.jobs.runtime import main
-from tasks.jobs.train import run
-for line in sys.stdin:
-    children = []
-    for environment in json.loads(line):
-        child = os.fork()
-        if child == 0:
-            os.environ.update(environment)
-            os._exit(main(run))
-        children.append(child)
-    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]), flush=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def launch():
-    """A function that runs a job to its end and returns the exit codes of its ranks."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVER], env=environment, start_new_session=True, text=True, **pipes
-    )
-
-    def run(job, *, attempt=1, ranks=2):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        common = {"HEADWAY_JOB": str(job), "HEADWAY_ATTEMPT": str(attempt), "WORLD_SIZE": str(ranks)}
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        server.stdin.write(json.dumps([{**common, **address, "RANK": str(rank)} for rank in range(ranks)]) + "\n")
-        server.stdin.flush()
-        return json.loads(server.stdout.readline())
-
-    yield run
-    os.killpg(server.pid, signal.SIGKILL)
-    server.communicate()
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory):
-    """Documents that a network can learn: each token follows from the one before, but for one in ten."""
-    folder = tmp_path_factory.mktemp("tokens")
-    generator = np.random.default_rng(0)
-    writer = TokenWriter(folder / "train_text_document", 64)
-    for _ in range(100):
-        document = [int(generator.integers(63))]
-        for noise in generator.random(200):
-            document.append((document[-1] * 5 + 3) % 63 if noise > 0.1 else int(generator.integers(63)))
-        writer.add_document([*document, 63])
-    documents, count = writer.close()
-    splits = {"train": {"documents": documents, "tokens": count, "bytes": count}}
-    (folder / "tokens.json").write_text(json.dumps({"vocab_size": 64, "eod_id": 63, "splits": splits}))
-    (folder / "tokenizer").mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / "tokenizer" / name).write_text(json.dumps({"file": name}))
-    return folder
 
 
 def write_config(job, tokens, config=CONFIG, every=EVERY, **more):
-    job.mkdir(exist_ok=True)
-    settings = {"training": config.model_dump(mode="json"), "checkpoint_every_steps": every, "keep_checkpoints": 2}
-    spec = {"program": "tasks.jobs.train", "settings": {**settings, **more}, "inputs": {"tokens": str(tokens)}}
-    (job / "config.json").write_text(json.dumps(spec))
-    return job
+    return write_job(job, tokens, config, every, **more)
 
 
 @pytest.fixture(scope="module")
-def unbroken(launch, tokens, tmp_path_factory):
+def unbroken(forks, tokens, tmp_path_factory):
     job = write_config(tmp_path_factory.mktemp("jobs") / "unbroken", tokens)
-    assert launch(job) == [0, 0], said_by(job)
+    assert forks(job) == [0, 0], said_by(job)
     return job
 
 
@@ -150,26 +87,10 @@ def left_over(killed, tmp_path):
     return Path(shutil.copytree(killed, tmp_path / "job"))
 
 
-def said_by(job):
-    return "".join(path.read_text() for path in sorted((job / "logs").glob("*.log")))
-
-
 def records(job):
     """What must not depend on interruptions: of every step, the last record's numbers."""
     lines = [json.loads(line) for line in (job / "metrics.jsonl").read_text().splitlines()]
     return {line["step"]: (line["loss"], line["learning_rate"], line["grad_norm"]) for line in lines}
-
-
-def result(job):
-    return json.loads((job / "result.json").read_text())
-
-
-def error(job, rank=0):
-    return json.loads((job / "errors" / f"rank-{rank}.json").read_text())
-
-
-def content(folder):
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def newest(job):
@@ -231,9 +152,9 @@ def test_what_it_publishes_loads_and_counts(unbroken, tokens):
     assert (about["steps"], about["seed"], about["sequence_length"]) == (STEPS, CONFIG.seed, 64)
 
 
-def test_two_runs_publish_the_same_bytes(unbroken, launch, tokens, tmp_path):
+def test_two_runs_publish_the_same_bytes(unbroken, forks, tokens, tmp_path):
     again = write_config(tmp_path / "again", tokens)
-    assert launch(again, attempt=3) == [0, 0]
+    assert forks(again, attempt=3) == [0, 0]
     assert content(again / "out") == content(unbroken / "out")
 
 
@@ -283,19 +204,19 @@ SABOTAGE = {
 
 
 @pytest.mark.parametrize("what", ["nothing", *SABOTAGE])
-def test_each_part_of_a_checkpoint_is_needed_for_the_same_losses(unbroken, left_over, launch, what):
+def test_each_part_of_a_checkpoint_is_needed_for_the_same_losses(unbroken, left_over, forks, what):
     rewrite(newest(left_over), **SABOTAGE.get(what, {"change": zeroed("nothing")}))
-    assert launch(left_over, attempt=2) == [0, 0], said_by(left_over)
+    assert forks(left_over, attempt=2) == [0, 0], said_by(left_over)
     assert result(left_over)["resumed_from_step"] >= 2 * EVERY
     assert (records(left_over) == records(unbroken)) == (what == "nothing")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_rank_gets_its_own_generator_back(unbroken, left_over, launch, rank):
+def test_each_rank_gets_its_own_generator_back(unbroken, left_over, forks, rank):
     """Training draws nothing at random after the start, so the losses cannot show it: the last checkpoint does."""
     mark = torch.Generator().manual_seed(99).get_state()
     rewrite(newest(left_over), lambda tensors: {**tensors, "rng.torch": mark}, rank=rank)
-    assert launch(left_over, attempt=2) == [0, 0], said_by(left_over)
+    assert forks(left_over, attempt=2) == [0, 0], said_by(left_over)
     for each in (0, 1):
         name = f"shard-{each}.safetensors"
         same = torch.equal(
@@ -306,10 +227,10 @@ def test_each_rank_gets_its_own_generator_back(unbroken, left_over, launch, rank
 
 
 @pytest.mark.parametrize("part", ["optimizer.exp_avg.", "rng.torch"])
-def test_a_checkpoint_that_lacks_a_part_is_refused(left_over, launch, part):
+def test_a_checkpoint_that_lacks_a_part_is_refused(left_over, forks, part):
     before = (left_over / "metrics.jsonl").read_bytes()
     rewrite(newest(left_over), lambda tensors: {name: t for name, t in tensors.items() if not name.startswith(part)})
-    assert 0 not in launch(left_over, attempt=2)
+    assert 0 not in forks(left_over, attempt=2)
     assert error(left_over)["class"] == "integrity" and "do not hold the tensors" in error(left_over)["message"]
     assert (left_over / "metrics.jsonl").read_bytes() == before
 
@@ -320,52 +241,52 @@ def flip(path):
     path.write_bytes(data)
 
 
-def test_a_flipped_byte_costs_one_checkpoint_and_no_bit(unbroken, left_over, launch):
+def test_a_flipped_byte_costs_one_checkpoint_and_no_bit(unbroken, left_over, forks):
     bad, before = newest(left_over), step_of(manifests(left_over / "checkpoints")[1].parent)
     flip(bad / "shard-0.safetensors")
-    assert launch(left_over, attempt=2) == [0, 0], said_by(left_over)
+    assert forks(left_over, attempt=2) == [0, 0], said_by(left_over)
     assert result(left_over)["resumed_from_step"] == before
     assert records(left_over) == records(unbroken)
     assert (bad / "quarantined.json").exists()
 
 
-def test_when_all_are_bad_the_job_stops(left_over, launch):
+def test_when_all_are_bad_the_job_stops(left_over, forks):
     before = (left_over / "metrics.jsonl").read_bytes()
     for path in manifests(left_over / "checkpoints"):
         flip(path.parent / "shard-1.safetensors")
     for attempt in (2, 3):
-        assert 0 not in launch(left_over, attempt=attempt)
+        assert 0 not in forks(left_over, attempt=attempt)
         assert error(left_over)["class"] == "integrity" and "all checkpoints" in error(left_over)["message"]
         assert error(left_over)["remedy"]
     assert (left_over / "metrics.jsonl").read_bytes() == before
 
 
-def test_another_configuration_is_refused_with_what_differs(left_over, launch, tokens):
+def test_another_configuration_is_refused_with_what_differs(left_over, forks, tokens):
     write_config(left_over, tokens, CONFIG.model_copy(update={"learning_rate": 2e-2}))
-    assert 0 not in launch(left_over, attempt=2)
+    assert 0 not in forks(left_over, attempt=2)
     assert error(left_over)["class"] == "user"
     assert "training.learning_rate is 0.01 in the checkpoint, 0.02 now" in error(left_over)["message"]
 
 
-def test_another_number_of_ranks_goes_on(unbroken, left_over, launch):
-    assert launch(left_over, attempt=2, ranks=1) == [0], said_by(left_over)
+def test_another_number_of_ranks_goes_on(unbroken, left_over, forks):
+    assert forks(left_over, attempt=2, ranks=1) == [0], said_by(left_over)
     found, wanted = records(left_over), records(unbroken)
     assert list(found) == list(wanted)
     assert all(found[step] == pytest.approx(wanted[step], rel=1e-3) for step in wanted)
 
 
-def test_a_finished_run_that_is_started_again_only_publishes_again(unbroken, launch, tmp_path):
+def test_a_finished_run_that_is_started_again_only_publishes_again(unbroken, forks, tmp_path):
     job = Path(shutil.copytree(unbroken, tmp_path / "job"))
     shutil.rmtree(job / "out")
-    assert launch(job, attempt=2) == [0, 0], said_by(job)
+    assert forks(job, attempt=2) == [0, 0], said_by(job)
     assert result(job)["resumed_from_step"] == STEPS
     assert content(job / "out") == content(unbroken / "out")
     assert (job / "metrics.jsonl").read_bytes() == (unbroken / "metrics.jsonl").read_bytes()
 
 
-def test_what_is_due_while_a_save_runs_is_skipped_and_counted_but_never_the_last(unbroken, launch, tokens, tmp_path):
+def test_what_is_due_while_a_save_runs_is_skipped_and_counted_but_never_the_last(unbroken, forks, tokens, tmp_path):
     job = write_config(tmp_path / "often", tokens, every=1)
-    assert launch(job) == [0, 0], said_by(job)
+    assert forks(job) == [0, 0], said_by(job)
     told = result(job)
     assert told["checkpoints"] + told["checkpoints_skipped"] == STEPS
     assert json.loads((job / "checkpoints" / "LATEST").read_text())["step"] == STEPS
@@ -373,23 +294,23 @@ def test_what_is_due_while_a_save_runs_is_skipped_and_counted_but_never_the_last
     assert records(job) == records(unbroken)
 
 
-def test_a_loss_that_is_no_number_is_an_error_that_names_the_step(launch, tokens, tmp_path):
+def test_a_loss_that_is_no_number_is_an_error_that_names_the_step(forks, tokens, tmp_path):
     job = write_config(tmp_path / "job", tokens, CONFIG.model_copy(update={"learning_rate": 1e38, "warmup_steps": 0}))
-    assert launch(job, ranks=1) == [1]
+    assert forks(job, ranks=1) == [1]
     said = error(job)
     assert said["type"] == "FloatingPointError" and said["message"].startswith("step 2: the loss is nan")
     assert list(records(job)) == [1]
 
 
-def test_too_few_tokens_are_the_users_mistake(launch, tokens, tmp_path):
+def test_too_few_tokens_are_the_users_mistake(forks, tokens, tmp_path):
     job = write_config(tmp_path / "job", tokens, CONFIG.model_copy(update={"sequence_length": 50_000}))
-    assert launch(job) == [1, 1]
+    assert forks(job) == [1, 1]
     assert {error(job, rank)["class"] for rank in (0, 1)} == {"user"}
     assert "sequence_length" in error(job)["message"]
 
 
 @pytest.fixture(scope="module")
-def stopped(launch, tokens, tmp_path_factory):
+def stopped(forks, tokens, tmp_path_factory):
     """An elastic job of two ranks; rank 1 was asked to stop on the way."""
     job = write_config(tmp_path_factory.mktemp("jobs") / "stopped", tokens, every=STEPS, elastic=True)
 
@@ -400,7 +321,7 @@ def stopped(launch, tokens, tmp_path_factory):
 
     asking = threading.Thread(target=ask)
     asking.start()
-    codes = launch(job)
+    codes = forks(job)
     asking.join()
     assert codes == [SAVED_AND_STOPPED, SAVED_AND_STOPPED], said_by(job)
     return job
@@ -421,9 +342,9 @@ def test_ranks_that_are_asked_to_stop_lose_no_step(stopped):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_an_elastic_job_goes_on_with_another_number_of_ranks(unbroken, stopped, launch, tmp_path, ranks):
+def test_an_elastic_job_goes_on_with_another_number_of_ranks(unbroken, stopped, forks, tmp_path, ranks):
     job, done = Path(shutil.copytree(stopped, tmp_path / "job")), max(records(stopped))
-    assert launch(job, attempt=2, ranks=ranks) == [0] * ranks, said_by(job)
+    assert forks(job, attempt=2, ranks=ranks) == [0] * ranks, said_by(job)
     told = result(job)
     assert told["resumed_from_step"] == done
     assert [(change["step"], change["world_size"]) for change in told["standstills"]] == [(done + 1, ranks)]
@@ -440,16 +361,16 @@ def test_an_elastic_job_goes_on_with_another_number_of_ranks(unbroken, stopped, 
     }
 
 
-def test_what_is_read_does_not_depend_on_the_number_of_ranks(stopped, launch, tokens, tmp_path):
+def test_what_is_read_does_not_depend_on_the_number_of_ranks(stopped, forks, tokens, tmp_path):
     alone = write_config(tmp_path / "alone", tokens, every=STEPS, elastic=True)
-    assert launch(alone, ranks=1) == [0], said_by(alone)
+    assert forks(alone, ranks=1) == [0], said_by(alone)
     assert {step: position(alone)[step] for step in position(stopped)} == position(stopped)
     assert len({samples for _, samples in position(alone).values()}) == STEPS
 
 
-def test_ranks_that_were_not_there_get_a_seed_of_their_own(stopped, launch, tmp_path):
+def test_ranks_that_were_not_there_get_a_seed_of_their_own(stopped, forks, tmp_path):
     job, done = Path(shutil.copytree(stopped, tmp_path / "job")), max(records(stopped))
-    assert launch(job, attempt=2, ranks=4) == [0] * 4, said_by(job)
+    assert forks(job, attempt=2, ranks=4) == [0] * 4, said_by(job)
     found = [load_file(newest(job) / f"shard-{rank}.safetensors")["rng.torch"] for rank in range(4)]
     kept = [load_file(newest(stopped) / f"shard-{rank}.safetensors")["rng.torch"] for rank in (0, 1)]
     seeds = [newcomers_seed(CONFIG.seed, done, rank) for rank in (2, 3)]
@@ -458,9 +379,9 @@ def test_ranks_that_were_not_there_get_a_seed_of_their_own(stopped, launch, tmp_
     assert len({rng.numpy().tobytes() for rng in found}) == 4
 
 
-def test_a_smaller_batch_goes_on_from_the_same_checkpoint(unbroken, left_over, launch, tokens):
+def test_a_smaller_batch_goes_on_from_the_same_checkpoint(unbroken, left_over, forks, tokens):
     write_config(left_over, tokens, smaller_batches=1)
-    assert launch(left_over, attempt=2) == [0, 0], said_by(left_over)
+    assert forks(left_over, attempt=2) == [0, 0], said_by(left_over)
     assert result(left_over)["resumed_from_step"] >= 2 * EVERY
     found, wanted = records(left_over), records(unbroken)
     assert all(found[step] == pytest.approx(wanted[step], rel=1e-3) for step in wanted) and found != wanted

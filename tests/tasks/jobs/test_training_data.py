@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from training_runs import CONFIG, Forks, content, error, last_lines, said_by, write_job, write_tokens
+from training_runs import CONFIG, content, error, last_lines, said_by, write_job, write_tokens
 
 STEPS = 12
 MIXED = CONFIG.model_copy(
@@ -20,13 +20,6 @@ def metrics(self, **values):
         os._exit(9)
 Rank.metrics = metrics
 """
-
-
-@pytest.fixture(scope="module")
-def forks():
-    found = Forks()
-    yield found
-    found.close()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import CONFIG, Forks, error, numbers, result, said_by, write_job, write_tokens
+from training_runs import CONFIG, Forks, error, numbers, result, said_by, write_job
 
 from tasks.formats.ds_config import ds_config
 from tasks.jobs.checkpoint_files import digest, manifests
@@ -43,11 +43,6 @@ def launch():
     forks = Forks(IMPORTS)
     yield forks
     forks.close()
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory):
-    return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 def deepspeed_job(folder, tokens, stage, **zero):

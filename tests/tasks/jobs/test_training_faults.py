@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 from training_runs import (
     STEPS,
-    Forks,
     all_lines,
     content,
     error,
@@ -27,7 +26,6 @@ from training_runs import (
     said_by,
     steps_of_checkpoints,
     write_job,
-    write_tokens,
 )
 
 from tasks import process
@@ -101,21 +99,9 @@ def test_no_fault_is_left_out():
 
 
 @pytest.fixture(scope="module")
-def launch():
-    forks = Forks()
-    yield forks
-    forks.close()
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory):
-    return write_tokens(tmp_path_factory.mktemp("tokens"))
-
-
-@pytest.fixture(scope="module")
-def unbroken(launch, tokens, tmp_path_factory):
+def unbroken(forks, tokens, tmp_path_factory):
     job = write_job(tmp_path_factory.mktemp("jobs") / "unbroken", tokens)
-    assert launch(job) == [0, 0], said_by(job)
+    assert forks(job) == [0, 0], said_by(job)
     return job
 
 
@@ -173,12 +159,12 @@ def kill_until_it_ends(job, dice, kills, attempt):
 
 
 @pytest.mark.parametrize("seed", [9, *(pytest.param(n, marks=pytest.mark.soak) for n in range(100, 119))])
-def test_ten_kills_change_no_number(unbroken, launch, tokens, tmp_path, seed):
+def test_ten_kills_change_no_number(unbroken, forks, tokens, tmp_path, seed):
     """`kill -9` of a rank, of both, or of the process that writes checkpoints, in starts of one run that goes on each time."""
     dice, job, kills, attempt = random.Random(seed), write_job(tmp_path / "job", tokens), [], 0
     while not (job / "result.json").exists():
         attempt += 1
-        codes = launch.beside(
+        codes = forks.beside(
             job, lambda a=attempt: kill_until_it_ends(job, dice, kills, a), attempt=attempt, fault=SLOW
         )
         assert attempt <= KILLS + 1, (codes, said_by(job))
@@ -216,21 +202,21 @@ PHASES = (3, 8, 13, 18)
 @pytest.mark.parametrize(
     "access", [pytest.param(n, marks=[] if n in PHASES else pytest.mark.soak) for n in range(1, 41)]
 )
-def test_a_writer_that_dies_in_any_phase_leaves_a_whole_checkpoint(unbroken, launch, tokens, tmp_path, access):
+def test_a_writer_that_dies_in_any_phase_leaves_a_whole_checkpoint(unbroken, forks, tokens, tmp_path, access):
     """Its every access to a checkpoint's files is a phase: killed in the middle of one, what is resumed from is whole."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(DIES)
     job = write_job(tmp_path / "job", tokens)
     site = f"import os\nos.environ['PYTHONPATH'] = {str(tmp_path / 'site')!r}\nos.environ['DIES_AT'] = '{access}'"
-    ended = launch(job, fault=site)
+    ended = forks(job, fault=site)
     if 0 not in ended:
         assert not (job / "result.json").exists()
-        assert launch(job, attempt=2) == [0, 0], said_by(job)
+        assert forks(job, attempt=2) == [0, 0], said_by(job)
     assert numbers(job) == numbers(unbroken)
     assert content(job / "out") == content(unbroken / "out")
 
 
-def test_without_a_notice_at_most_one_interval_is_done_again(launch, tokens, tmp_path):
+def test_without_a_notice_at_most_one_interval_is_done_again(forks, tokens, tmp_path):
     """A checkpoint in the process of being written counts for the interval too: so two of them, while steps are that fast."""
     job = write_job(tmp_path / "job", tokens, every=8)
 
@@ -240,10 +226,10 @@ def test_without_a_notice_at_most_one_interval_is_done_again(launch, tokens, tmp
             time.sleep(0.001)
         kill(*pids)
 
-    assert 0 not in launch.beside(job, evict, fault=SLOW)
+    assert 0 not in forks.beside(job, evict, fault=SLOW)
     done, kept = max(last_lines(job)), max(steps_of_checkpoints(job))
     assert done - kept <= 2 * 8
-    assert launch(job, attempt=2) == [0, 0], said_by(job)
+    assert forks(job, attempt=2) == [0, 0], said_by(job)
     again = [line for line in all_lines(job) if line["attempt"] == 2]
     assert again[0]["step"] == kept + 1 and len(all_lines(job)) == STEPS + done - kept
 
@@ -286,7 +272,7 @@ class Payload:
         return (os.mkdir, (str(self.mark),))
 
 
-def test_a_pickle_that_takes_a_shards_place_is_never_loaded(unbroken, launch, tmp_path):
+def test_a_pickle_that_takes_a_shards_place_is_never_loaded(unbroken, forks, tmp_path):
     """Also where manifest and hashes were made to fit it."""
     job, mark = Path(shutil.copytree(unbroken, tmp_path / "job")), tmp_path / "loaded"
     shutil.rmtree(job / "out")
@@ -299,5 +285,5 @@ def test_a_pickle_that_takes_a_shards_place_is_never_loaded(unbroken, launch, tm
         entry.pop("blocks", None)
         del told["sha256"]
         manifest.write_text(json.dumps({**told, "sha256": digest(told)}))
-    assert 0 not in launch(job, attempt=2)
+    assert 0 not in forks(job, attempt=2)
     assert not mark.exists() and error(job)["class"] == "integrity", error(job)

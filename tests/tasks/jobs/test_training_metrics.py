@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from training_runs import CONFIG, STEPS, Forks, all_lines, content, last_lines, result, said_by, write_job, write_tokens
+from training_runs import CONFIG, STEPS, all_lines, content, last_lines, result, said_by, write_job, write_tokens
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from tasks.formats.mmididx import TokenWriter, open_tokens
@@ -36,13 +36,6 @@ def metrics(self, **values):
         os._exit(9)
 Rank.metrics = metrics
 """
-
-
-@pytest.fixture(scope="module")
-def forks():
-    found = Forks()
-    yield found
-    found.close()
 
 
 @pytest.fixture(scope="module")

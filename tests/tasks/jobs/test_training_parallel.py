@@ -7,13 +7,14 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
-from training_runs import CONFIG, Forks, all_lines, error, said_by, write_job, write_tokens
+from training_runs import CONFIG, all_lines, error, said_by, write_job
 from transformers import AutoModelForCausalLM
 
+from tasks.engine_fits import require_engine_fits
 from tasks.jobs.network import build_network, next_token_loss
 from tasks.jobs.training.parallel import Parallel, data_place, recompute
 from tasks.jobs.training.schedule import learning_rate
-from tasks.training_config import ExecutionConfig, NetworkConfig, TrainingConfig, require_engine_fits
+from tasks.training_config import ExecutionConfig, NetworkConfig, TrainingConfig
 
 STEPS = 8
 TOLERANCE = {"rel": 2e-5}
@@ -26,18 +27,6 @@ SHARED = {"parallel": "fsdp", "tensor_parallel": 2}
 
 def training(network=LLAMA, **changed):
     return CONFIG.model_copy(update={"network": network, "steps": STEPS, "micro_batch_size": 2, **changed})
-
-
-@pytest.fixture(scope="module")
-def forks():
-    started = Forks()
-    yield started
-    started.close()
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory):
-    return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 @pytest.fixture(scope="module")

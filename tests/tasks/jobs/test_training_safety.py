@@ -16,7 +16,6 @@ from training_runs import (
     CONFIG,
     EVERY,
     STEPS,
-    Forks,
     all_lines,
     content,
     error,
@@ -27,7 +26,6 @@ from training_runs import (
     said_by,
     steps_of_checkpoints,
     write_job,
-    write_tokens,
 )
 
 from tasks.jobs.data import open_samples
@@ -56,18 +54,6 @@ engine.TorchEngine.gradients = gradients
 NAN, SPIKE = 'float("nan")', "100.0"
 
 
-@pytest.fixture(scope="module")
-def launch():
-    forks = Forks()
-    yield forks
-    forks.close()
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory):
-    return write_tokens(tmp_path_factory.mktemp("tokens"))
-
-
 def spoilt(tokens, *steps, factor=NAN, ranks=1):
     """Rank 0's batch of each of these steps, as an unbroken run reads them, gives a gradient that is no good."""
     samples, mine = open_samples(tokens, CONFIG), CONFIG.micro_batch_size
@@ -80,9 +66,9 @@ def reactions(job):
     return [json.loads(path.read_text()) for path in sorted((job / "safety").glob("reaction-*"))]
 
 
-def test_a_batch_that_gives_no_number_is_skipped_once_and_for_all(launch, tokens, tmp_path):
+def test_a_batch_that_gives_no_number_is_skipped_once_and_for_all(forks, tokens, tmp_path):
     job = write_job(tmp_path / "job", tokens, safe(not_finite="skip"))
-    assert launch(job, ranks=1, fault=spoilt(tokens, BAD_STEP)) == [0], said_by(job)
+    assert forks(job, ranks=1, fault=spoilt(tokens, BAD_STEP)) == [0], said_by(job)
     line = last_lines(job)[BAD_STEP]
     assert line["skipped"] == 1 and "loss" not in line and "NaN" not in (job / "metrics.jsonl").read_text()
     assert [r["step"] for r in reactions(job)] == [BAD_STEP] == [r["step"] for r in result(job)["reactions"]]
@@ -91,16 +77,16 @@ def test_a_batch_that_gives_no_number_is_skipped_once_and_for_all(launch, tokens
     assert logged == [step for step in range(1, STEPS + 1) if step != BAD_STEP]
     again = write_job(tmp_path / "again", tokens, safe(not_finite="skip"))
     shutil.copytree(job / "safety", again / "safety")
-    assert launch(again, ranks=1) == [0], "the batch is fine now, and stays skipped"
+    assert forks(again, ranks=1) == [0], "the batch is fine now, and stays skipped"
     assert last_lines(again)[BAD_STEP]["skipped"] == 1 and len(reactions(again)) == 1
     assert content(again / "out")["model.safetensors"] == content(job / "out")["model.safetensors"]
 
 
 @pytest.fixture(scope="module")
-def rolled_back(launch, tokens, tmp_path_factory):
+def rolled_back(forks, tokens, tmp_path_factory):
     """A job of two ranks that went back because of a NaN on rank 0, never interrupted."""
     job = write_job(tmp_path_factory.mktemp("jobs") / "rolled", tokens, safe(not_finite="rollback"), elastic=True)
-    assert launch(job, fault=spoilt(tokens, BAD_STEP)) == [0, 0], said_by(job)
+    assert forks(job, fault=spoilt(tokens, BAD_STEP)) == [0, 0], said_by(job)
     return job
 
 
@@ -119,32 +105,32 @@ def test_a_rollback_goes_one_checkpoint_back_and_leaves_the_batches_out(rolled_b
 
 
 @pytest.mark.parametrize("what", ["checkpoints lost", "killed after the reaction was written"])
-def test_a_kill_does_not_undo_a_rollback(rolled_back, launch, tokens, tmp_path, what):
+def test_a_kill_does_not_undo_a_rollback(rolled_back, forks, tokens, tmp_path, what):
     """From any earlier state the ledger alone leads to the same order: also when the checkpoint that it went back to is gone."""
     job = write_job(tmp_path / "job", tokens, safe(not_finite="rollback"), elastic=True)
     shutil.copytree(rolled_back / "safety", job / "safety")
     if what != "checkpoints lost":
-        stop_at(launch, job, BAD_STEP - EVERY - 1)
-    assert launch(job, attempt=5, fault=spoilt(tokens, BAD_STEP)) == [0, 0], said_by(job)
+        stop_at(forks, job, BAD_STEP - EVERY - 1)
+    assert forks(job, attempt=5, fault=spoilt(tokens, BAD_STEP)) == [0, 0], said_by(job)
     assert len(reactions(job)) == 1
     assert numbers(job) == numbers(rolled_back)
     assert content(job / "out") == content(rolled_back / "out")
 
 
-def stop_at(launch, job, step):
+def stop_at(forks, job, step):
     def ask():
         while max(last_lines(job), default=0) < step:
             time.sleep(0.001)
         os.kill(json.loads((job / "ranks" / "0.json").read_text())["pid"], signal.SIGKILL)
 
-    assert 0 not in launch.beside(job, ask)
+    assert 0 not in forks.beside(job, ask)
 
 
-def test_a_spike_is_seen_against_the_last_steps_also_after_a_restart(launch, tokens, tmp_path):
+def test_a_spike_is_seen_against_the_last_steps_also_after_a_restart(forks, tokens, tmp_path):
     config = safe(spike="skip", spike_factor=3.0, spike_window=8)
     job = write_job(tmp_path / "job", tokens, config)
     fault = spoilt(tokens, 2, BAD_STEP, factor=SPIKE)
-    assert launch(job, ranks=1, fault=fault) == [0], said_by(job)
+    assert forks(job, ranks=1, fault=fault) == [0], said_by(job)
     assert [r["step"] for r in reactions(job)] == [BAD_STEP], "before there is a window nothing is a spike"
     assert last_lines(job)[BAD_STEP]["loss"] > 100
     broken = write_job(tmp_path / "broken", tokens, config)
@@ -154,23 +140,23 @@ def test_a_spike_is_seen_against_the_last_steps_also_after_a_restart(launch, tok
             time.sleep(0.001)
         os.kill(json.loads((broken / "ranks" / "0.json").read_text())["pid"], signal.SIGTERM)
 
-    launch.beside(broken, ask, ranks=1, fault=fault)
-    assert launch(broken, attempt=2, ranks=1, fault=fault) == [0], said_by(broken)
+    forks.beside(broken, ask, ranks=1, fault=fault)
+    assert forks(broken, attempt=2, ranks=1, fault=fault) == [0], said_by(broken)
     assert numbers(broken) == numbers(job)
 
 
-def test_reactions_are_bounded_over_restarts(launch, tokens, tmp_path):
+def test_reactions_are_bounded_over_restarts(forks, tokens, tmp_path):
     job = write_job(tmp_path / "job", tokens, safe(not_finite="skip", at_most=2))
     fault = spoilt(tokens, 6, 9, BAD_STEP)
     for attempt in (1, 2):
-        assert launch(job, attempt=attempt, ranks=1, fault=fault) == [1]
+        assert forks(job, attempt=attempt, ranks=1, fault=fault) == [1]
         said = error(job)
         assert said["class"] == "diverged" and f"step {BAD_STEP}" in said["message"] and "at_most" in said["message"]
     assert [r["step"] for r in reactions(job)] == [6, 9]
     assert max(steps_of_checkpoints(job)) < BAD_STEP
 
 
-def test_weights_that_are_no_numbers_are_never_saved(launch, tokens, tmp_path):
+def test_weights_that_are_no_numbers_are_never_saved(forks, tokens, tmp_path):
     """One update too large makes infinite weights of a finite loss and a finite gradient."""
     huge = """
 import tasks.jobs.training.torch_engine as engine
@@ -182,14 +168,14 @@ def update(self, rate):
 engine.TorchEngine.update = update
 """
     job = write_job(tmp_path / "job", tokens, every=8)  # the first one: none is in flight, which would put it off
-    assert launch(job, ranks=1, fault=huge) == [1]
+    assert forks(job, ranks=1, fault=huge) == [1]
     assert error(job)["class"] == "diverged" and "weights are NaN or infinite" in error(job)["message"]
     assert steps_of_checkpoints(job) == [] and not (job / "result.json").exists()
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_back_to(launch, tokens, tmp_path):
+def test_without_a_checkpoint_there_is_nothing_to_go_back_to(forks, tokens, tmp_path):
     job = write_job(tmp_path / "job", tokens, safe(not_finite="rollback"))
-    assert launch(job, ranks=1, fault=spoilt(tokens, 2)) == [1]
+    assert forks(job, ranks=1, fault=spoilt(tokens, 2)) == [1]
     assert error(job)["class"] == "diverged" and "no checkpoint yet" in error(job)["message"]
 
 
@@ -219,22 +205,22 @@ def test_the_guard_judges_alike_whatever_it_was_told_before():
 # --- stops ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_limit_of_hours_saves_and_says_why_and_is_gone_on_with(launch, tokens, tmp_path):
+def test_a_limit_of_hours_saves_and_says_why_and_is_gone_on_with(forks, tokens, tmp_path):
     slow = "import time, tasks.jobs.training.torch_engine as e\np = e.TorchEngine.clip\n"
     slow += "e.TorchEngine.clip = lambda self: (time.sleep(0.02), p(self))[1]"
     limits = {"limits": {"max_hours": 0.3 / 3600}}
     job = write_job(tmp_path / "job", tokens, every=STEPS, execution=limits)
-    assert launch(job, fault=slow) == [1, 1]
+    assert forks(job, fault=slow) == [1, 1]
     said = error(job)
     done = max(last_lines(job))
     assert said["class"] == "limit" and f"step {done} is saved" in said["message"] and "max_hours" in said["message"]
     assert steps_of_checkpoints(job) == [done] and 1 <= done < STEPS
     before = (job / "metrics.jsonl").read_bytes()
     write_job(job, tokens, every=STEPS, execution={"limits": {"max_hours": 1e-9}})
-    assert launch(job, attempt=2) == [1, 1] and error(job)["class"] == "limit"
+    assert forks(job, attempt=2) == [1, 1] and error(job)["class"] == "limit"
     assert (job / "metrics.jsonl").read_bytes() == before, "no step without room for it"
     write_job(job, tokens, every=STEPS, execution={"limits": {"max_hours": 1.0}})
-    assert launch(job, attempt=3) == [0, 0], said_by(job)
+    assert forks(job, attempt=3) == [0, 0], said_by(job)
     assert result(job)["resumed_from_step"] == done
 
 
@@ -281,7 +267,7 @@ def event(number, kind, *machines):
     return {"EventId": str(number), "EventType": kind, "Resources": list(machines), "EventStatus": "Scheduled"}
 
 
-def test_an_eviction_notice_is_a_committed_checkpoint_in_time(launch, tokens, endpoint, tmp_path):
+def test_an_eviction_notice_is_a_committed_checkpoint_in_time(forks, tokens, endpoint, tmp_path):
     """Azure gives 30 s. Events of other machines, and those that only pause this one, are left alone."""
     service, address = endpoint
     service.events = [event(1, "Preempt", "vm-8"), event(2, "Freeze", "vm-7")]
@@ -297,18 +283,18 @@ def test_an_eviction_notice_is_a_committed_checkpoint_in_time(launch, tokens, en
         told.append(time.time())
         service.events = [*service.events, event(3, "Preempt", "vm-7")]
 
-    codes = launch.beside(job, evict, fault=slow)
+    codes = forks.beside(job, evict, fault=slow)
     assert codes == [1, 1] and error(job)["class"] == "preempted", said_by(job)
     assert all(metadata == "true" for _, metadata in service.asked)
     (done,) = steps_of_checkpoints(job)
     manifest = next((job / "checkpoints").glob("*/*/manifest.json"))
     assert 5 <= done == max(last_lines(job)) < STEPS
     assert manifest.stat().st_mtime - told[0] <= 20, "30 s is the notice"
-    assert launch(job, attempt=2) == [0, 0], "the same event does not stop it again"
+    assert forks(job, attempt=2) == [0, 0], "the same event does not stop it again"
     assert result(job)["resumed_from_step"] == done
 
 
-def test_a_job_of_fixed_size_saves_when_it_is_asked_to_end(launch, tokens, tmp_path):
+def test_a_job_of_fixed_size_saves_when_it_is_asked_to_end(forks, tokens, tmp_path):
     job = write_job(tmp_path / "job", tokens, every=STEPS)
 
     def ask():
@@ -316,18 +302,18 @@ def test_a_job_of_fixed_size_saves_when_it_is_asked_to_end(launch, tokens, tmp_p
             time.sleep(0.001)
         os.kill(json.loads((job / "ranks" / "1.json").read_text())["pid"], signal.SIGTERM)
 
-    assert launch.beside(job, ask) == [SAVED_AND_STOPPED] * 2
+    assert forks.beside(job, ask) == [SAVED_AND_STOPPED] * 2
     assert steps_of_checkpoints(job) == [max(last_lines(job))]
 
 
 # --- machines ------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_straggler_is_named_and_not_killed(launch, tokens, tmp_path):
+def test_a_straggler_is_named_and_not_killed(forks, tokens, tmp_path):
     slow = "import os, time, tasks.jobs.data as d\np = d.Samples.batch\n"
     slow += "d.Samples.batch = lambda *a: (time.sleep(0.03 * int(os.environ['RANK'])), p(*a))[1]"
     job = write_job(tmp_path / "job", tokens, every=STEPS)
-    assert launch(job, fault=slow) == [0, 0], said_by(job)
+    assert forks(job, fault=slow) == [0, 0], said_by(job)
     (named,) = result(job)["stragglers"]
     assert named["rank"] == 1 and named["times"] > 1.5 and named["host"]
     assert {line.get("straggler") for line in all_lines(job)} == {None, 1}
@@ -357,23 +343,23 @@ repeat._gradient = gradient
 """
 
 
-def test_the_probe_finds_a_machine_that_computes_wrongly_and_costs_no_bit(launch, tokens, tmp_path):
+def test_the_probe_finds_a_machine_that_computes_wrongly_and_costs_no_bit(forks, tokens, tmp_path):
     plain, probed = (
         write_job(tmp_path / "plain", tokens),
         write_job(tmp_path / "probed", tokens, safe(repeat_every_steps=5)),
     )
     for job in (plain, probed):
-        assert launch(job) == [0, 0], said_by(job)
+        assert forks(job) == [0, 0], said_by(job)
     assert numbers(plain) == numbers(probed)
     assert content(plain / "out")["model.safetensors"] == content(probed / "out")["model.safetensors"]
     job = write_job(tmp_path / "job", tokens, safe(repeat_every_steps=5))
-    assert 0 not in launch(job, fault=FLIPPED)
+    assert 0 not in forks(job, fault=FLIPPED)
     said = error(job, rank=1)
     assert said["class"] == "node" and said["nodes"] and "step 10" in said["message"]
     assert max(steps_of_checkpoints(job), default=0) <= 8
 
 
-def test_replicas_that_differ_are_found(launch, tokens, tmp_path):
+def test_replicas_that_differ_are_found(forks, tokens, tmp_path):
     flipped = """
 import os, tasks.jobs.training.torch_engine as engine
 plain = engine.TorchEngine.update
@@ -385,7 +371,7 @@ engine.TorchEngine.update = update
 """
     config = safe(repeat_every_steps=5).model_copy(update={"micro_batch_size": 1, "global_batch_size": 3})
     job = write_job(tmp_path / "job", tokens, config)
-    assert 0 not in launch(job, ranks=3, fault=flipped)
+    assert 0 not in forks(job, ranks=3, fault=flipped)
     assert error(job, rank=2)["class"] == "node" and "ranks [2]" in error(job, rank=2)["message"]
 
 
@@ -403,7 +389,7 @@ def test_the_sum_of_bits_sees_every_flip():
 
 
 def test_the_probe_is_refused_where_it_cannot_be(tmp_path):
-    from tasks.training_config import require_engine_fits
+    from tasks.engine_fits import require_engine_fits
 
     for training, execution in (
         (safe(repeat_every_steps=5).model_copy(update={"engine": "deepspeed"}), ExecutionConfig()),

@@ -1,6 +1,6 @@
-"""What of the settings of training the engine `megatron` does not have: refused before anything starts, each with a remedy.
+"""What of the settings of training an engine does not have: refused before anything starts, each with a remedy.
 
-What the other engines have is in tasks/training_config.py; what becomes of the rest, tasks/formats/megatron_arguments.py.
+The settings are tasks/training_config.py; what becomes of them, tasks/jobs/training and tasks/formats/megatron_arguments.py.
 """
 
 from __future__ import annotations
@@ -10,10 +10,71 @@ from typing import Any
 from tasks.training_config import ExecutionConfig, TrainingConfig
 
 
-def require_megatron_fits(training: TrainingConfig, execution: ExecutionConfig) -> None:
-    """Raises ValueError that names the setting and what to do; passes whatever another engine trains."""
-    if training.engine != "megatron":
+def require_engine_fits(training: TrainingConfig, execution: ExecutionConfig) -> None:
+    """Raises ValueError that names the setting and what to do."""
+    {"torch": _require_torch, "deepspeed": _require_deepspeed, "megatron": _require_megatron}[training.engine](
+        training, execution
+    )
+
+
+def _require_no_megatron(engine: str, execution: ExecutionConfig) -> None:
+    only_megatron = {"pipeline_parallel": execution.pipeline_parallel, "context_parallel": execution.context_parallel}
+    for name, value in only_megatron.items():
+        if value > 1:
+            raise ValueError(f"execution.{name} {value} needs the engine megatron, not {engine}")
+
+
+def _require_whole_replicas(training: TrainingConfig, execution: ExecutionConfig, *, whole: bool) -> None:
+    every = training.safety.repeat_every_steps
+    if every and not whole:
+        raise ValueError(
+            f"training.safety.repeat_every_steps {every} compares whole replicas: it needs the engine torch with "
+            f"execution.parallel ddp, not {training.engine} with {execution.parallel}"
+        )
+
+
+def _require_torch(training: TrainingConfig, execution: ExecutionConfig) -> None:
+    """What cannot share matrices; a base model's family is looked at by the job."""
+    _require_no_megatron("torch", execution)
+    _require_whole_replicas(training, execution, whole=execution.parallel == "ddp" and execution.tensor_parallel == 1)
+    asked = f"execution.tensor_parallel {execution.tensor_parallel}"
+    if execution.tensor_parallel == 1:
         return
+    if execution.parallel != "fsdp":
+        raise ValueError(f"{asked} needs execution.parallel fsdp, which also divides what the matrices' ranks hold")
+    if training.lora.rank:
+        raise ValueError(f"{asked} has no plan for adapters: set it to 1, or leave training.lora.rank out")
+    if training.network.architecture != "llama" and not training.base:
+        raise ValueError(f"{asked} has a plan for llama only, not for {training.network.architecture}: set it to 1")
+
+
+def _require_deepspeed(training: TrainingConfig, execution: ExecutionConfig) -> None:
+    """What ZeRO does not do here: it divides weights in its own way."""
+    _require_no_megatron("deepspeed", execution)
+    _require_whole_replicas(training, execution, whole=False)
+    asked = {
+        "execution.tensor_parallel": (execution.tensor_parallel, execution.tensor_parallel > 1),
+        "execution.parallel": (execution.parallel, execution.parallel != "ddp"),
+        "execution.compile": (execution.compile, execution.compile),
+        "execution.local_every_steps": (execution.local_every_steps, execution.local_every_steps is not None),
+        "training.lora.rank": (training.lora.rank, training.lora.rank is not None),
+    }
+    for name, (value, refused) in asked.items():
+        if refused:
+            raise ValueError(f"the engine deepspeed has no {name} {value}: use the engine torch, or leave it out")
+    zero = execution.deepspeed
+    if zero.zero_stage == 1 and training.precision == "bf16" and zero.offload == "none":
+        raise ValueError(
+            "execution.deepspeed.zero_stage 1 with training.precision bf16 is an optimizer of DeepSpeed's that has no "
+            "norm to judge steps by: set zero_stage to 2"
+        )
+
+
+def _require_megatron(training: TrainingConfig, execution: ExecutionConfig) -> None:
+    if not execution.megatron.checkout:
+        raise ValueError(
+            "the engine megatron needs execution.megatron.checkout: the folder of Megatron-LM on the machines"
+        )
     _require_its_own_loop(training, execution)
     _require_divides(training, execution)
     _require_converter(training, execution)
@@ -28,6 +89,8 @@ def _require_its_own_loop(training: TrainingConfig, execution: ExecutionConfig) 
         "training.safety.not_finite": safety.not_finite if safety.not_finite != "stop" else None,
         "training.safety.spike_factor": safety.spike_factor,
         "training.safety.repeat_every_steps": safety.repeat_every_steps,
+        "training.base": training.base,
+        "training.lora.rank": training.lora.rank,
         "training.mask_documents": training.mask_documents,
         "execution.parallel": execution.parallel if execution.parallel != "ddp" else None,
         "execution.compile": execution.compile,
