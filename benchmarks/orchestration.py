@@ -121,8 +121,8 @@ def headway_flow(folder: Path):
     from prefect import flow
 
     from tasks.artifacts import Dataset
-    from tasks.config import DeploymentConfig
     from tasks.lifecycle import lifecycle
+    from tasks.serving_config import DeploymentConfig
     from tasks.stage import stage
     from tasks.workbench import publish
 

@@ -7,15 +7,17 @@ A field's docstring is its help text, in docs/configuration.md and in Prefect's 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from tasks.cluster_config import ClusterConfig
 from tasks.data_config import PreprocessingConfig, ValidationConfig
 from tasks.engine_fits import require_engine_fits
+from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
 from tasks.qualification_config import BenchmarkConfig
 from tasks.revalidation_config import RevalidationConfig
+from tasks.serving_config import DeploymentConfig, ExportConfig
 from tasks.settings import Name, Positive, Settings
 from tasks.training_config import CheckpointConfig, ExecutionConfig, TrainingConfig
 
@@ -31,56 +33,6 @@ class PlanningConfig(Settings):
     """Expected time between interruptions of the whole job, for the checkpoint interval."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """How often training is saved: it changes no model, so it is in no key of training."""
-
-
-class EvaluationConfig(Settings):
-    """What the model is measured on."""
-
-    max_bytes: Positive = 1_000_000
-    """Held-out text that is read, in bytes, whole documents in a fixed order."""
-    min_documents: Positive = 5
-    """Fewest held-out documents that a verdict may rest on."""
-    bootstrap_samples: Positive = 1000
-    """Times that the held-out documents are drawn again, with replacement."""
-    confidence: float = Field(0.95, gt=0.5, lt=1.0)
-    """Of the bootstrap interval."""
-    seed: int = Field(1234, ge=0)
-    """Of the bootstrap's draws."""
-
-
-class ComparisonConfig(Settings):
-    """What a model must reach to be exported, and to stay. Not in any stage's key: a new limit measures nothing anew."""
-
-    min_gain_over_bigram: float = Field(0.10, ge=-1.0, lt=1.0)
-    """Share by which the model's bits per byte must lie under the Kneser-Ney bigram's."""
-    max_loss_to_champion: float = Field(0.02, ge=0.0)
-    """Non-inferiority margin: the upper end of the interval of the relative loss to the champion must stay under it."""
-    max_loss_since_promotion: float = Field(0.10, ge=0.0)
-    """Share by which a champion's bits per byte on the newest data may lie over those at its promotion; for revalidate."""
-
-
-class ExportConfig(Settings):
-    """To ONNX, and what the exported model must prove."""
-
-    precision: Literal["fp32"] = "fp32"
-    """Of the exported weights. This release has `fp32`."""
-    max_logit_error: float = Field(1e-3, gt=0)
-    """Largest absolute difference of a logit between PyTorch and ONNX Runtime."""
-    golden_prompts: tuple[str, ...] = ("def ", "import ", "class ", "for i in range(", "return self.")
-    """Prompts whose greedy completions must be equal, token for token, and which a new endpoint must answer."""
-    golden_tokens: Positive = 24
-    """Tokens of a golden completion."""
-
-
-class DeploymentConfig(Settings):
-    """Where the model is served."""
-
-    endpoint: Name = "local"
-    """Name of the endpoint."""
-    port: int | None = Field(None, ge=1, le=65535)
-    """Port on loopback; empty: a free one, which the endpoint keeps."""
-    start_timeout_seconds: float = Field(60.0, gt=0)
-    """Time in which a new server must answer its golden prompts."""
 
 
 class ApprovalConfig(Settings):

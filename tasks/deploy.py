@@ -11,10 +11,10 @@ import os
 from typing import Any
 
 from tasks.artifacts import Endpoint, Model
-from tasks.config import DeploymentConfig, ExportConfig
 from tasks.endpoints.known import ask, endpoint_of
 from tasks.process import locked
 from tasks.promotion import crown, logged, require_signed
+from tasks.serving_config import DeploymentConfig, ExportConfig
 from tasks.settings import home
 from tasks.stage import stage
 from tasks.workbench import fetch, home_folder, manifest_of, note

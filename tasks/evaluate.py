@@ -9,8 +9,8 @@ import json
 from typing import Any
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Pending, Tokens, parse_ref, require_checks
-from tasks.config import ComparisonConfig, EvaluationConfig
 from tasks.errors import IntegrityError
+from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
 from tasks.lifecycle import current
 from tasks.performance.compared import bigram_checks
 from tasks.programs import Program

@@ -7,9 +7,9 @@ does is never published, and a checkpoint that nobody trusted signed is never ex
 from __future__ import annotations
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Model, require_checks
-from tasks.config import ExportConfig
 from tasks.programs import Program
 from tasks.promotion import require_signed, require_signer, sign
+from tasks.serving_config import ExportConfig
 from tasks.stage import stage
 from tasks.workbench import publish, run_job
 

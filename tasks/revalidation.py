@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tasks.artifacts import Check, Dataset, Drift, Evaluation, Model, Revalidation, Value
-from tasks.config import ComparisonConfig, EvaluationConfig
+from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
 from tasks.performance.compared import bigram_checks, compared, loss_checks
 from tasks.report.evidence import figures, write_evidence
 from tasks.revalidation_config import RevalidationConfig

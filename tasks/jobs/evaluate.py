@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from tasks import scores
-from tasks.config import EvaluationConfig
+from tasks.evaluation_config import EvaluationConfig
 from tasks.formats.mmididx import open_tokens
 from tasks.jobs import ngram
 from tasks.jobs.runtime import Rank, main

@@ -24,11 +24,11 @@ import onnxruntime_genai as genai
 import torch
 from numpy.typing import NDArray
 
-from tasks.config import ExportConfig
 from tasks.errors import IntegrityError
 from tasks.jobs.generation import Completion, Generation
 from tasks.jobs.runtime import Rank, main
 from tasks.process import write_json
+from tasks.serving_config import ExportConfig
 
 T = TypeVar("T")
 MODEL = "model.onnx"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.artifacts import Check
-from tasks.config import ComparisonConfig, EvaluationConfig
+from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
 from tasks.performance.loss import loss_since, measured, pairs
 from tasks.performance.slices import judge_slices, plain
 from tasks.revalidation_config import PerformanceConfig

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks.config import ComparisonConfig, EvaluationConfig
+from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
 from tasks.performance.compared import bigram_checks, compared, loss_checks
 from tasks.performance.kinds import kind_of
 from tasks.performance.loss import Measured, loss_since, measured, pairs

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tasks import scores
-from tasks.config import EvaluationConfig
+from tasks.evaluation_config import EvaluationConfig
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs import evaluate
 from tasks.jobs.runtime import Rank

@@ -1,0 +1,88 @@
+"""What runs a model, as the server sees it: requests in, pieces of text out, whatever computes them.
+
+The one for ONNX Runtime is model_process.py: a process of its own, whose crash ends no server. Others (vLLM, DeepSpeed-MII) are
+servers themselves: remote.py. One suite of tests runs on all of them. HTTP does not live here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request for a completion."""
+
+    prompt: str
+    max_tokens: int
+    temperature: float = 0.0
+    """0: greedy."""
+    top_p: float = 1.0
+    seed: int | None = None
+    """Of what is drawn; None: another one each time."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer; they are not in it."""
+    measure: bool = True
+    """Whether the entropy of the first tokens is told."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text as it comes: whole characters only."""
+
+    text: str
+    tokens: int
+    """That it was made of."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The last thing that is said of a request."""
+
+    finish_reason: str
+    """`stop` or `length`."""
+    prompt_tokens: int
+    completion_tokens: int
+    tokens: tuple[int, ...] = ()
+    """The answer's tokens, the end-of-text token included; empty where the runtime tells none."""
+    entropy: float | None = None
+    """Mean entropy of the next token, in nats, over the first tokens."""
+
+
+class Unfit(ValueError):
+    """The request's own fault: too long, empty, no text. The server answers 400."""
+
+
+class Gone(Exception):
+    """The model cannot answer: it crashed, hangs, or is being loaded. The server degrades, or answers 503."""
+
+
+class Runtime(Protocol):
+    """One loaded model. Any number of requests at once; what it cannot take yet waits."""
+
+    async def start(self, folder: Path, *, threads: int) -> None:
+        """Load the model of a folder that was verified. Raises Gone, with the reason, when that fails."""
+
+    def complete(self, ask: Ask) -> AsyncIterator[Piece | Ending]:
+        """The answer's pieces, then its ending. Raises Unfit before the first piece, Gone at any time.
+
+        When the caller closes the iterator, the request is given up and its place is free.
+        """
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and answer together."""
+
+    @property
+    def up(self) -> bool:
+        """Whether it would answer now."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have got no piece yet."""
+
+    async def close(self) -> None:
+        """Give up what is under way, and free what it holds."""

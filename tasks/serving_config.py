@@ -1,0 +1,95 @@
+"""What a checkpoint becomes, and how it is served, as settings: the export, and the endpoint with its rollout.
+
+The programs are tasks/jobs/export.py and tasks/jobs/serve.py; who starts them, tasks/endpoints. A field's docstring is its help
+text, in docs/configuration.md and in Prefect's form.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from tasks.settings import Name, Positive, Settings
+
+
+class ExportConfig(Settings):
+    """To ONNX, and what the exported model must prove."""
+
+    precision: Literal["fp32"] = "fp32"
+    """Of the exported weights. This release has `fp32`."""
+    max_logit_error: float = Field(1e-3, gt=0)
+    """Largest absolute difference of a logit between PyTorch and ONNX Runtime."""
+    golden_prompts: tuple[str, ...] = ("def ", "import ", "class ", "for i in range(", "return self.")
+    """Prompts whose greedy completions must be equal, token for token, and which a new endpoint must answer."""
+    golden_tokens: Positive = 24
+    """Tokens of a golden completion."""
+
+
+class LimitsConfig(Settings):
+    """What one caller may ask for, and what a server takes at all. Counted at the edge: the gateway, or a lone server."""
+
+    requests_per_minute: Positive = 6000
+    """Of one caller; more are answered 429 with Retry-After."""
+    tokens_per_minute: Positive = 1_000_000
+    """Of one caller, prompt and answer together."""
+    waiting: Positive = 32
+    """Requests that may wait for the model; more are answered 429 at once."""
+    body_bytes: Positive = 1_000_000
+    """Largest body of a request."""
+    depth: Positive = 16
+    """Deepest nesting of a body's JSON."""
+    max_tokens: Positive = 512
+    """Most tokens that one request may ask for."""
+    request_seconds: float = Field(60.0, gt=0)
+    """Time after which a request is given up, waiting included."""
+    read_seconds: float = Field(10.0, gt=0)
+    """Time in which a client must have sent its request."""
+
+
+class ReplicasConfig(Settings):
+    """How many servers of a model stand behind the gateway."""
+
+    least: int = Field(1, ge=0)
+    """0: none while nobody asks; the first request then waits until one is ready."""
+    most: Positive = 1
+    """They are added while requests wait, and taken away when idle."""
+    queue: Positive = 8
+    """Requests that wait for one replica, above which another is started."""
+    idle_seconds: float = Field(300.0, gt=0)
+    """Time without a request after which a replica over `least` is stopped."""
+
+
+class RolloutConfig(Settings):
+    """How a new model takes the traffic from the one before it, and what sends it back."""
+
+    steps: tuple[int, ...] = (10, 50, 100)
+    """Per cent of the traffic, one after the other; the last one is 100."""
+    mirror: int = Field(10, ge=0, le=50)
+    """Per cent of the requests that are also sent to the new model before it gets any, its answers thrown away."""
+    step_requests: int = Field(0, ge=0)
+    """Requests that the new model must have answered before the next step; 0 with `step_seconds` 0: steps do not wait."""
+    step_seconds: float = Field(0.0, ge=0)
+    """Longest time of a step: with fewer requests by then, what there is decides."""
+    max_error_share: float = Field(0.02, ge=0, le=1)
+    """Share of the new model's requests that may fail by its own fault."""
+    max_slowdown: float = Field(1.5, gt=0)
+    """95th percentile of the time a token, as a multiple of the old model's."""
+    max_output_shift: float = Field(0.5, ge=0, le=1)
+    """Greatest distance of two cumulative distributions (Kolmogorov-Smirnov) of a measure of answers, from the model's reference."""
+
+
+class DeploymentConfig(Settings):
+    """Where the model is served."""
+
+    endpoint: Name = "local"
+    """Name of the endpoint."""
+    port: int | None = Field(None, ge=1, le=65535)
+    """Port on loopback; empty: a free one, which the endpoint keeps."""
+    start_timeout_seconds: float = Field(60.0, gt=0)
+    """Time in which a new server must answer its golden prompts."""
+    limits: LimitsConfig = LimitsConfig()
+    replicas: ReplicasConfig = ReplicasConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    degrade: bool = True
+    """Whether a smaller variant or the previous model answers while the model cannot; each such answer says so in a header."""
