@@ -27,7 +27,7 @@ class ExportConfig(Settings):
 
 
 class LimitsConfig(Settings):
-    """What one caller may ask for, and what a server takes at all. Counted at the edge: the gateway, or a lone server."""
+    """What one caller may ask for, and what a server takes at all. Counted by the gateway, or by a server that stands alone."""
 
     requests_per_minute: Positive = 6000
     """Of one caller; more are answered 429 with Retry-After."""
@@ -76,7 +76,7 @@ class RolloutConfig(Settings):
     max_slowdown: float = Field(1.5, gt=0)
     """95th percentile of the time a token, as a multiple of the old model's."""
     max_output_shift: float = Field(0.5, ge=0, le=1)
-    """Greatest distance of two cumulative distributions (Kolmogorov-Smirnov) of a measure of answers, from the model's reference."""
+    """Greatest distance of two cumulative distributions (Kolmogorov-Smirnov) of a measure of answers."""
 
 
 class DeploymentConfig(Settings):

@@ -61,13 +61,16 @@ class Mapped:
 
     def __init__(self, tokens: NDArray[np.number]) -> None:
         self._tokens = tokens.view(np.ndarray)
+        self._windows: NDArray[np.number] | None = None
+        """Every stretch of the length that was asked for last: views, so what is copied is whole rows."""
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        # Windows are views: what is copied is whole rows, several times faster than one slice a sample.
-        return sliding_window_view(self._tokens, length)[starts].astype(np.int64)
+        if self._windows is None or self._windows.shape[1] != length:
+            self._windows = sliding_window_view(self._tokens, length)
+        return self._windows[starts].astype(np.int64)
 
     def close(self, *, done: bool) -> None:
         """The map goes with the process."""
@@ -75,6 +78,9 @@ class Mapped:
 
 class Source(Protocol):
     """Samples in their order. `count` of them are new before the first one comes again."""
+
+    length: int
+    """Tokens of a sample's inputs."""
 
     @property
     def count(self) -> int: ...

@@ -12,6 +12,10 @@ import torch
 
 from tasks.jobs.data import Batch, Shares, Source
 
+TASK_TOKENS = 1 << 18
+"""Tokens that one task of the thread reads, 2 MiB of them, if that many fit into MOST_STEPS."""
+MOST_STEPS = 8
+
 
 class Loader:
     """One rank's batches in their order. State: those that are being read, the next one first.
@@ -28,7 +32,8 @@ class Loader:
         # A thread's own GPU is the first one, where pinning would open a context that nobody uses.
         begin = (torch.cuda.set_device, (device,)) if self._pinned else (None, ())
         self._thread = ThreadPoolExecutor(1, "loader", *begin)
-        self._reading: deque[tuple[int, Future[list[Batch]]]] = deque()
+        self._reading: deque[tuple[int, Future[list[list[Batch]]], int]] = deque()
+        """Position, the task that reads it, and its place among that task's steps."""
 
     def take(self, consumed: int) -> list[Batch]:
         """This rank's part of the batch after `consumed` samples; raises what reading raised."""
@@ -37,7 +42,10 @@ class Loader:
             self._read(consumed)
         while len(self._reading) <= self._ahead:
             self._read(self._reading[-1][0] + self._shares.global_batch)
-        return self._reading.popleft()[1].result()
+        _, task, place = self._reading.popleft()
+        if task.exception():  # of one of its steps: this one is read by itself, and is good, or raises
+            return self._thread.submit(self._batches, consumed).result()
+        return task.result()[place]
 
     def close(self, *, done: bool) -> None:
         """End the thread, then close what it reads; it is waited for no longer than one batch takes."""
@@ -46,7 +54,11 @@ class Loader:
         self._source.close(done=done)
 
     def _read(self, consumed: int) -> None:
-        self._reading.append((consumed, self._thread.submit(self._batches, consumed)))
+        """One task for several steps: waking a thread takes longer than building a small one."""
+        steps = min(MOST_STEPS, max(1, TASK_TOKENS // (self._shares.samples * self._source.length)))
+        positions = [consumed + step * self._shares.global_batch for step in range(steps)]
+        task = self._thread.submit(lambda: [self._batches(position) for position in positions])
+        self._reading.extend((position, task, place) for place, position in enumerate(positions))
 
     def _forget(self) -> None:
         while self._reading:

@@ -52,6 +52,14 @@ class Ending:
     """Mean entropy of the next token, in nats, over the first tokens."""
 
 
+@dataclass(frozen=True)
+class Golden:
+    """A prompt with the greedy answer that proves a model."""
+
+    prompt: str
+    tokens: tuple[int, ...]
+
+
 class Unfit(ValueError):
     """The request's own fault: too long, empty, no text. The server answers 400."""
 
