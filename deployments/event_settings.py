@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
+from tasks.access_config import EntraConfig
 from tasks.events.event import EventName
 from tasks.settings import Name, Positive, Settings
 from tasks.storage.settings import Identity
@@ -59,28 +60,6 @@ class QueueConfig(Identity):
     """Times that a message is tried; then it is set aside, in the queue of the same name with `-poison`."""
     visibility_seconds: Positive = 60
     """Time that a message is ours before others see it again."""
-
-
-class EntraConfig(Settings):
-    """Tokens of Microsoft Entra that the HTTP bridge believes, as Event Grid sends them."""
-
-    tenant: Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
-    """Directory (tenant) id, in lower case. Not `common`, and no domain: it is compared with what a token says."""
-    audience: Annotated[str, Field(min_length=1)]
-    """Application id or URI that tokens are made out to: `aud` of the token."""
-    applications: tuple[str, ...] = Field(min_length=1)
-    """Client ids (`azp`, or `appid` in version 1.0) that may send."""
-    authority: str = "https://login.microsoftonline.com"
-    """Where its keys are had from, and from nowhere else: https, or loopback."""
-
-    @field_validator("authority")
-    @classmethod
-    def _safe(cls, value: str) -> str:
-        if not re.fullmatch(r"https://[a-z0-9.-]+(:\d{1,5})?|http://(127\.0\.0\.1|\[::1\]|localhost):\d{1,5}", value):
-            raise ValueError(
-                "keys are had over https: https://HOST without a path, for example https://login.microsoftonline.us"
-            )
-        return value
 
 
 class WebhookConfig(Settings):

@@ -6,7 +6,7 @@ docs/configuration.md and in Prefect's form.
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.settings import Positive, Settings
 
@@ -15,15 +15,58 @@ class EvaluationConfig(Settings):
     """What the model is measured on."""
 
     max_bytes: Positive = 1_000_000
-    """Held-out text that is read, in bytes, whole documents in a fixed order."""
+    """Held-out text that is read, in bytes, whole documents in a fixed order; as much of each corpus of a mixture."""
     min_documents: Positive = 5
     """Fewest held-out documents that a verdict may rest on."""
+    min_slice_documents: Positive = 10
+    """Fewest documents of a slice that get an interval and may be judged; with fewer it is `insufficient`."""
     bootstrap_samples: Positive = 1000
     """Times that the held-out documents are drawn again, with replacement."""
     confidence: float = Field(0.95, gt=0.5, lt=1.0)
     """Of the bootstrap interval."""
     seed: int = Field(1234, ge=0)
-    """Of the bootstrap's draws."""
+    """Of the bootstrap's draws, and of the probes' samples."""
+    probe_samples: int = Field(16, ge=0, le=4096)
+    """Passages that are continued to look for training text learnt by heart, and texts that are written to look for secrets,
+    personal data and listed words. 0: nothing is generated."""
+    probe_prefix_tokens: int = Field(24, gt=0, le=1024)
+    """Tokens of a passage that the model is given."""
+    probe_tokens: int = Field(24, gt=0, le=1024)
+    """Tokens that it then writes: all must be those of the passage to count as learnt by heart."""
+    toxic_words: str = ""
+    """Reference of a dataset of words, one a line, that a text which the model writes should not hold. Empty: not looked for."""
+    suite_seconds: Positive = 900
+    """Longest time that one suite may take. One that takes longer has no metrics, and closes a gate that asks for one."""
+
+
+class GateRule(Settings):
+    """What a metric must reach. A rule closes the gate as well when its metric is missing, no number, or of too few documents."""
+
+    metric: str = ""
+    """`bits_per_byte`, `perplexity`, `accuracy`, `calibration_error`, `gain_over_bigram`, or `SUITE.METRIC`."""
+    at_least: float | None = None
+    """Smallest value that passes."""
+    at_most: float | None = None
+    """Largest value that passes."""
+    max_loss_to_champion: float | None = Field(None, gt=-1.0)
+    """Largest share by which it may be worse than the champion's; the upper end of the interval counts where documents are
+    paired. Under 0: it must be better by that share. Passes where there is no champion yet, or the champion is this checkpoint."""
+    slices: tuple[str, ...] = ()
+    """Slices that the rule is about, each by itself: names, or patterns such as `script *`. Empty: all documents together."""
+    min_documents: int = Field(0, ge=0)
+    """Fewest documents, or samples of a suite, that it may rest on. 0: what `evaluation` says."""
+
+    @model_validator(mode="after")
+    def _asks_something(self) -> GateRule:
+        if not self.metric:
+            raise ValueError("a rule needs a metric: set comparison.rules[].metric, for example bits_per_byte")
+        if (self.at_least, self.at_most, self.max_loss_to_champion) == (None, None, None):
+            raise ValueError(
+                f"the rule for {self.metric} has no limit: set at_least, at_most or max_loss_to_champion, or leave it out"
+            )
+        if self.slices and "." in self.metric:
+            raise ValueError(f"{self.metric} is of a suite, and has no slices: leave `slices` out")
+        return self
 
 
 class ComparisonConfig(Settings):
@@ -35,3 +78,5 @@ class ComparisonConfig(Settings):
     """Non-inferiority margin: the upper end of the interval of the relative loss to the champion must stay under it."""
     max_loss_since_promotion: float = Field(0.10, ge=0.0)
     """Share by which a champion's bits per byte on the newest data may lie over those at its promotion; for revalidate."""
+    rules: tuple[GateRule, ...] = ()
+    """What else a model must reach. All must hold; revalidate does not look at them."""

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from tasks.access_config import AccessConfig
 from tasks.settings import Name, Positive, Settings
 
 
@@ -32,9 +33,11 @@ class LimitsConfig(Settings):
     requests_per_minute: Positive = 6000
     """Of one caller; more are answered 429 with Retry-After."""
     tokens_per_minute: Positive = 1_000_000
-    """Of one caller, prompt and answer together."""
+    """Of one caller, prompt and answer together. They are counted after the answer: who is beyond waits until it is paid off."""
     waiting: Positive = 32
-    """Requests that may wait for the model; more are answered 429 at once."""
+    """Requests under way whose answer has not begun, in the whole server; more are answered 429 at once."""
+    connections: Positive = 512
+    """Open at once; more are answered 503, and closed at once beyond twice as many."""
     body_bytes: Positive = 1_000_000
     """Largest body of a request."""
     depth: Positive = 16
@@ -45,6 +48,8 @@ class LimitsConfig(Settings):
     """Time after which a request is given up, waiting included."""
     read_seconds: float = Field(10.0, gt=0)
     """Time in which a client must have sent its request."""
+    drain_seconds: float = Field(15.0, gt=0)
+    """Time that requests under way have to finish when the server is asked to stop."""
 
 
 class ReplicasConfig(Settings):
@@ -79,6 +84,17 @@ class RolloutConfig(Settings):
     """Greatest distance of two cumulative distributions (Kolmogorov-Smirnov) of a measure of answers."""
 
 
+class AnswersConfig(Settings):
+    """What a server keeps of its answers, for the watch. Measures always; see docs/watch.md."""
+
+    keep_text: bool = False
+    """Whether prompts, answers and comments are kept too: secrets in them are replaced, and they are cut."""
+    most_characters: Positive = 2000
+    """Of a text that is kept."""
+    expects: Literal["", "json", "python"] = ""
+    """What answers are to be: one that ended by itself and cannot be parsed as that is counted. Empty: nothing is expected."""
+
+
 class DeploymentConfig(Settings):
     """Where the model is served."""
 
@@ -88,8 +104,10 @@ class DeploymentConfig(Settings):
     """Port on loopback; empty: a free one, which the endpoint keeps."""
     start_timeout_seconds: float = Field(60.0, gt=0)
     """Time in which a new server must answer its golden prompts."""
+    access: AccessConfig = AccessConfig()
     limits: LimitsConfig = LimitsConfig()
     replicas: ReplicasConfig = ReplicasConfig()
     rollout: RolloutConfig = RolloutConfig()
+    answers: AnswersConfig = AnswersConfig()
     degrade: bool = True
     """Whether a smaller variant or the previous model answers while the model cannot; each such answer says so in a header."""

@@ -6,22 +6,19 @@ live here.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 import time
 from pathlib import Path
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from deployments.bridge.answers import PATH, Answers
 from deployments.bridge.intake import Intake
 from deployments.bridge.refusals import Notes
 from deployments.event_settings import EventsConfig, WebhookConfig
 from deployments.platform.checks import choose_port
-from tasks import process
+from tasks import listening, process
 from tasks.events.ledger import Ledger
 
 HEAD_SECONDS = 10.0
@@ -75,14 +72,10 @@ def start(home: Path, config: EventsConfig, ledger: Ledger) -> Webhook | None:
 
 def _listen(config: WebhookConfig, last: int | None) -> socket.socket:
     port = choose_port(config.port, last)
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        listener = socket.create_server((config.host, port), family=family, backlog=CONNECTIONS)
+        return listening.listen(config.host, port, backlog=CONNECTIONS)
     except OSError as error:
         raise ValueError(f"webhook: {config.host}:{port} cannot be listened on: {error}") from error
-    # asyncio sets it only where a socket names its protocol; without it, an answer waits 40 ms for the client's acknowledgement.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
 
 
 def _server(answers: Answers, notes: Notes) -> uvicorn.Server:
@@ -94,7 +87,7 @@ def _server(answers: Answers, notes: Notes) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             answers,
-            http=_Impatient,
+            http=listening.impatient(head_seconds=HEAD_SECONDS, connections=CONNECTIONS),
             ws="none",
             lifespan="off",
             loop="asyncio",
@@ -109,30 +102,3 @@ def _server(answers: Answers, notes: Notes) -> uvicorn.Server:
             callback_notify=settle,
         )
     )
-
-
-class _Impatient(H11Protocol):  # type: ignore[misc]
-    """Closes a connection on which no request begins in time: uvicorn waits for ever for the end of a head."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        self.waiting: asyncio.TimerHandle | None = None
-        super().connection_made(transport)
-        if len(self.connections) > 2 * CONNECTIONS:
-            transport.abort()
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self.waiting:
-            self.waiting.cancel()
-
-    def _watch(self) -> None:
-        if self.conn.their_state is not h11.IDLE and self.waiting:
-            self.waiting.cancel()
-            self.waiting = None
-        elif self.conn.their_state is h11.IDLE and not self.waiting:
-            self.waiting = self.loop.call_later(HEAD_SECONDS, self.transport.close)

@@ -70,8 +70,5 @@ def read(text: str) -> Keys:
 
 def written(keys: Keys) -> str:
     """The text of the file."""
-    return json.dumps({"schema": SCHEMA, "keys": [asdict(key) for key in _plain(keys)]}, indent=1)
+    return json.dumps({"schema": SCHEMA, "keys": [asdict(key) for key in keys.keys]}, indent=1)
 
-
-def _plain(keys: Keys) -> tuple[Key, ...]:
-    return keys.keys

@@ -9,6 +9,7 @@
     checkpoints/step-S/attempt-A/manifest.json           written last, create-only: without it there is no checkpoint
     checkpoints/step-S/attempt-A/quarantined.json        it failed verification, and why: not considered again
     checkpoints/step-S/attempt-A/read-by-B               attempt B goes on from it: older attempts do not delete it
+    checkpoints/step-S/attempt-A/failed-B.json           attempt B broke before its first step; see checkpoint_failed.py
 
 A file is hashed whole (`sha256`), or in blocks (`blocks`) where ranks read parts of it. Standard library only, for the writer
 process must start fast. Tensors do not live here (checkpoint.py), nor does the order of writing (checkpoint_writer.py), nor

@@ -1,25 +1,34 @@
-"""What a server keeps of its answers: measures, a line a request, in files of its own that stay bounded. No text is kept.
+"""What a server keeps of its answers: measures, a line a request, in files of its own that stay bounded.
 
 `ROOT/MODEL_VERSION/SERVER-NUMBER.jsonl`, where ROOT is one endpoint's. A thread writes, so no request waits for a disk; a kill
-loses the lines of its last milliseconds. Every process of a server begins a file of its own: nobody's lines are torn. The form of
-a line is tasks/formats/answers.py; reading is tasks/service_outputs.py.
+loses the lines of its last milliseconds. No text is kept, unless `deployment.answers.keep_text` says so: then without secrets,
+and cut. The form of a line is tasks/formats/answers.py; what callers say of answers is serving/feedback.py; reading is
+tasks/service_outputs.py.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tasks.formats.answers import Answer, line, odd_share, repetition
-from tasks.jobs.generation import Completion
+from tasks.formats.answers import Answer, line, odd_share, refuses, repetition, unparsed
+from tasks.jobs.serving.segments import Segments, oldest_first
+from tasks.redaction import redact
+from tasks.serving_config import AnswersConfig
 
-SEGMENT_BYTES = 2 << 20
+if TYPE_CHECKING:
+    from tasks.jobs.generation import Completion
+    from tasks.jobs.serving.runtime import Ending
+
 MOST_SEGMENTS = 25
 """Of an endpoint: 50 MB, a quarter of a million requests."""
 FIRST_SEGMENTS = 5
@@ -27,28 +36,41 @@ FIRST_SEGMENTS = 5
 WAITING = 10_000
 """Lines that may wait for the disk; what comes beyond is not kept."""
 CLOSE_SECONDS = 2.0
+REMEMBERED = 10_000
+"""Requests of this process that a label is joined to without a look at the disk."""
+GIVEN_UP = 499
+"""Status of a request whose caller went away before its answer was whole: nobody's failure."""
 log = logging.getLogger("headway.serve")
 
 
 class Outputs:
-    """Takes measures from a server. State: what waits, and the file that is written to."""
+    """Takes measures from a server. State: what waits, the files that are written to, and the last requests by their ids."""
 
-    def __init__(self, folder: Path, server: str) -> None:
+    def __init__(self, folder: Path, server: str, settings: AnswersConfig | None = None) -> None:
         self.folder, self.server = folder, server
+        self.settings = settings or AnswersConfig()
         self.counting = False
         """Whether requests are users'. Whoever proves a new server with golden prompts is none."""
         self._waiting: queue.Queue[Answer | None] = queue.Queue(WAITING)
-        self._path, self._written = self._next(), 0
+        self._segments = Segments(folder, server, make_room=prune)
+        self._recent: OrderedDict[tuple[str, str], Answer] = OrderedDict()
         self._thread = threading.Thread(target=self._write_all, name="outputs", daemon=True)
         self._thread.start()
 
     @contextmanager
     def measuring(self, max_tokens: int) -> Iterator[dict[str, Any]]:
-        """Measure a request; what `measures` says of its answer is put into the yielded dictionary."""
+        """Measure a request; what is known of its answer is put into the yielded dictionary: `measures`, `measured`, and by name
+        the fields `id`, `model`, `rung`, `caller`, `first_seconds`, `prompt` and `text` of tasks/formats/answers.py.
+
+        Prompt and text are always told here, and only looked at, unless the settings say that they are kept.
+        """
         began, clock = time.time(), time.perf_counter()
         found: dict[str, Any] = {}
         try:
             yield found
+        except (asyncio.CancelledError, GeneratorExit):
+            found |= {"status": GIVEN_UP, "error": "Closed"}
+            raise
         except BaseException as error:
             found |= {"status": getattr(error, "status_code", 500), "error": type(error.__cause__ or error).__name__}
             raise
@@ -59,52 +81,92 @@ class Outputs:
         """Have a line written, once requests count. Never waits."""
         if not self.counting:
             return
+        self._remember(answer)
         try:
             self._waiting.put_nowait(answer)
         except queue.Full:
             log.warning("outputs: the disk does not keep up, an answer was not measured")
+
+    def find(self, request: str, caller: str) -> Answer | None:
+        """The answer to a caller's request, which any server of this endpoint may have given; None for one that is not known.
+
+        What is not among this process's last requests is looked for on the disk: up to 50 MB are read, so not in an event loop.
+        """
+        return self._recent.get((request, caller)) or _on_disk(self.folder.parent, request, caller)
 
     def close(self) -> None:
         """Write what waits."""
         self._waiting.put(None)
         self._thread.join(CLOSE_SECONDS)
 
+    def _remember(self, answer: Answer) -> None:
+        if answer.id:
+            self._recent[answer.id, answer.caller] = Answer(**{**vars(answer), "prompt": None, "text": None})
+            while len(self._recent) > REMEMBERED:
+                self._recent.popitem(last=False)
+
     def _write_all(self) -> None:
         while (answer := self._waiting.get()) is not None:
             try:
-                self._write(line(answer))
-            except OSError as error:
+                self._segments.write(line(looked_at(answer, self.settings)))
+            except (OSError, ValueError) as error:
                 log.warning("outputs: %s", error)
 
-    def _write(self, data: bytes) -> None:
-        if self._written + len(data) > SEGMENT_BYTES:
-            self._path, self._written = self._next(), 0
-        if not self._written:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            prune(self.folder)
-        with open(self._path, "ab", buffering=0) as file:  # opened anew: another server may have taken it away
-            self._written += file.write(data)
 
-    def _next(self) -> Path:
-        numbers = (int(path.stem.rpartition("-")[2]) for path in self.folder.glob(f"{self.server}-*.jsonl"))
-        return self.folder / f"{self.server}-{max(numbers, default=0) + 1:06d}.jsonl"
+def looked_at(answer: Answer, settings: AnswersConfig) -> Answer:
+    """The answer as it is kept: what its text shows is noted, then the text goes, or stays without secrets and cut."""
+    prompt, text = answer.prompt or "", answer.text
+    shown: dict[str, Any] = {}
+    if text is not None:
+        shown["refused"] = refuses(text)
+        shown["unparsed"] = unparsed(prompt, text, settings.expects, finish_reason=answer.finish_reason)
+    kept = {"prompt": None, "text": None}
+    if settings.keep_text:
+        kept = {name: clean(value, settings) for name, value in (("prompt", answer.prompt), ("text", text))}
+    return Answer(**{**vars(answer), **shown, **kept})
+
+
+def clean(text: str | None, settings: AnswersConfig) -> str | None:
+    """A text as it may be kept: no secret in it, and no longer than the settings allow. Cut last: half a secret is one, too."""
+    return None if text is None else redact(text)[: settings.most_characters]
 
 
 def measures(prompt_tokens: int, said: Completion) -> dict[str, Any]:
-    """What there is to measure of an answer."""
+    """What there is to measure of a completion."""
+    return _measures(
+        said.tokens,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=len(said.tokens),
+        finish_reason=said.finish_reason,
+        text=said.text,
+        entropy=said.entropy,
+    )
+
+
+def measured(ending: Ending, text: str) -> dict[str, Any]:
+    """What there is to measure of an answer that came in pieces; `text` is all of it."""
+    return _measures(
+        ending.tokens,
+        prompt_tokens=ending.prompt_tokens,
+        completion_tokens=ending.completion_tokens,
+        finish_reason=ending.finish_reason,
+        text=text,
+        entropy=ending.entropy,
+    )
+
+
+def _measures(tokens: Sequence[int], *, text: str, entropy: float | None, **counted: Any) -> dict[str, Any]:
     return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": len(said.tokens),
-        "finish_reason": said.finish_reason,
-        "repetition": repetition(said.tokens),
-        "entropy": None if said.entropy is None else round(said.entropy, 4),
-        "odd": odd_share(said.text),
+        **counted,
+        "repetition": repetition(tokens),
+        "entropy": None if entropy is None else round(entropy, 4),
+        "odd": odd_share(text),
     }
 
 
 def prune(folder: Path) -> None:
     """Make room for one more file of a model's folder: other models' go first, the oldest first; its own first ones stay."""
-    segments = sorted(folder.parent.glob("*/*.jsonl"), key=_age)
+    segments = oldest_first(list(folder.parent.glob("*/*.jsonl")))
     own = [path for path in segments if path.parent == folder]
     others = [path for path in segments if path.parent != folder]
     excess = len(segments) + 1 - MOST_SEGMENTS
@@ -112,8 +174,27 @@ def prune(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _age(path: Path) -> float:
+def _on_disk(root: Path, request: str, caller: str) -> Answer | None:
+    """What the newest line of a caller's request tells."""
+    wanted = f'"id":"{request}"'.encode()
+    for path in reversed(oldest_first(list(root.glob("*/*.jsonl")))):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            continue
+        place = data.rfind(wanted)
+        while place >= 0:
+            begins, ends = data.rfind(b"\n", 0, place) + 1, data.find(b"\n", place)
+            told = _read(data[begins : ends if ends >= 0 else None])
+            if told and (told.id, told.caller) == (request, caller):
+                return told
+            place = data.rfind(wanted, 0, begins)
+    return None
+
+
+def _read(data: bytes) -> Answer | None:
+    """One that was cut by a kill is none."""
     try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
+        return Answer(**json.loads(data))
+    except (ValueError, TypeError):
+        return None

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from entra import AUDIENCE, EVENT_GRID, TENANT, forged, private_key, serving, token
 from webhook_stand import KEY, REACHED, SECRET, VARIABLES, event, eventually, listening, mac, secret, signed, written
 
-from deployments.bridge.entra import AGAIN_SECONDS
+from tasks.entra import AGAIN_SECONDS
 
 BODY = written(event())
 NOW = time.time

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from tasks.jobs.checkpoint import Pieces, set_generators
 from tasks.jobs.checkpoint_choice import choose, good_ones
+from tasks.jobs.checkpoint_failed import give_up_what_starts_die_of
 from tasks.jobs.checkpoint_files import Manifest, claim_attempt, create_only, place_of, read_manifest
 from tasks.jobs.checkpoint_pieces import read_into, shards_of
 from tasks.jobs.checkpoint_retention import clean
@@ -67,6 +68,7 @@ def agree(rank: Rank, root: Path, local: Path | None, wanted: Mapping[str, Any],
         mend(rank.folder / "metrics.jsonl")
         attempt = claim_attempt(root, rank.attempt)
         clean(root, attempt)
+        give_up_what_starts_die_of(rank.folder, root)
         found = choose(root, wanted, attempt=attempt)
         word = torch.tensor([attempt, *((found.step, found.attempt) if found else NONE)])
     dist.broadcast(word, src=0, group=group)

@@ -40,7 +40,8 @@ class Teller:
     def tell(self, step: int, meter: Meter, *, seconds_left: float, **values: Any) -> None:
         """One step's record, by rank 0; the next step begins."""
         done = meter.end()
-        said = {**values, **self._start(done), **self._speed(done.own), **_seconds(done), **self._use.look()}
+        speed = self._speed(self._tokens, done.own, done.own * self._rank.world_size)
+        said = {**values, **self._start(done), **speed, **_seconds(done), **self._use.look()}
         self._rank.metrics(step=step, **said, seconds_left=seconds_left)
         if time.monotonic() - self._shown >= PROGRESS_SECONDS or step == self._steps:
             self._shown = time.monotonic()
@@ -55,24 +56,25 @@ class Teller:
         first, self._first = self._first, False
         return {"start_seconds": max(0.0, process_age() - done.all)} if first else {}
 
-    def _speed(self, seconds: float) -> dict[str, float]:
-        speed = self._tokens / seconds
-        tflops = speed * self._flops.per_token / self._rank.world_size / 1e12
-        found = {"tokens_per_second": speed, "tokens_per_second_per_rank": speed / self._rank.world_size}
-        found["tflops_per_rank"] = tflops
+    def _speed(self, tokens: float, seconds: float, rank_seconds: float) -> dict[str, float]:
+        """Rates of so many tokens; `rank_seconds` is the sum over all ranks."""
+        each = tokens / rank_seconds
+        tflops = each * self._flops.per_token / 1e12
+        found = {"tokens_per_second": tokens / seconds, "tokens_per_second_per_rank": each, "tflops_per_rank": tflops}
         return {**found, "mfu": tflops / self._peak["tflops"]} if self._peak else found
 
     def summary(self, every: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Figures of the whole run: `every` record of all attempts, and the `last` one of each step."""
         timed = [record for record in last if "step_seconds" in record]
         own = sum(self._tokens / record["tokens_per_second"] for record in last)
+        of_ranks = sum(self._tokens / record["tokens_per_second_per_rank"] for record in last)  # their number may vary
         whole = sum(record["step_seconds"] for record in timed)
         parts = ("data", "communication", "checkpoint")
         shares = {f"{part}_share": sum(r.get(f"{part}_seconds", 0.0) for r in timed) / whole for part in parts if whole}
         heldout = [record["heldout_bits_per_byte"] for record in last if "heldout_bits_per_byte" in record]
         more = {"heldout_bits_per_byte": heldout[-1]} if heldout else {}
         spent = goodput(every, ended=self._ended)
-        return {**self._speed(own / len(last)), **shares, **more, "goodput": spent.share}
+        return {**self._speed(self._tokens * len(last), own, of_ranks), **shares, **more, "goodput": spent.share}
 
     def time(self, every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """What its time went to, in seconds and as shares, and by which convention and peak the rates are meant."""

@@ -223,6 +223,19 @@ def test_the_newest_that_verifies_is_never_deleted(root):
     assert steps_in(root) == [30, 20]
 
 
+def test_a_block_that_is_not_as_it_was_written_keeps_the_older_ones(root):
+    ranks = Ranks(root, training_tensors(*small_training(1)), keep=3)
+    ranks.save(10, 20, 30)
+    ranks.close()
+    for path in manifests(root)[:2]:
+        shard = path.parent / "shard-0.safetensors"
+        data = bytearray(shard.read_bytes())
+        data[-1] ^= 1
+        shard.write_bytes(data)
+    retain(root, 2)
+    assert steps_in(root) == [30, 20, 10]
+
+
 def test_what_is_quarantined_does_not_count_as_kept(root, ranks):
     ranks.save(10, 20)
     truncate(newest(root))

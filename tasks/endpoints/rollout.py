@@ -1,0 +1,167 @@
+"""How a new model takes the traffic, step by step, and how it loses it again: one course for every kind of endpoint.
+
+A kind of endpoint brings a `TrafficPort`: local_rollout.py for this machine, azureml.py for Azure ML. What is too slow or wrong
+is judge.py, pure; what a deployer that died leaves to the next one is journal.py. See docs/rollout.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from tasks.endpoints.journal import Journal
+from tasks.endpoints.judge import Measures, Seen, judge
+from tasks.errors import GateFailed, HeadwayError
+from tasks.serving_config import RolloutConfig
+
+POLL_SECONDS = 0.25
+Role = Literal["blue", "green"]
+"""`blue` is the model in service, `green` the new one. How they are called where they run is the port's business."""
+
+
+class TrafficPort(Protocol):
+    """The traffic of one endpoint while a new model takes it. Every call may be repeated after a crash: what is done is done.
+
+    A port is made for one pair of models: green runs beside blue, has answered every golden prompt, and has no traffic yet.
+    """
+
+    def set_traffic(self, weights: Mapping[Role, int], *, mirror: int = 0) -> None:
+        """Send shares of the requests, in per cent, to each; they sum to 100, always, also while this is at work.
+
+        `mirror` per cent of the requests to blue are also sent to green, its answers thrown away. Returns once it holds. Raises
+        Missing when whoever carries the traffic does not answer.
+        """
+
+    def observe(self) -> Mapping[Role, Seen]:
+        """What was seen of both. Of green since the last `set_traffic`; of blue also the minutes before, to compare with."""
+
+    def asked_back(self) -> str:
+        """Why somebody wants the traffic back on blue at once, `headway rollback` for example; empty: nobody does."""
+
+    def promote(self) -> None:
+        """Green is the model in service from now on, in the endpoint's own record too; blue is kept warm, or goes."""
+
+    def withdraw(self) -> None:
+        """Stop and remove green, which has no traffic any more. It may never have started."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Traffic as it stays until it was judged."""
+
+    name: str
+    weights: Mapping[Role, int]
+    mirror: int = 0
+
+    def render(self) -> dict[str, Any]:
+        """For the journal."""
+        return {"step": self.name, "weights": dict(self.weights), "mirror": self.mirror}
+
+
+BEFORE: Mapping[Role, int] = {"blue": 100, "green": 0}
+AFTER: Mapping[Role, int] = {"blue": 0, "green": 100}
+
+
+def steps_of(config: RolloutConfig) -> Iterator[Step]:
+    """Mirrored at 0 %, where that is wanted, then each share. Raises ValueError for shares that do not rise to 100."""
+    shares = config.steps
+    if not shares or shares[-1] != 100 or list(shares) != sorted(set(shares)) or shares[0] < 1:
+        raise ValueError(f"deployment.rollout.steps is {list(shares)}: write shares that rise and end with 100")
+    if config.mirror:
+        yield Step("mirror", BEFORE, config.mirror)
+    for share in shares:
+        yield Step(f"{share} %", {"blue": 100 - share, "green": share})
+
+
+def roll_out(
+    port: TrafficPort,
+    config: RolloutConfig,
+    journal: Journal,
+    *,
+    reference: Measures | None = None,
+    told: Callable[[str, dict[str, Any]], None] = lambda event, details: None,
+    pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Take green to all of the traffic; the journal has a change open for it already, which this ends.
+
+    `told` hears of each step before it is taken. Raises GateFailed, with the limits that were passed, when green lost the traffic
+    again: blue has all of it by then, and green is gone. The same for any other HeadwayError, of the port for example.
+    """
+    try:
+        for step in steps_of(config):
+            journal.write("step", **step.render())
+            told("step", step.render())
+            port.set_traffic(step.weights, mirror=step.mirror)
+            _prove(port, config, step, reference=reference, pause=pause, clock=clock)
+        journal.write("commit")
+    except (HeadwayError, ValueError) as error:
+        give_back(port, journal, why=str(error))
+        raise
+    told("switched", {})
+    finish(port, journal)
+
+
+def finish(port: TrafficPort, journal: Journal) -> None:
+    """After `commit` there is one way: forward. Also what the next start does for a deployer that died here."""
+    port.set_traffic(AFTER)
+    port.promote()
+    journal.write("done")
+
+
+def give_back(port: TrafficPort, journal: Journal, *, why: str) -> None:
+    """Before `commit` there is one way: back. Also what the next start does for a deployer that died here."""
+    journal.write("revert", why=why)
+    port.set_traffic(BEFORE)
+    port.withdraw()
+    journal.write("reverted", why=why)
+
+
+def settle(port: TrafficPort, journal: Journal) -> str | None:
+    """Finish or revert what a deployer left open: `done` or `reverted`, None when there was nothing.
+
+    Only for who holds the endpoint's lock: then nobody is at work on it.
+    """
+    change = journal.open_change()
+    if change is None:
+        return None
+    if change.committed:
+        finish(port, journal)
+        return "done"
+    give_back(port, journal, why=change.last("revert").get("why", "whoever deployed it died"))
+    return "reverted"
+
+
+def _prove(
+    port: TrafficPort,
+    config: RolloutConfig,
+    step: Step,
+    *,
+    reference: Measures | None,
+    pause: Callable[[float], None],
+    clock: Callable[[], float],
+) -> None:
+    """Return when a step has held; raise GateFailed when it has not."""
+    began = clock()
+    while True:
+        if why := port.asked_back():
+            raise _breach(step, ({"name": "traffic", "measured": why, "limit": "nobody wants it back"},))
+        seen = port.observe()
+        verdict = judge(seen["green"], seen["blue"], config, waited=clock() - began, reference=reference)
+        if verdict.said == "back":
+            raise _breach(step, verdict.checks)
+        if verdict.said == "go":
+            return
+        pause(POLL_SECONDS)
+
+
+def _breach(step: Step, checks: tuple[dict[str, Any], ...]) -> GateFailed:
+    said = "; ".join(f"{check['name']}: {check['measured']}, {check['limit']}" for check in checks)
+    return GateFailed(
+        f"the new model lost its traffic at the step {step.name}: {said}",
+        stage="deploy",
+        checks=list(checks),
+        remedy="The model before it serves as it did. See docs/rollout.md for the limits.",
+    )

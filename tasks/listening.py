@@ -1,0 +1,81 @@
+"""How our servers listen: no client can make one wait for ever, or open more connections than it can hold.
+
+Shared by the bridge of events (deployments/bridge/webhook.py) and by the endpoints (tasks/jobs/serve.py). What a body may be, and
+how long it may take to arrive, is for whoever reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+"""What a client is told whose request has begun and does not get to the end of its head."""
+
+
+def impatient(*, head_seconds: float, connections: int) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, which waits no longer than that for the head of a request, with a bound on open connections.
+
+    Beyond `connections` uvicorn answers 503 (its `limit_concurrency`); beyond twice as many, a connection is closed at once.
+    """
+
+    class Impatient(_Impatient):
+        head, most = head_seconds, connections
+
+    return Impatient
+
+
+def listen(host: str, port: int, *, backlog: int = 1024, shared: bool = False) -> socket.socket:
+    """A listening socket; `shared`: others may listen on the same port. Raises OSError when that cannot be."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        # asyncio sets it only where a socket names its protocol; without it, an answer waits 40 ms for the client.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind((host, port))
+        listener.listen(backlog)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+class _Impatient(H11Protocol):  # type: ignore[misc]
+    """Closes a connection on which no request begins in time: uvicorn waits for ever for the end of a head."""
+
+    head = 10.0
+    most = 128
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self.waiting: asyncio.TimerHandle | None = None
+        super().connection_made(transport)
+        if len(self.connections) > 2 * self.most:
+            transport.abort()
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.waiting:
+            self.waiting.cancel()
+
+    def _watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE and self.waiting:
+            self.waiting.cancel()
+            self.waiting = None
+        elif self.conn.their_state is h11.IDLE and not self.waiting:
+            self.waiting = self.loop.call_later(self.head, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.conn.trailing_data[0] and self.conn.our_state is h11.IDLE:
+            self.transport.write(LATE)
+        self.transport.close()
