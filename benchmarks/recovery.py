@@ -193,7 +193,8 @@ def kill(stand: Stand, what: str) -> dict[str, float]:
             os.kill(pid, signal.SIGKILL)
     done = stand.newest()["step"]
     seconds = {
-        "over": stand.until(lambda: not any(process.process_started(pid) == at for pid, at in everybody.items())) - began,
+        "over": stand.until(lambda: not any(process.process_started(pid) == at for pid, at in everybody.items()))
+        - began,
         "noticed": stand.until(lambda: stand.attempt() > attempt) - began,
         "training": stand.until(lambda: stand.newest()["attempt"] > attempt) - began,
     }

@@ -54,7 +54,7 @@ class Entra:
         self._published = {version: _Published(config, path) for version, (path, _) in FORMS.items()}
 
     def check(self, token: str) -> str:
-        """The client id that a token is of. Raises NotBelieved (401; 403 for an application not listed), KeysAway without keys."""
+        """The client id that a token is of. Raises NotBelieved (401; 403 where its application is not listed), KeysAway."""
         try:
             version, key_id = _form(token)
             issuer, key = self._published[version].key(key_id)

@@ -1,41 +1,82 @@
-"""Checkpoint, Tokens -> Evaluation: bits per byte on held-out text, beside n-gram models and the champion.
+"""Checkpoint, Tokens -> Evaluation: bits per byte on held-out text, beside n-gram models and the champion; slices and suites.
 
-`evaluate` measures, in the program tasks/jobs/evaluate.py, and is reused; `compare` judges, and is always run.
+`evaluate` measures, in the program tasks/jobs/evaluate.py, and is reused; `compare` judges, and is always run. What a rule asks
+is tasks/comparison.
 """
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
-from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Pending, Tokens, parse_ref, require_checks
+from tasks.artifacts import (
+    Artifact,
+    Check,
+    Checkpoint,
+    Cluster,
+    Dataset,
+    Evaluation,
+    Pending,
+    Tokens,
+    parse_ref,
+    require_checks,
+)
+from tasks.comparison.against import against, in_words
+from tasks.comparison.rules import relative_check, rule_checks
+from tasks.comparison.sides import Side
 from tasks.errors import IntegrityError
 from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
 from tasks.lifecycle import current
 from tasks.performance.compared import bigram_checks
 from tasks.programs import Program
 from tasks.registry.refs import made_from
-from tasks.scores import relative_loss
 from tasks.stage import stage
 from tasks.storage.store import find
 from tasks.workbench import fetch, publish, run_job
 
 
-@stage(version=1)
-def evaluate(checkpoint: Checkpoint, tokens: Tokens, config: EvaluationConfig, *, on: Cluster) -> Evaluation:
-    """Measure a checkpoint on the held-out split."""
+@stage(version=2)
+def evaluate(
+    checkpoint: Checkpoint,
+    tokens: Tokens,
+    config: EvaluationConfig,
+    mixed: tuple[Tokens, ...] = (),
+    files: tuple[Dataset, ...] = (),
+    *,
+    on: Cluster,
+) -> Evaluation:
+    """Measure a checkpoint on the held-out split, and on those of the other corpora that it learnt from (`mixed`).
+
+    `files` are datasets that suites read; the settings name them.
+    """
     trained = json.loads((fetch(checkpoint) / "training.json").read_text())
-    job = run_job(program(checkpoint, tokens, config, sequence_length=trained["sequence_length"], on=on), on=on)
+    length = trained["sequence_length"]
+    job = run_job(program(checkpoint, tokens, config, mixed, files, sequence_length=length, on=on), on=on)
     return publish(job.output, Evaluation, name=checkpoint.name, metrics=job.result["metrics"], subject=checkpoint)
 
 
 def program(
-    checkpoint: Checkpoint, tokens: Tokens, config: EvaluationConfig, *, sequence_length: int, on: Cluster
+    checkpoint: Checkpoint,
+    tokens: Tokens,
+    config: EvaluationConfig,
+    mixed: tuple[Tokens, ...] = (),
+    files: tuple[Dataset, ...] = (),
+    *,
+    sequence_length: int,
+    on: Cluster,
 ) -> Program:
     """What measures, on one machine with all of its threads."""
     threads = on.threads_per_node
-    settings = {"evaluation": config.model_dump(mode="json"), "sequence_length": sequence_length, "threads": threads}
-    inputs = {"checkpoint": checkpoint, "tokens": tokens}
+    settings = {
+        "evaluation": config.model_dump(mode="json"),
+        "sequence_length": sequence_length,
+        "threads": threads,
+        **({"source": tokens.name} if mixed else {}),
+    }
+    inputs: dict[str, Artifact] = {"checkpoint": checkpoint, "tokens": tokens}
+    inputs |= {f"tokens-{other.name}": other for other in mixed}
+    inputs |= {f"files-{each.name}": each for each in files}
     return Program("tasks.jobs.evaluate", settings, inputs, ranks=1, threads=threads)
 
 
@@ -51,50 +92,68 @@ def champion_checkpoint(model: str) -> Checkpoint | None:
 def compare(
     scores: Evaluation, champion: Evaluation | None, config: EvaluationConfig, limits: ComparisonConfig
 ) -> Checkpoint:
-    """Give up the checkpoint when it beats the bigram, and is not worse than the champion. Raises GateFailed."""
+    """Give up the checkpoint when it beats the bigram, is not worse than the champion, and keeps to every rule.
+
+    Raises GateFailed; IntegrityError when the champion was measured on other documents.
+    """
     if isinstance(scores, Pending) or isinstance(champion, Pending):
         return Pending(stage="evaluate")  # type: ignore[return-value]
+    run = current()
     if champion:
-        shown = {"ref": champion.subject.ref, "bits_per_byte": champion.metrics["bits_per_byte"]}
-        current().results["champion"] = shown
-    checks = (*bigram_checks(scores.metrics, config, limits), *_against_champion(scores, champion, config, limits))
-    current().outcomes["evaluate"].checks = [check.model_dump() for check in checks]
+        shown = {"ref": champion.subject.ref, "bits_per_byte": champion.metrics.get("bits_per_byte")}
+        run.results["champion"] = shown
+    mine = _side(scores)
+    theirs = None
+    if champion and champion.subject.version != scores.subject.version:
+        theirs = _side(champion)
+        _require_same_documents(mine, theirs)
+    checks = _checks(scores, champion, mine, theirs, config, limits)
+    run.outcomes["evaluate"].checks = [check.model_dump() for check in checks]
+    if theirs:
+        told = run.results["comparison"] = against(mine, theirs, config)
+        run.observer.happened("evaluate", "compared", in_words(told))
     require_checks("evaluate", checks)
     return scores.subject
 
 
-def _against_champion(
-    scores: Evaluation, champion: Evaluation | None, config: EvaluationConfig, limits: ComparisonConfig
+def _checks(
+    scores: Evaluation,
+    champion: Evaluation | None,
+    mine: Side,
+    theirs: Side | None,
+    config: EvaluationConfig,
+    limits: ComparisonConfig,
 ) -> tuple[Check, ...]:
-    if champion is None or champion.subject.version == scores.subject.version:
-        return ()
-    mine, theirs = _documents(scores), _documents(champion)
-    if mine["bytes"] != theirs["bytes"]:
+    found = list(bigram_checks(scores.metrics, config, limits))
+    if theirs and champion:
+        now, then = (each.metrics.get("bits_per_byte", float("nan")) for each in (scores, champion))
+        remedy = (
+            "The champion stays; comparison.max_loss_to_champion is the margin, training.model names another line of models. "
+            f"Bits per byte {now:.4f} against {then:.4f}."
+        )
+        margin = limits.max_loss_to_champion
+        found.append(relative_check("bits_per_byte", margin, mine, theirs, config, remedy=remedy))
+    for rule in limits.rules:
+        found += rule_checks(rule, mine, theirs, config)
+    return tuple(found)
+
+
+def _require_same_documents(mine: Side, theirs: Side) -> None:
+    if mine.documents.get("bytes") != theirs.documents.get("bytes"):
         raise IntegrityError(
-            f"{scores.ref} and {champion.ref} were not measured on the same documents",
+            f"the evaluations of {mine.ref} and {theirs.ref} were not made on the same documents",
             remedy="Measure both again: `headway retrain --from evaluate`.",
         )
-    loss = relative_loss(
-        mine["model_bits"],
-        theirs["model_bits"],
-        samples=config.bootstrap_samples,
-        confidence=config.confidence,
-        seed=config.seed,
-    )
-    check = Check(
-        name=f"relative loss to the champion, high end of the {config.confidence:.0%} interval",
-        measured=loss.high,
-        limit=f"<= {limits.max_loss_to_champion:.4g}",
-        passed=loss.high <= limits.max_loss_to_champion,
-        remedy="The champion stays; comparison.max_loss_to_champion is the margin, training.model names another line of models. "
-        f"Bits per byte {scores.metrics['bits_per_byte']:.4f} against "
-        f"{champion.metrics['bits_per_byte']:.4f}.",
-    )
-    return (check,)
 
 
-def _documents(scores: Evaluation) -> dict[str, Any]:
+def _side(scores: Evaluation) -> Side:
     store = current().store
     folder = store.fetch(find(store, *parse_ref(scores.ref)))
-    found: dict[str, Any] = json.loads((folder / "documents.json").read_text())
+    told, documents, sources = (_json(folder / f"{name}.json") for name in ("evaluation", "documents", "sources"))
+    return Side(scores.subject.ref, told, documents, sources)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The content of a file; empty where an evaluation has none of this name."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return found

@@ -50,7 +50,7 @@ class GateRule(Settings):
     """Largest value that passes."""
     max_loss_to_champion: float | None = Field(None, gt=-1.0)
     """Largest share by which it may be worse than the champion's; the upper end of the interval counts where documents are
-    paired. Under 0: it must be better by that share. Passes where there is no champion yet, or the champion is this checkpoint."""
+    paired. Under 0: it must be better by that share. Passes without a champion, and when the champion is this checkpoint."""
     slices: tuple[str, ...] = ()
     """Slices that the rule is about, each by itself: names, or patterns such as `script *`. Empty: all documents together."""
     min_documents: int = Field(0, ge=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -54,6 +55,13 @@ class ServiceConfig(Settings):
     """Fewest answers on either side that a verdict may rest on; with fewer it is `insufficient`."""
     max_error_share: Fraction = 0.2
     """Largest share of requests that may fail by the server's fault."""
+    min_labels: Positive = 20
+    """Fewest labels of answers (`POST /v1/feedback`) on either side that a verdict on their accuracy may rest on."""
+    smallest_accuracy_loss: Fraction = 0.05
+    """Smallest loss of the share of right answers that is worth telling, however certain it is."""
+    reference: Literal["auto", "model", "answers"] = "auto"
+    """What answers are compared with: `answers`, what the endpoint answered before; `model`, the `reference.json` of the model;
+    `auto`, the first where there is enough of it, else the second."""
 
 
 class IntegrityConfig(Settings):

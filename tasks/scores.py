@@ -1,18 +1,22 @@
-"""Bits per byte, and how sure we may be of them: bootstrap intervals over documents.
+"""Bits per byte and other scores, and how sure we may be of them: bootstrap intervals over documents; calibration.
 
-Pure: arrays of per-document sums in, numbers out. How bits are measured is in tasks/jobs/evaluate.py and
+Pure: arrays of per-document sums in, numbers out. How they are measured is in tasks/jobs/evaluation/ and
 tasks/jobs/ngram.py; which number closes a gate is decided by the stages. See docs/evaluation.md.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 BLOCK_DRAWS = 1 << 20
 """Documents drawn at once, so that memory does not grow with the corpus."""
+CALIBRATION_BINS = 15
+"""Of equal width between 0 and 1, as Guo et al. 2017 (On Calibration of Modern Neural Networks) take."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,14 @@ def bits_per_byte_interval(
     bits: ArrayLike, byte_counts: ArrayLike, *, samples: int, confidence: float, seed: int
 ) -> Estimate:
     """Bits per byte with its interval: documents are drawn with replacement, each draw is a ratio of sums."""
-    upper, lower = _aligned(bits, byte_counts)
-    draws = _resampled_ratios(upper, lower, samples=samples, seed=seed)
-    return _estimate(bits_per_byte(upper, lower), draws, confidence=confidence)
+    return ratio(bits, byte_counts, samples=samples, confidence=confidence, seed=seed)
+
+
+def ratio(upper: ArrayLike, lower: ArrayLike, *, samples: int, confidence: float, seed: int) -> Estimate:
+    """Sum of `upper` over sum of `lower`, both of shape [documents], with its interval; equal seeds draw equal documents."""
+    first, second = _aligned(upper, lower)
+    draws = _resampled_ratios(first, second, samples=samples, seed=seed)
+    return _estimate(float(first.sum() / second.sum()), draws, confidence=confidence)
 
 
 def relative_gain(
@@ -57,6 +66,59 @@ def relative_loss(
     """sum(candidate) / sum(champion) - 1: the share by which the candidate is worse; paired like `relative_gain`."""
     gain = relative_gain(candidate_bits, champion_bits, samples=samples, confidence=confidence, seed=seed)
     return Estimate(estimate=-gain.estimate, low=-gain.high, high=-gain.low)
+
+
+def wilson(count: int, samples: int, *, confidence: float) -> Estimate:
+    """A counted share with its score interval (Wilson 1927), which holds for few samples and for shares of 0 and 1.
+
+    Raises ValueError without a sample.
+    """
+    if samples < 1 or not 0 <= count <= samples:
+        raise ValueError(f"{count} of {samples}: a share needs at least one sample, and no more hits than samples")
+    z, share = NormalDist().inv_cdf((1 + confidence) / 2), count / samples
+    middle = (share + z * z / (2 * samples)) / (1 + z * z / samples)
+    half = z / (1 + z * z / samples) * math.sqrt(share * (1 - share) / samples + (z / (2 * samples)) ** 2)
+    return Estimate(share, max(middle - half, 0.0), min(middle + half, 1.0))
+
+
+def no_certainty(documents: int) -> NDArray[np.float64]:
+    """A table to count in, shape [documents, bins, 3]: tokens, the sum of the likeliest token's probability, tokens right."""
+    return np.zeros((documents, CALIBRATION_BINS, 3))
+
+
+def add_certainty(
+    table: NDArray[np.float64], rows: NDArray[np.int64], probability: ArrayLike, right: ArrayLike
+) -> None:
+    """Count tokens into the table: the document of each, the likeliest token's probability, and whether it is right; [tokens]."""
+    sure = np.nan_to_num(np.asarray(probability, np.float64))
+    places = rows * CALIBRATION_BINS + np.minimum((sure * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
+    for column, values in enumerate((np.ones(len(sure)), sure, np.asarray(right, np.float64))):
+        np.add.at(table.reshape(-1, 3)[:, column], places, values)
+
+
+def calibration_error(table: NDArray[np.float64]) -> float:
+    """Expected calibration error (Naeini et al. 2015): |share right - mean probability| of the bins, by their tokens. 0 is best.
+
+    `table` is summed over documents, or not.
+    """
+    tokens, sure, right = table.reshape(-1, CALIBRATION_BINS, 3).sum(axis=0).T
+    return float(np.abs(right - sure).sum() / tokens.sum())
+
+
+def reliability(table: NDArray[np.float64]) -> list[dict[str, float]]:
+    """The reliability curve: of each bin with a token its bounds, tokens, mean probability and share right."""
+    found = table.reshape(-1, CALIBRATION_BINS, 3).sum(axis=0).tolist()
+    return [
+        {
+            "from": place / CALIBRATION_BINS,
+            "to": (place + 1) / CALIBRATION_BINS,
+            "tokens": int(tokens),
+            "probability": sure / tokens,
+            "accuracy": right / tokens,
+        }
+        for place, (tokens, sure, right) in enumerate(found)
+        if tokens
+    ]
 
 
 def _aligned(upper: ArrayLike, lower: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

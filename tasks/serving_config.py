@@ -6,9 +6,9 @@ text, in docs/configuration.md and in Prefect's form.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.access_config import AccessConfig
 from tasks.settings import Name, Positive, Settings
@@ -60,9 +60,15 @@ class ReplicasConfig(Settings):
     most: Positive = 1
     """They are added while requests wait, and taken away when idle."""
     queue: Positive = 8
-    """Requests that wait for one replica, above which another is started."""
+    """Requests under way at one replica, above which another is started."""
     idle_seconds: float = Field(300.0, gt=0)
-    """Time without a request after which a replica over `least` is stopped."""
+    """Time without so many requests after which a replica over `least` is stopped."""
+
+    @model_validator(mode="after")
+    def _order(self) -> Self:
+        if self.least > self.most:
+            raise ValueError(f"replicas.least is {self.least}, over replicas.most, {self.most}: raise `most`")
+        return self
 
 
 class RolloutConfig(Settings):
@@ -76,12 +82,23 @@ class RolloutConfig(Settings):
     """Requests that the new model must have answered before the next step; 0 with `step_seconds` 0: steps do not wait."""
     step_seconds: float = Field(0.0, ge=0)
     """Longest time of a step: with fewer requests by then, what there is decides."""
+    keep_warm_seconds: float = Field(300.0, ge=0)
+    """Time for which the old model's servers stay, without traffic, for the way back; 0: they are stopped at once."""
     max_error_share: float = Field(0.02, ge=0, le=1)
     """Share of the new model's requests that may fail by its own fault."""
     max_slowdown: float = Field(1.5, gt=0)
     """95th percentile of the time a token, as a multiple of the old model's."""
     max_output_shift: float = Field(0.5, ge=0, le=1)
     """Greatest distance of two cumulative distributions (Kolmogorov-Smirnov) of a measure of answers."""
+
+    @model_validator(mode="after")
+    def _rises_and_ends(self) -> Self:
+        shares = list(self.steps)
+        if not shares or shares[-1] != 100 or shares != sorted(set(shares)) or shares[0] < 1:
+            raise ValueError(f"rollout.steps is {shares}: write shares that rise and end with 100")
+        if self.step_requests and not self.step_seconds:
+            raise ValueError("rollout.step_requests needs rollout.step_seconds: without requests a step would never end")
+        return self
 
 
 class AnswersConfig(Settings):

@@ -20,9 +20,9 @@ from deployments.telemetry.runs import Runs, read_object
 from deployments.watch.alert_events import event_of, send
 from deployments.watch.alert_rules import RULES, Rule
 from deployments.watch.alert_seen import Champion, Instance, Seen
-from deployments.watch.anomalies import standing_anomalies
 from deployments.watch.habits import Follower
 from tasks import process
+from tasks.answer_watch import standing_anomalies
 from tasks.errors import HeadwayError
 from tasks.redaction import redact_value
 from tasks.registry.refs import read_ref

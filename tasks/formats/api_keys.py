@@ -71,4 +71,3 @@ def read(text: str) -> Keys:
 def written(keys: Keys) -> str:
     """The text of the file."""
     return json.dumps({"schema": SCHEMA, "keys": [asdict(key) for key in keys.keys]}, indent=1)
-

@@ -1,22 +1,31 @@
-"""onnxruntime-genai: load an exported model folder, encode a prompt, complete it, decode what it said.
+"""An exported model folder, loaded: encode a prompt, complete it, decode what it said.
 
 The export proves a model with this code and the server answers with it, so what was proven is what is served. No torch
-and no transformers: it runs in the serving image. HTTP and queues live in serve.py. See the docs of onnxruntime-genai.
+and no transformers: it runs in the serving image. Several answers at once are tasks/jobs/serving/batch.py, over the same graph;
+HTTP and queues live in serve.py.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime_genai as genai
 
+from tasks.jobs.serving.contents import Contents, read_contents
+from tasks.jobs.serving.decoder import Decoder
+from tasks.jobs.serving.runtime import Ask, Ending, Unfit
+from tasks.jobs.serving.sampling import entropy
+from tasks.jobs.serving.text import ByteLevelText
+
 genai.disable_telemetry_events()
-ENTROPY_TOKENS = 32
-"""First tokens of an answer whose entropy is measured: 0.6 ms each with 150,000 words, so it stays below a share of the whole."""
+__all__ = ["ByteLevelText", "Completion", "Generation", "entropy"]
+TOKENIZER_BYTES = 256 << 20
+"""Files above this size are no part of a tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +41,15 @@ class Completion:
 
 
 class Generation:
-    """A loaded model. One completion at a time; the caller holds the lock."""
+    """A loaded model: its tokenizer, and the graph in `decoder`. One caller at a time."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
-        settings = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
-        config = genai.Config(str(folder))
-        config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
-        self._model = genai.Model(config)
-        self._tokenizer = genai.Tokenizer(self._model)
-        self._text = ByteLevelText(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")))
+    def __init__(self, model: Path | Contents, threads: int, *, rows: int = 1) -> None:
+        """Of a folder, or of files that were read and verified. Raises ValueError for a model that cannot be served."""
+        contents = model if isinstance(model, Mapping) else read_contents(model, None)
+        settings = json.loads(contents["genai_config.json"])["model"]
+        self._tokenizer = _tokenizer(contents)
+        self.text = ByteLevelText(json.loads(contents["tokenizer.json"]))
+        self.decoder = Decoder(contents, settings, threads=threads, rows=rows)
         self.context_length = int(settings["context_length"])
         """Tokens of prompt and completion together."""
         ends = settings["eos_token_id"]
@@ -49,10 +58,12 @@ class Generation:
     def encode(self, prompt: str) -> list[int]:
         """Tokens of a prompt; raises ValueError when there is nothing to complete or no room left for an answer."""
         if not prompt or "\x00" in prompt:
-            raise ValueError("the prompt is empty" if not prompt else "the prompt holds a NUL character: leave it out")
+            raise Unfit("the prompt is empty" if not prompt else "the prompt holds a NUL character: leave it out")
         tokens = [int(token) for token in self._tokenizer.encode(prompt)]
+        if not tokens:
+            raise Unfit("the prompt has no token that this model knows")
         if len(tokens) >= self.context_length:
-            raise ValueError(
+            raise Unfit(
                 f"the prompt has {len(tokens)} tokens; prompt and answer may have {self.context_length}: shorten it"
             )
         return tokens
@@ -64,70 +75,21 @@ class Generation:
 
         With `measure`, the entropy of the first tokens is told as well, before the temperature.
         """
-        parameters = genai.GeneratorParams(self._model)
-        parameters.set_search_options(
-            max_length=min(len(prompt) + max_tokens, self.context_length),
-            min_length=0,
-            num_beams=1,
-            repetition_penalty=1.0,
-            no_repeat_ngram_size=0,
-            do_sample=temperature > 0,
-            temperature=temperature or 1.0,
-            top_k=0,
-            top_p=1.0,
-        )
-        generator = genai.Generator(self._model, parameters)
-        generator.append_tokens(np.asarray(prompt, dtype=np.int32))
-        tokens: list[int] = []
-        entropies: list[float] = []
-        while not generator.is_done():
-            if measure and len(tokens) < ENTROPY_TOKENS:
-                entropies.append(entropy(generator.get_logits()))
-            generator.generate_next_token()
-            tokens.append(int(generator.get_next_tokens()[0]))
-        ended = bool(tokens) and tokens[-1] in self.end_tokens
-        text = self._text.decode(tokens[:-1] if ended else tokens)
-        mean = sum(entropies) / len(entropies) if entropies else None
-        return Completion(tokens=tokens, text=text, finish_reason="stop" if ended else "length", entropy=mean)
+        from tasks.jobs.serving.batch import Batch
+
+        batch, pieces = Batch(self), []
+        batch.add(0, Ask("", max_tokens, temperature=temperature, measure=measure), prompt=prompt)
+        while batch.busy:
+            pieces += [said for _, said in batch.step()]
+        text, ending = "".join(piece.text for piece in pieces[:-1]), pieces[-1]
+        assert isinstance(ending, Ending)
+        return Completion(list(ending.tokens), text, ending.finish_reason, ending.entropy)
 
 
-def entropy(logits: np.ndarray[Any, Any]) -> float:
-    """Entropy, in nats, of the distribution that logits stand for; those of the last place of `logits` [1, places, words]."""
-    last = logits.reshape(-1, logits.shape[-1])[-1].astype(np.float32)
-    shifted = last - last.max()
-    weights = np.exp(shifted)
-    total = float(weights.sum())
-    return float(np.log(total) - float((shifted * weights).sum()) / total)
-
-
-class ByteLevelText:
-    """Decodes byte-level BPE tokens as Hugging Face does, special tokens left out.
-
-    Not by genai's own tokenizer: version 0.18.0 drops everything behind the first byte that is no valid UTF-8.
-    """
-
-    def __init__(self, tokenizer: dict[str, Any]) -> None:
-        kind = (tokenizer.get("decoder") or {}).get("type")
-        if kind != "ByteLevel":
-            raise ValueError(
-                f"tokenizer.json has the decoder {kind!r}; this release serves byte-level BPE (`ByteLevel`)"
-            )
-        letters = _byte_letters()
-        self._bytes: dict[int, bytes] = {
-            number: bytes(letters[letter] for letter in token)
-            for token, number in tokenizer["model"]["vocab"].items()
-            if all(letter in letters for letter in token)
-        }
-        for added in tokenizer["added_tokens"]:
-            self._bytes[added["id"]] = b"" if added["special"] else added["content"].encode()
-
-    def decode(self, tokens: list[int]) -> str:
-        """The text of tokens; bytes that are no valid UTF-8 become U+FFFD."""
-        return b"".join(self._bytes.get(token, b"") for token in tokens).decode("utf-8", "replace")
-
-
-def _byte_letters() -> dict[str, int]:
-    """The printable letter that stands for each byte in byte-level BPE vocabularies (openai/gpt-2, src/encoder.py)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+def _tokenizer(contents: Contents) -> Any:
+    """genai's, which reads a folder: a private one of these bytes, which is gone when it has been read."""
+    with tempfile.TemporaryDirectory(prefix="headway-tokenizer-") as folder:
+        for name, value in contents.items():
+            if name.endswith((".json", ".txt", ".model", ".jinja")) and len(value) < TOKENIZER_BYTES:
+                (Path(folder) / name).write_bytes(value)
+        return genai.Tokenizer(genai.Config(folder))

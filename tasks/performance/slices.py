@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasks.performance.loss import Measured, loss_since
 from tasks.revalidation_config import PerformanceConfig
@@ -45,10 +46,16 @@ def judge_slices(
 
 def by_length(new: Measured, before: Measured) -> Iterator[Slice]:
     """Four classes by the quartiles of the lengths at promotion, fewer where quartiles fall together."""
-    edges = [0.0, *sorted({float(edge) for edge in np.quantile(before.sizes, QUANTILES)}), math.inf]
-    for low, high in pairwise(edges):
+    for name, low, high in length_classes(before.sizes):
         chosen = [(side.sizes > low) & (side.sizes <= high) for side in (new, before)]
-        yield Slice(_length(low, high), new.part(chosen[0]), before.part(chosen[1]))
+        yield Slice(name, new.part(chosen[0]), before.part(chosen[1]))
+
+
+def length_classes(sizes: NDArray[np.float64]) -> Iterator[tuple[str, float, float]]:
+    """Names and bounds, in bytes, of the classes that the quartiles of some lengths make: over the first, up to the second."""
+    edges = [0.0, *sorted({float(edge) for edge in np.quantile(sizes, QUANTILES)}), math.inf]
+    for low, high in pairwise(edges):
+        yield _length(low, high), low, high
 
 
 def by_kind(new: Measured, before: Measured) -> Iterator[Slice]:

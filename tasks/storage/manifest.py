@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,19 +138,26 @@ def require_plain_paths(paths: Iterable[str]) -> None:
             raise ValueError(f"{path!r} and {other!r} differ in case only: they are one file on some systems")
 
 
-def check(folder: Path, files: Iterable[FileEntry]) -> list[Problem]:
-    """Compare every byte of a folder with a manifest's files; files that it does not name are problems too."""
+def check(
+    folder: Path, files: Iterable[FileEntry], *, copies: Mapping[str, Callable[[bytes], object]] | None = None
+) -> list[Problem]:
+    """Compare every byte of a folder with a manifest's files; files that it does not name are problems too.
+
+    The bytes that were compared also go to the file's entry in `copies`, by path.
+    """
     if folder.is_symlink():
         return [Problem(path=".", problem="link", expected="a folder")]
     expected = {entry.path: entry for entry in files}
     found = {path.relative_to(folder).as_posix(): path for path in _walk(folder)} if folder.is_dir() else {}
     problems = [Problem(path=path, problem="extra") for path in sorted(found.keys() - expected.keys())]
     for name, entry in expected.items():
-        problems += _check_file(found.get(name), entry)
+        problems += _check_file(found.get(name), entry, copy_to=(copies or {}).get(name))
     return problems
 
 
-def _check_file(path: Path | None, entry: FileEntry) -> list[Problem]:
+def _check_file(
+    path: Path | None, entry: FileEntry, *, copy_to: Callable[[bytes], object] | None = None
+) -> list[Problem]:
     if path is None:
         return [Problem(path=entry.path, problem="missing", expected=entry.size)]
     status = path.lstat()
@@ -158,7 +165,7 @@ def _check_file(path: Path | None, entry: FileEntry) -> list[Problem]:
         return [Problem(path=entry.path, problem="link", expected="a plain file with one name")]
     if status.st_size != entry.size:
         return [Problem(path=entry.path, problem="size", expected=entry.size, actual=status.st_size)]
-    _, actual = hash_file(path)
+    _, actual = hash_file(path, copy_to)
     if actual != entry.sha256:
         return [Problem(path=entry.path, problem="sha256", expected=entry.sha256, actual=actual)]
     return []

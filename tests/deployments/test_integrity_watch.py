@@ -14,11 +14,12 @@ from tiny_model import PROMPTS, export_tiny
 from deployments.duties import take
 from deployments.settings import PlatformConfig
 from deployments.watch.__main__ import duties
-from deployments.watch.anomalies import COOL_DOWN_SECONDS, EVERY_SECONDS, Anomalies, standing_anomalies
+from deployments.watch.anomalies import EVERY_SECONDS, Anomalies
 from deployments.watch.background import LOWEST, Background
 from deployments.watch.integrity import Integrity
 from deployments.watch.periods import DAY, Periods
 from tasks import process
+from tasks.answer_watch import COOL_DOWN_SECONDS, standing_anomalies
 from tasks.endpoints.client import complete
 from tasks.endpoints.known import endpoint_of
 from tasks.endpoints.local import outputs_of

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from tasks.jobs.evaluation.heldout import Encoded
 from tasks.jobs.evaluation.windows import Window, batches, windows
 from tasks.jobs.runtime import Rank
-from tasks.scores import CALIBRATION_BINS, Certainty
+from tasks.scores import add_certainty, no_certainty
 
 BATCH_POSITIONS = 8192
 """Most positions, padding included, that one forward pass takes."""
@@ -32,11 +32,11 @@ class Scored:
     bits: NDArray[np.float64]
     """Of all tokens of a document, shape [documents]."""
     tokens: NDArray[np.int64]
-    """Scored tokens of a document, shape [documents]."""
+    """Tokens of a document, shape [documents]."""
     correct: NDArray[np.int64]
     """Those that the model held for the likeliest, shape [documents]."""
-    certainty: Certainty
-    """How sure it was of the likeliest token, by document and bin."""
+    certainty: NDArray[np.float64]
+    """How sure it was of the likeliest token, shape [documents, bins, 3]: see tasks/scores.py."""
 
 
 def load_model(checkpoint: Path) -> Any:
@@ -49,23 +49,59 @@ def context_of(model: Any, most: int) -> int:
     return min(most, getattr(model.config, "max_position_embeddings", most))
 
 
-def score(model: Any, encoded: Encoded, *, sequence_length: int, rank: Rank) -> Scored:
+def score(model: Any, encoded: Encoded, *, context: int, rank: Rank) -> Scored:
     """Score each document and its end, with end-of-document as left context.
 
     Raises ValueError where the model gives no finite probability.
     """
-    found = windows(encoded.lengths.tolist(), context_of(model, sequence_length))
-    count, done = len(encoded.documents), 0
-    bits, correct = np.zeros(count), np.zeros(count, np.int64)
-    certainty = Certainty.none(count)
+    found, count, done = windows(encoded.lengths.tolist(), context), len(encoded.documents), 0
+    bits, correct, certainty = np.zeros(count), np.zeros(count, np.int64), no_certainty(count)
     for batch in batches(found, min(BATCH_POSITIONS, BATCH_LOGITS // model.config.vocab_size)):
         rows = np.array([window.document for window in batch])
-        lost, right, sure = (part.numpy() for part in _scores(model, batch, encoded))
-        scored = np.isfinite(lost) | np.isnan(lost)  # what is not scored is infinite
-        np.add.at(bits, rows, np.where(scored, lost, 0.0).sum(axis=1) / math.log(2))
-        np.add.at(correct, rows, (right & scored).sum(axis=1))
-        certainty.add(np.repeat(rows, scored.sum(axis=1)), sure[scored], right[scored])
+        scored, lost, right, sure = (part.numpy() for part in _scores(model, batch, encoded))
+        np.add.at(bits, rows, lost.sum(axis=1) / math.log(2))
+        np.add.at(correct, rows, right.sum(axis=1))
+        add_certainty(certainty, np.repeat(rows, scored.sum(axis=1)), sure[scored], right[scored])
         done += len(batch)
         rank.progress(done, len(found), f"{done} of {len(found)} windows")
     _require_finite(bits)
     return Scored(bits=bits, tokens=encoded.lengths, correct=correct, certainty=certainty)
+
+
+@torch.inference_mode()
+def _scores(
+    model: torch.nn.Module, batch: Sequence[Window], encoded: Encoded
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each position, shape [windows, positions]: whether it is scored, nats, whether the likeliest token is right, and its
+    probability; of one that is not scored, nats are 0 and nothing is right.
+
+    Padding is on the right, where causal attention does not see it from any scored position: no mask is needed.
+    """
+    inputs, targets = _padded(batch, encoded)
+    logits = model(input_ids=inputs, use_cache=False).logits
+    highest, likeliest = logits.max(dim=-1)
+    spread = (logits - highest.unsqueeze(-1)).exp_().sum(dim=-1)
+    wanted = logits.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    scored = targets != NOT_SCORED
+    lost = torch.where(scored, (spread.log() + highest - wanted).double(), 0.0)
+    return scored, lost, scored & (likeliest == targets), 1 / spread
+
+
+def _padded(batch: Sequence[Window], encoded: Encoded) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the model reads and what it should say, each of shape [windows, positions]."""
+    shape = (len(batch), batch[0].length)
+    inputs, targets = np.full(shape, encoded.eod_id), np.full(shape, NOT_SCORED)
+    for row, window in enumerate(batch):
+        document = encoded.documents[window.document]
+        shifted = np.concatenate(([encoded.eod_id], document[:-1]))
+        inputs[row, : window.length] = shifted[window.start : window.end]
+        targets[row, window.scored_from - window.start : window.length] = document[window.scored_from : window.end]
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def _require_finite(bits: NDArray[np.float64]) -> None:
+    if not np.isfinite(bits).all():
+        raise ValueError(
+            f"the model gives no finite probability to {int((~np.isfinite(bits)).sum())} of {len(bits)} held-out "
+            "documents: its weights are broken; train again with a lower training.learning_rate"
+        )

@@ -1,4 +1,4 @@
-"""Suites: what a model is measured by besides held-out text. Each gives counted metrics, and may not take longer than it is given.
+"""Suites: what a model is measured by besides held-out text. Each gives counted metrics, within the time that it is given.
 
 A suite is a function that takes a Bench and returns a Suite, or None where the settings do not ask for it. `evaluation.json` has
 its metrics and the number of samples under its name; a gate's rule names one as `SUITE.METRIC`. Nothing is judged here.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from tasks.formats import api_keys
 LOOK_SECONDS = 0.5
 TOKENS_KEPT = 1000
 TOKEN_SECONDS = 60.0
-"""Time that a token which was right is believed without looking again; it may expire, and its application be taken out, meanwhile."""
+"""Time that a token which was right is believed without looking again; it may expire meanwhile."""
 TOKENS_CHECKED = 64
 """At once: each may have to wait for the authority."""
 log = logging.getLogger("headway.serve")
@@ -66,7 +65,7 @@ class KeyFile:
             return
         self._looked = now
         try:
-            state = os.stat(self._path)
+            state = self._path.stat()
             seen = (state.st_ino, state.st_mtime_ns, state.st_size)
             if seen != self._seen:
                 self._keys, self._seen = api_keys.read(self._path.read_text(encoding="utf-8")), seen

@@ -146,55 +146,97 @@ def test_an_elastic_job_may_meet_anew(job):
 
 
 PROGRAM = """
-import sys, time
+import ctypes, signal, sys, threading, time
 from tasks.jobs.runtime import main
 
+def say(path):
+    while True:
+        path.touch()
+        time.sleep(0.01)
+
 def run(rank):
+    threading.Thread(target=say, args=[rank.folder / "thread"], daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: None)  # as in training, where a request to stop is answered after the step
     begin = int((rank.folder / "saved").read_text()) if (rank.folder / "saved").exists() else 0
     for step in range(begin, 60):
         rank.metrics(step=step)
         (rank.folder / "saved").write_text(str(step))
         time.sleep(0.05)
-    return {"began": begin}
+        while step == {hold} and not begin:
+            ctypes.PyDLL(None).sleep(600)
+    return {{"began": begin}}
 
 if __name__ == "__main__":
     sys.exit(main(run))
 """
+"""At step `hold` of its first start the rank waits in C and keeps Python's lock: it lives, and no thread of it can say a word."""
+NEVER, GRACE_SECONDS = -1, 1.0
 
 
-def test_a_stopped_rank_is_found_ended_and_the_job_goes_on_in_a_new_submission(tmp_path, monkeypatch):
-    (tmp_path / "testjobs").mkdir()
-    (tmp_path / "testjobs" / "__init__.py").touch()
-    (tmp_path / "testjobs" / "stopped.py").write_text(PROGRAM)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    folder, events, stopped = tmp_path / "job", [], []
+@pytest.fixture
+def hanging(tmp_path, monkeypatch):
+    """Runs a job that hangs, under the shipped supervisor, and looks at what became of it."""
 
-    def stop():
-        records = []
-        while len(records) < 10:
-            time.sleep(0.05)
-            path = folder / "metrics.jsonl"
-            records = path.read_text().splitlines() if path.exists() else []
-        stopped.append(json.loads((folder / "ranks" / "0.json").read_text())["pid"])
-        os.kill(stopped[0], signal.SIGSTOP)
+    def hanging(hold, act):
+        (tmp_path / "testjobs").mkdir()
+        (tmp_path / "testjobs" / "__init__.py").touch()
+        (tmp_path / "testjobs" / "hanging.py").write_text(PROGRAM.format(hold=hold))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        folder, events, hung = tmp_path / "job", [], []
+        threading.Thread(target=lambda: hung.append(act(*tenth_step(folder))), daemon=True).start()
+        quick = {
+            "watch": WatchConfig(hang_seconds=1.0, grace_seconds=GRACE_SECONDS),
+            "retry": RetryConfig(back_off_seconds=0.1),
+        }
+        job = Job(
+            name="train", token="3" * 32, program="testjobs.hanging", settings={}, inputs={}, progress="saved", **quick
+        )
+        journal = StoreJournal(open_store(tmp_path))
+        cluster = ClusterConfig()
+        watch = Watch(event=events.append)
+        result = run(job, backend=open_backend(cluster), folder=folder, journal=journal, watch=watch, cluster=cluster)
+        assert result.submissions == 2
+        assert result.result["began"] >= 9
+        said = {event.kind: event.text for event in events}
+        assert "hangs: no step after step" in said["hung"]
+        assert "It is submitted again" in said["retrying"]
+        end = journal.get(f"jobs/{job.token}/0001/end")
+        assert (end["failure"], end["message"].startswith("no step after step")) == ("infrastructure", True)
+        assert not process.process_started(hung[0])
+        return said["hung"]
 
-    threading.Thread(target=stop, daemon=True).start()
-    quick = {"watch": WatchConfig(hang_seconds=1.0), "retry": RetryConfig(back_off_seconds=0.1)}
-    job = Job(
-        name="train", token="3" * 32, program="testjobs.stopped", settings={}, inputs={}, progress="saved", **quick
-    )
-    journal = StoreJournal(open_store(tmp_path))
-    cluster = ClusterConfig()
-    watch = Watch(event=events.append)
-    result = run(job, backend=open_backend(cluster), folder=folder, journal=journal, watch=watch, cluster=cluster)
-    assert result.submissions == 2
-    assert result.result["began"] >= 9
-    assert not process.process_started(stopped[0])
-    said = {event.kind: event.text for event in events}
-    assert "hangs: no step after step" in said["hung"]
-    assert "It is submitted again" in said["retrying"]
-    end = journal.get(f"jobs/{job.token}/0001/end")
-    assert (end["failure"], end["message"].startswith("no step after step")) == ("infrastructure", True)
+    return hanging
+
+
+def tenth_step(folder):
+    """The job's folder and its rank's process, once ten steps are recorded."""
+    records, path = [], folder / "metrics.jsonl"
+    while len(records) < 10:
+        time.sleep(0.05)
+        records = path.read_text().splitlines() if path.exists() else []
+    return folder, json.loads((folder / "ranks" / "0.json").read_text())["pid"]
+
+
+def test_a_stopped_rank_is_found_ended_and_the_job_goes_on_in_a_new_submission(hanging):
+    def stop(folder, pid):
+        os.kill(pid, signal.SIGSTOP)
+        return pid
+
+    hanging(NEVER, stop)
+
+
+def test_a_rank_that_holds_the_gil_is_found_by_missing_progress_and_the_job_goes_on_in_a_new_submission(hanging):
+    """It is alive to every look at the process: only steps that do not come tell."""
+    seen = []
+
+    def look(folder, pid):
+        while time.time() - (folder / "thread").stat().st_mtime < 0.5:
+            time.sleep(0.01)
+        seen.append((process.process_started(pid) is not None, (folder / "exit.json").exists()))
+        return pid
+
+    assert "no step after step 12 " in hanging(12, look)
+    assert seen == [(True, False)], "alive, and its thread is mute"
 
 
 def test_steps_without_a_time_are_no_hang_while_they_come(job):

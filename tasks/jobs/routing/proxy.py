@@ -1,0 +1,217 @@
+"""The gateway's front: an ASGI application that hands each request to a server, and its answer back as it comes.
+
+A request that fails before the first byte of an answer is sent again, once, to the main colour or to another server: nothing was
+sent, and a completion changes nothing. Who gets it is table.py; the connection to the server is upstream.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
+from typing import Any
+
+from tasks.endpoints.routes import MIRROR, TRAFFIC, USER, Routes
+from tasks.jobs.routing.breaker import Breaker
+from tasks.jobs.routing.counts import LOOKED_AT, Counts, Totals, ended, look
+from tasks.jobs.routing.table import Replica, Table
+from tasks.jobs.routing.upstream import Answer, Asked, Broken, Unreachable
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+COUNTED = ("/v1/completions", "/score")
+MOST_COPIES = 4
+"""Mirrored requests under way; what comes beyond is not copied."""
+
+
+class Proxy:
+    """State: the copies under way. Everything else is in the table and in the counts."""
+
+    def __init__(self, table: Table, counts: Counts, breaker: Breaker, *, timeout: float, most_bytes: int) -> None:
+        self._table, self._counts, self._breaker = table, counts, breaker
+        self._timeout, self._most_bytes = timeout, most_bytes
+        self._copies: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        if scope["path"] == "/livez":
+            await say(send, 200, {"alive": True})
+            return
+        asked = await self._asked(scope, receive)
+        if asked is None:
+            await say(send, 413, error(413, f"a body may have {self._most_bytes} bytes"))
+            return
+        me, gone = asyncio.current_task(), False
+
+        def leave(_: asyncio.Future[Message]) -> None:
+            nonlocal gone
+            gone = True
+            if me:
+                me.cancel()
+
+        watcher = asyncio.ensure_future(receive())  # says so when the caller goes away
+        watcher.add_done_callback(leave)
+        try:
+            await self._serve(scope, asked, send)
+        except asyncio.CancelledError:
+            if not gone:
+                raise
+        finally:
+            watcher.remove_done_callback(leave)
+            watcher.cancel()
+
+    async def _serve(self, scope: Message, asked: Asked, send: Send) -> None:
+        counted = scope["method"] == "POST" and scope["path"] in COUNTED
+        routes = self._table.routes
+        assert routes is not None  # the gateway listens once it has routes
+        began, tried = time.perf_counter(), list[Replica]()
+        colour = self._colour_for(asked, routes) if counted else routes.main
+        if counted and (copied := self._table.mirrors_to(colour)):
+            self._copy(copied, asked)
+        for again in (True, False):
+            instead = routes.main if again and colour != routes.main else None
+            replica = await self._table.take(colour, tried)
+            if replica is None and instead is None:
+                return await say(send, 503, error(503, "no server answers now: try again in a second"), retry=True)
+            if replica is not None:
+                tried.append(replica)
+                replica.inflight += 1
+                try:
+                    other = instead or self._table.best(colour, tried)
+                    answer = await self._ask(replica, asked, final=not again or other is None)
+                    if answer is not None:
+                        return await self._pass_on(replica, answer, send, began=began, counted=counted)
+                except Unreachable as late:
+                    self._failed(colour, began, counted=counted)
+                    return await say(send, 504, error(504, str(late)), retry=True)
+                finally:
+                    replica.inflight -= 1
+            self._failed(colour, began, counted=counted, replayed=again)
+            colour = instead or colour
+        return await say(send, 502, error(502, "the server broke off before it answered: try again"), retry=True)
+
+    def _colour_for(self, asked: Asked, routes: Routes) -> str:
+        """By its share; who names a model gets that one while it has a share, and never a 404 for the turn that it met."""
+        if b'"model"' in asked.body and len(self._table.groups) > 1:
+            with suppress(ValueError, AttributeError):
+                named = json.loads(asked.body).get("model")
+                for name, colour in routes.colours.items():
+                    if named == colour.model_ref:
+                        return name if self._table.weights()[name] else routes.main
+        return self._table.next_colour() or routes.main
+
+    async def _ask(self, replica: Replica, asked: Asked, *, final: bool) -> Answer | None:
+        """The answer; None when there was none, or one of 5xx that somebody else can still better.
+
+        Raises Unreachable when it is late and nobody else is to be asked.
+        """
+        try:
+            answer = await replica.upstream.ask(asked.with_header(TRAFFIC.encode(), USER.encode()), timeout=self._timeout)
+        except Unreachable as error:
+            if error.late and final:
+                raise
+            if not error.late:
+                self._table.lost_sight(replica)
+            return None
+        if answer.status >= 500 and not final:
+            answer.close()
+            return None
+        return answer
+
+    async def _pass_on(self, replica: Replica, answer: Answer, send: Send, *, began: float, counted: bool) -> None:
+        headers = list(answer.headers)
+        if answer.length is not None:
+            headers.append((b"content-length", answer.length))
+        taken, whole = bytearray(), False
+        try:
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            async for piece in answer.body():
+                if len(taken) < LOOKED_AT:
+                    taken += piece
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            whole = True
+        except Broken:
+            self._note(replica.colour, began, failed=True, counted=counted)
+            raise
+        finally:
+            answer.close()
+        await send({"type": "http.response.body", "body": b""})
+        if whole and counted and not 400 <= answer.status < 500:
+            failed = answer.status >= 500
+            found = {} if failed else look(answer.header(b"content-type"), bytes(taken))
+            self._note(replica.colour, began, failed=failed, counted=True, **found)
+
+    def _copy(self, colour: str, asked: Asked) -> None:
+        if len(self._copies) >= MOST_COPIES:
+            return
+        task = asyncio.create_task(self._ask_copy(colour, asked))
+        self._copies.add(task)
+        task.add_done_callback(self._copies.discard)
+
+    async def _ask_copy(self, colour: str, asked: Asked) -> None:
+        """Ask for an answer that nobody gets."""
+        began, failed, taken, kind = time.perf_counter(), True, b"", b""
+        replica = self._table.best(colour)
+        if replica is not None:
+            with suppress(Unreachable, Broken, TimeoutError):
+                async with asyncio.timeout(self._timeout):
+                    copy = asked.with_header(TRAFFIC.encode(), MIRROR.encode())
+                    answer = await replica.upstream.ask(copy, timeout=self._timeout)
+                    try:
+                        taken = b"".join([piece async for piece in answer.body()])
+                    finally:
+                        answer.close()
+                    if 400 <= answer.status < 500:
+                        return
+                    failed, kind = answer.status >= 500, answer.header(b"content-type")
+        found = {} if failed else look(kind, taken)
+        self._note(colour, began, failed=failed, counted=True, mirrored=True, **found)
+
+    def _failed(self, colour: str, began: float, *, counted: bool, replayed: bool = False) -> None:
+        if counted and replayed:
+            self._counts.totals.setdefault(colour, Totals()).replayed += 1
+        self._note(colour, began, failed=True, counted=counted)
+
+    def _note(self, colour: str, began: float, *, failed: bool, counted: bool, **measured: Any) -> None:
+        group = self._table.groups.get(colour)
+        if not counted or group is None:
+            return
+        self._counts.add(group.colour.servers[0].server, colour, ended(began, failed=failed, **measured))
+        if failed:
+            self._breaker.look()
+
+    async def _asked(self, scope: Message, receive: Receive) -> Asked | None:
+        """The whole request; None for one with too large a body."""
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise asyncio.CancelledError
+            body += message.get("body", b"")
+            if len(body) > self._most_bytes:
+                return None
+            if not message.get("more_body"):
+                break
+        query = scope["query_string"]
+        target = scope["raw_path"] + (b"?" + query if query else b"")
+        return Asked(scope["method"].encode(), target, list(scope["headers"]), bytes(body))
+
+
+def error(status: int, message: str) -> dict[str, Any]:
+    """The body of a refusal, in OpenAI's form."""
+    return {"error": {"message": message, "type": "unavailable", "code": status}}
+
+
+async def say(send: Send, status: int, value: Any, *, retry: bool = False) -> None:
+    """Send a JSON answer of the gateway's own."""
+    body = json.dumps(value).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if retry:
+        headers.append((b"retry-after", b"1"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+

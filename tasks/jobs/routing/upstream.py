@@ -1,0 +1,189 @@
+"""One request to one server on loopback, over a connection that is kept where the server keeps it. Which server: table.py.
+
+HTTP/1.1 by h11, which the server's own front uses as well. An answer is handed on as it comes: nothing waits for its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import h11
+
+HOST = "127.0.0.1"
+CONNECT_SECONDS = 2.0
+KEPT = 16
+"""Idle connections that are kept for one server."""
+CHUNK = 65536
+Headers = list[tuple[bytes, bytes]]
+HOP_BY_HOP = frozenset((
+    b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"content-length",
+))  # fmt: skip
+"""Headers of one connection and not of the message (RFC 9110, 7.6.1), and the length, which each side counts for itself."""
+
+
+class Unreachable(Exception):
+    """Nothing of an answer came: another server may be asked. `late`: the server took the request, and was too slow."""
+
+    def __init__(self, message: str, *, late: bool = False) -> None:
+        super().__init__(message)
+        self.late = late
+
+
+class Broken(Exception):
+    """The answer ended before its end."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, whole: it may be sent again."""
+
+    method: bytes
+    target: bytes
+    headers: Headers
+    body: bytes
+
+    def with_header(self, name: bytes, value: bytes) -> Asked:
+        """The same request with one more header, or another value of it."""
+        kept = [(key, said) for key, said in self.headers if key.lower() != name]
+        return Asked(self.method, self.target, [*kept, (name, value)], self.body)
+
+
+class Connection:
+    """One connection to a server. State: the stream and where HTTP is on it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.http = h11.Connection(h11.CLIENT)
+        self.used = False
+
+    async def head(self, asked: Asked) -> h11.Response:
+        """Send a request and wait for the head of its answer. Raises what the connection raises."""
+        headers = [(name, value) for name, value in asked.headers if name.lower() not in HOP_BY_HOP]
+        headers.append((b"content-length", b"%d" % len(asked.body)))
+        data = self.http.send(h11.Request(method=asked.method, target=asked.target, headers=headers)) or b""
+        data += (self.http.send(h11.Data(data=asked.body)) or b"") if asked.body else b""
+        self.writer.write(data + (self.http.send(h11.EndOfMessage()) or b""))
+        await self.writer.drain()
+        while True:
+            event = await self.event()
+            if isinstance(event, h11.Response):
+                return event
+            if isinstance(event, h11.ConnectionClosed):
+                raise ConnectionResetError("closed before an answer")
+
+    async def event(self) -> object:
+        """The next event of the answer."""
+        while (event := self.http.next_event()) is h11.NEED_DATA:
+            self.http.receive_data(await self.reader.read(CHUNK))
+        return event
+
+    @property
+    def reusable(self) -> bool:
+        return self.http.our_state is h11.DONE and self.http.their_state is h11.DONE
+
+    def close(self) -> None:
+        with suppress(OSError, RuntimeError):
+            self.writer.close()
+
+
+class Answer:
+    """The answer of a server: its head, and its body as it comes. `close` it, read to the end or not."""
+
+    def __init__(self, upstream: Upstream, connection: Connection, head: h11.Response) -> None:
+        self._upstream, self._connection = upstream, connection
+        self.status = int(head.status_code)
+        self.headers: Headers = [(name, value) for name, value in head.headers if name not in HOP_BY_HOP]
+        self.length = next((value for name, value in head.headers if name == b"content-length"), None)
+
+    def header(self, name: bytes) -> bytes:
+        return next((value for key, value in self.headers if key == name), b"")
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """Pieces as they arrive. Raises Broken."""
+        try:
+            while True:
+                event = await self._connection.event()
+                if isinstance(event, h11.Data):
+                    yield bytes(event.data)
+                elif isinstance(event, h11.EndOfMessage):
+                    return
+                else:
+                    raise Broken("the server closed the connection")
+        except (OSError, h11.RemoteProtocolError) as error:
+            raise Broken(str(error)) from error
+
+    def close(self) -> None:
+        """Keep the connection when the answer was read to its end; else it goes, and the server learns that nobody waits."""
+        self._upstream.give_back(self._connection)
+
+
+class Upstream:
+    """One server. State: the idle connections to it."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._idle: list[Connection] = []
+
+    async def ask(self, asked: Asked, *, timeout: float) -> Answer:
+        """Send a request; returns with the head of the answer. Raises Unreachable, also after `timeout` seconds without one."""
+        try:
+            async with asyncio.timeout(timeout):
+                connection, head = await self._first_head(asked)
+        except TimeoutError as error:
+            raise Unreachable(f"no answer from port {self.port} within {timeout:g} s", late=True) from error
+        except (OSError, h11.RemoteProtocolError) as error:
+            raise Unreachable(f"port {self.port}: {error}") from error
+        return Answer(self, connection, head)
+
+    def give_back(self, connection: Connection) -> None:
+        if connection.reusable and len(self._idle) < KEPT:
+            connection.http.start_next_cycle()
+            connection.used = True
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """Close what is idle."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    async def _first_head(self, asked: Asked) -> tuple[Connection, h11.Response]:
+        """An idle connection may have been closed by the server meanwhile: then a new one is tried."""
+        while True:
+            connection = self._idle.pop() if self._idle else await self._connect()
+            try:
+                return connection, await connection.head(asked)
+            except (OSError, h11.RemoteProtocolError):
+                connection.close()
+                if not connection.used:
+                    raise
+            except BaseException:
+                connection.close()
+                raise
+
+    async def _connect(self) -> Connection:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            reader, writer = await asyncio.open_connection(HOST, self.port)
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return Connection(reader, writer)
+
+
+async def fetch(upstream: Upstream, target: bytes, *, timeout: float) -> tuple[int, bytes]:
+    """Status and whole body of a small GET. Raises Unreachable."""
+    asked = Asked(b"GET", target, [(b"host", b"127.0.0.1:%d" % upstream.port)], b"")
+    answer = await upstream.ask(asked, timeout=timeout)
+    try:
+        async with asyncio.timeout(timeout):
+            return answer.status, b"".join([piece async for piece in answer.body()])
+    except TimeoutError as error:
+        raise Unreachable("the body did not come", late=True) from error
+    except Broken as error:
+        raise Unreachable(str(error)) from error
+    finally:
+        answer.close()

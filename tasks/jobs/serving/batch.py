@@ -1,0 +1,160 @@
+"""Continuous batching: an answer joins those under way as soon as there is room, and leaves when it ends.
+
+Each step reads a piece of the prompts that wait, and gives every answer under way one more token, in one run of the graph. Who
+asks, and processes, do not live here: model_child.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tasks.jobs.serving import memory
+from tasks.jobs.serving.decoder import CHUNK
+from tasks.jobs.serving.runtime import Ask, Ending, Piece, Unfit
+from tasks.jobs.serving.sampling import Choice, Logits, entropy
+from tasks.jobs.serving.text import TextStream
+
+if TYPE_CHECKING:
+    from tasks.jobs.generation import Generation
+
+ENTROPY_TOKENS = 32
+"""First tokens of an answer whose entropy is measured: 0.6 ms each with 150,000 words, so it stays below a share of the whole."""
+CACHE_SHARE = 0.5
+"""Of the memory that is available when a model is loaded: what the answers under way may fill."""
+Said = tuple[int, Piece | Ending]
+"""The number of a request, and what is said of it."""
+
+
+@dataclass
+class _Answer:
+    """One request. `tokens` are the answer's; the row of the cache holds the prompt's and all of these but the last."""
+
+    number: int
+    ask: Ask
+    prompt: list[int]
+    limit: int
+    choice: Choice
+    text: TextStream
+    read: int = 0
+    tokens: list[int] = field(default_factory=list)
+    told: int = 0
+    entropies: list[float] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Tokens that its row holds."""
+        return self.read + max(len(self.tokens) - 1, 0)
+
+    @property
+    def most(self) -> int:
+        return len(self.prompt) + self.limit
+
+
+class Batch:
+    """The requests of one model. State: those that wait, the one whose prompt is read, and those under way by row."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation, self._decoder = generation, generation.decoder
+        self._waiting: deque[_Answer] = deque()
+        self._reading: _Answer | None = None
+        self._rows: list[_Answer] = []
+        self._room = int(memory.available() * CACHE_SHARE) // self._decoder.token_bytes
+        """Tokens that fit into memory."""
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._reading or self._rows)
+
+    def add(self, number: int, ask: Ask, *, prompt: list[int] | None = None) -> None:
+        """Have a request answered in the steps to come. Raises Unfit."""
+        tokens = self._generation.encode(ask.prompt) if prompt is None else prompt
+        limit = min(ask.max_tokens, self._generation.context_length - len(tokens))
+        choice, text = Choice(ask.temperature, ask.top_p, ask.seed), TextStream(self._generation.text, ask.stop)
+        answer = _Answer(number, ask, tokens, limit, choice, text)
+        if answer.most > self._room:
+            raise Unfit(f"prompt and answer may have {answer.most} tokens; the memory here has room for {self._room}")
+        self._waiting.append(answer)
+
+    def drop(self, number: int) -> None:
+        """Give a request up; its place is free for the next step."""
+        self._waiting = deque(answer for answer in self._waiting if answer.number != number)
+        if self._reading and self._reading.number == number:
+            self._decoder.leave(self._decoder.lobby, length=self._reading.read)
+            self._reading = None
+        for answer in [answer for answer in self._rows if answer.number == number]:
+            self._leave(answer)
+
+    def step(self) -> list[Said]:
+        """One more token for every answer under way, after a piece of the prompts that wait."""
+        said = self._read_prompts()
+        if not self._rows:
+            return said
+        tokens, lengths = [each.tokens[-1] for each in self._rows], [each.length for each in self._rows]
+        logits = self._decoder.step(tokens, lengths)
+        for answer, row in zip(list(self._rows), logits, strict=True):
+            said += self._take(answer, row)
+        return said
+
+    def _read_prompts(self) -> list[Said]:
+        said: list[Said] = []
+        left = CHUNK
+        while left > 0 and (answer := self._next()):
+            tokens = answer.prompt[answer.read : answer.read + left]
+            logits = self._decoder.read(self._decoder.lobby, tokens, before=answer.read)
+            answer.read += len(tokens)
+            left -= len(tokens)
+            if answer.read == len(answer.prompt):
+                said += self._join(answer, logits)
+        return said
+
+    def _next(self) -> _Answer | None:
+        """Whose prompt is read: the one begun, else the first that waits, if there is room for it."""
+        held = sum(answer.most for answer in self._rows)
+        fits = self._waiting and len(self._rows) < self._decoder.rows and held + self._waiting[0].most <= self._room
+        if self._reading is None and fits:
+            self._reading = self._waiting.popleft()
+        return self._reading
+
+    def _join(self, answer: _Answer, logits: Logits) -> list[Said]:
+        self._reading = None
+        self._decoder.move(self._decoder.lobby, len(self._rows), length=answer.read)
+        self._decoder.leave(self._decoder.lobby, length=answer.read)
+        self._rows.append(answer)
+        return self._take(answer, logits)
+
+    def _take(self, answer: _Answer, logits: Logits) -> list[Said]:
+        """Choose an answer's next token and say what there is to say; the answer may end with it."""
+        if answer.ask.measure and len(answer.entropies) < ENTROPY_TOKENS:
+            answer.entropies.append(entropy(logits))
+        token = answer.choice.token(logits)
+        answer.tokens.append(token)
+        ended = token in self._generation.end_tokens
+        last = ended or len(answer.tokens) >= answer.limit
+        text = "" if ended else answer.text.add(token)
+        if answer.text.stopped or last:
+            text += "" if answer.text.stopped else answer.text.end()
+            self._leave(answer)
+        said: list[Said] = []
+        if text:
+            said.append((answer.number, Piece(text, len(answer.tokens) - answer.told)))
+            answer.told = len(answer.tokens)
+        if answer.text.stopped or last:
+            said.append((answer.number, _ending(answer, "stop" if ended or answer.text.stopped else "length")))
+        return said
+
+    def _leave(self, answer: _Answer) -> None:
+        """The last row takes the place of the one that leaves: rows under way are always the first ones."""
+        row, last = self._rows.index(answer), len(self._rows) - 1
+        if row != last:
+            self._decoder.move(last, row, length=self._rows[last].length)
+            self._rows[row] = self._rows[last]
+        longest = max(answer.length, self._rows[last].length)
+        self._rows.pop()
+        self._decoder.leave(last, length=longest)
+
+
+def _ending(answer: _Answer, reason: str) -> Ending:
+    mean = sum(answer.entropies) / len(answer.entropies) if answer.entropies else None
+    return Ending(reason, len(answer.prompt), len(answer.tokens), tuple(answer.tokens), mean)

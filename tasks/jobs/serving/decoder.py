@@ -1,0 +1,148 @@
+"""The graph of an exported model, run for several answers at once: each has a row of the cache of keys and values.
+
+Rows have lengths of their own, so an answer joins while others are under way: GroupQueryAttention takes each row's length from
+the attention mask, and writes in place when its cache is handed in and out at the same address (onnxruntime,
+contrib_ops/cpu/bert/group_query_attention.cc). onnxruntime-genai 0.18's own Engine batches on CUDA only in this way; on a CPU
+whoever comes later waits for all that are under way. Which row belongs to whom is batch.py; choosing a token is sampling.py.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from tasks.jobs.serving.contents import Contents
+from tasks.jobs.serving.sampling import Logits
+
+ROWS = 16
+"""Answers that are under way at once; more of them wait."""
+CHUNK = 128
+"""Tokens of a prompt that are read at once: others go on between two chunks, and logits of so many places are in memory."""
+KEPT_BYTES = 1 << 20
+"""Memory of a row that is left to the next answer; more is given back when an answer ends."""
+KINDS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Memory that is there once it is written to, and can be given back by pages."""
+ATTENTION = b"GroupQueryAttention"
+
+
+@dataclass(frozen=True)
+class _Cache:
+    """Keys or values of one layer: [rows, heads, places, size]."""
+
+    past: str
+    present: str
+    memory: mmap.mmap
+    values: NDArray[Any]
+
+    @property
+    def row_bytes(self) -> int:
+        return int(self.values[0].nbytes)
+
+
+class Decoder:
+    """A loaded graph and its cache of `rows` rows and one more, LOBBY, where a prompt is read. Not safe for threads."""
+
+    def __init__(self, contents: Contents, settings: dict[str, Any], *, threads: int, rows: int = ROWS) -> None:
+        """`settings` is `model` of genai_config.json. Raises ValueError for a graph that this decoder cannot batch."""
+        self.rows, self.lobby = rows, rows
+        self.words = int(settings["vocab_size"])
+        self.places = int(settings["context_length"])
+        self._session = _open(contents, settings["decoder"]["filename"], threads=threads)
+        self._kinds = {each.name: each.type for each in self._session.get_inputs()}
+        self._caches = self._make_caches(settings["decoder"])
+        self._logits_kind = KINDS[next(each.type for each in self._session.get_outputs() if each.name == "logits")]
+        self._bindings: dict[tuple[int, int], Any] = {}
+
+    @property
+    def token_bytes(self) -> int:
+        """Memory that a token of a prompt or an answer takes while its answer is under way."""
+        return sum(cache.row_bytes for cache in self._caches) // self.places
+
+    def read(self, row: int, tokens: list[int], *, before: int) -> Logits:
+        """Read tokens into a row that holds `before` tokens; the logits [words] after the last one."""
+        count, total = len(tokens), before + len(tokens)
+        inputs = {"input_ids": np.asarray([tokens]), "attention_mask": np.ones((1, total), np.int64)}
+        logits = self._run(row, 1, inputs=inputs | {"position_ids": np.arange(before, total)[None]}, places=count)
+        return logits[0, -1]
+
+    def step(self, tokens: list[int], lengths: list[int]) -> Logits:
+        """One more token for each of the first rows, which hold `lengths` tokens; logits [rows, words]."""
+        positions = np.asarray(lengths, np.int64)[:, None]
+        mask = (np.arange(max(lengths) + 1)[None] <= positions).astype(np.int64)
+        inputs = {"input_ids": np.asarray(tokens)[:, None], "attention_mask": mask, "position_ids": positions}
+        return self._run(0, len(tokens), inputs=inputs, places=1)[:, 0]
+
+    def move(self, source: int, target: int, *, length: int) -> None:
+        """Copy what a row holds to another one."""
+        for cache in self._caches:
+            cache.values[target, :, :length] = cache.values[source, :, :length]
+
+    def leave(self, row: int, *, length: int) -> None:
+        """Give the memory of a row back that held `length` tokens."""
+        if length * self.token_bytes < KEPT_BYTES:
+            return
+        for cache in self._caches:
+            begin = -(-row * cache.row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            end = (row + 1) * cache.row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+            if end > begin:
+                cache.memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+    def _run(self, row: int, count: int, *, inputs: dict[str, NDArray[Any]], places: int) -> Logits:
+        binding = self._binding(row, count)
+        held = {name: _contiguous(value) for name, value in inputs.items() if name in self._kinds}
+        for name, value in held.items():
+            binding.bind_input(name, "cpu", 0, value.dtype, value.shape, value.ctypes.data)
+        logits = np.empty((count, places, self.words), self._logits_kind)
+        binding.bind_output("logits", "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
+        self._session.run_with_iobinding(binding)
+        return logits.astype(np.float32, copy=False)
+
+    def _binding(self, row: int, count: int) -> Any:
+        """The cache of some rows, in and out at the same address; made once for each place and count."""
+        if (row, count) not in self._bindings:
+            binding = self._bindings[row, count] = self._session.io_binding()
+            for cache in self._caches:
+                part = cache.values[row : row + count]
+                place = ("cpu", 0, part.dtype, part.shape, part.ctypes.data)
+                binding.bind_input(cache.past, *place)
+                binding.bind_output(cache.present, *place)
+        return self._bindings[row, count]
+
+    def _make_caches(self, decoder: dict[str, Any]) -> list[_Cache]:
+        shape = (self.rows + 1, decoder["num_key_value_heads"], self.places, decoder["head_size"])
+        caches = []
+        for layer in range(decoder["num_hidden_layers"]):
+            for part in ("key", "value"):
+                past = decoder["inputs"][f"past_{part}_names"] % layer
+                kind = np.dtype(KINDS.get(self._kinds.get(past, "nothing"), np.void))
+                if kind == np.void:
+                    raise ValueError(
+                        f"the graph's {past} is {self._kinds.get(past)}; this release serves {list(KINDS)}"
+                    )
+                memory = mmap.mmap(-1, int(np.prod(shape)) * kind.itemsize, flags=PRIVATE)
+                values = np.frombuffer(memory, kind).reshape(shape)
+                caches.append(_Cache(past, decoder["outputs"][f"present_{part}_names"] % layer, memory, values))
+        return caches
+
+
+def _open(contents: Contents, name: str, *, threads: int) -> onnxruntime.InferenceSession:
+    """A session over bytes in memory; files of external data are the other ones beside the graph."""
+    graph = contents[name]
+    if ATTENTION not in graph:
+        raise ValueError(f"{name} has no {ATTENTION.decode()}: export it with onnxruntime-genai's builder, for the CPU")
+    data = {path: value for path, value in contents.items() if path.startswith(name) and path != name}
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    sizes = [len(value) for value in data.values()]
+    options.add_external_initializers_from_files_in_memory(list(data), list(data.values()), sizes)
+    return onnxruntime.InferenceSession(bytes(graph), options, providers=["CPUExecutionProvider"])
+
+
+def _contiguous(value: NDArray[Any]) -> NDArray[np.int64]:
+    return np.ascontiguousarray(value, dtype=np.int64)

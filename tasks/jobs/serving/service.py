@@ -1,0 +1,149 @@
+"""One request for a completion, from the rung that answers it to what is measured and counted of it. HTTP's forms are api.py.
+
+An answer comes in pieces, also where the client wants it whole: so a client that goes away is noticed, and its place is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from fastapi import HTTPException
+
+from tasks.jobs.outputs import Outputs, measured
+from tasks.jobs.serving.ladder import Ladder, Taken
+from tasks.jobs.serving.metrics import Metrics
+from tasks.jobs.serving.runtime import Ask, Ending, Gone, Piece, Unfit
+from tasks.serving_config import LimitsConfig
+
+
+@dataclass
+class Told:
+    """What is known of a request besides its texts. Filled while it is answered; read by traces and headers."""
+
+    request_id: str
+    caller: str = ""
+    taken: Taken | None = None
+    ending: Ending | None = None
+    first_seconds: float | None = None
+
+    def headers(self) -> dict[str, str]:
+        """Every answer says what answered."""
+        rung = self.taken.rung if self.taken else "full"
+        degraded = {} if rung == "full" else {"X-Headway-Degraded": rung}
+        named = {"X-Headway-Model": self.taken.model_ref} if self.taken else {}
+        return {"X-Request-Id": self.request_id, **named, **degraded}
+
+
+@dataclass(frozen=True)
+class Said:
+    """A whole answer."""
+
+    text: str
+    ending: Ending
+
+
+class Service:
+    """What answers. State: the models, what is kept of answers, and the figures."""
+
+    def __init__(
+        self, ladder: Ladder, *, model_ref: str, server: str, outputs: Outputs, metrics: Metrics, limits: LimitsConfig
+    ) -> None:
+        self.ladder, self.model_ref, self.server = ladder, model_ref, server
+        self.since = int(time.time())
+        self.outputs, self.metrics, self.limits = outputs, metrics, limits
+        metrics.watch("model_up", "Whether the full model is up and proven", lambda: float(ladder.ready))
+        metrics.watch("waiting", "Requests that have got no text yet", lambda: float(ladder.waiting))
+
+    def take(self, model: str | None, told: Told) -> Taken:
+        """The best model that is up. Raises HTTPException: 404 for another model than is served, 503 when there is none."""
+        if model not in (None, self.model_ref):
+            raise HTTPException(404, f"the model {model!r} is not served here: this is {self.model_ref}")
+        taken = self.ladder.take()
+        if taken is None:
+            said = f"the model is not ready: {self.ladder.reason or 'it is being loaded'}"
+            raise self._away(said)
+        told.taken = taken
+        if taken.rung != "full":
+            self.metrics.degraded.labels(taken.rung).inc()
+        return taken
+
+    async def answer(self, ask: Ask, taken: Taken, told: Told) -> Said:
+        """A whole answer. Raises HTTPException as `pieces` does."""
+        texts: list[str] = []
+        async with aclosing(self.pieces(ask, taken, told)) as parts:
+            async for part in parts:
+                if isinstance(part, Ending):
+                    return Said("".join(texts), part)
+                texts.append(part.text)
+        raise AssertionError("a runtime ended without an ending")
+
+    async def pieces(self, ask: Ask, taken: Taken, told: Told) -> AsyncGenerator[Piece | Ending, None]:
+        """An answer as it comes. Raises HTTPException: 400 for what cannot be completed, 503 when the model goes, 504 when late."""
+        asked, deadline = time.perf_counter(), asyncio.get_running_loop().time() + self.limits.request_seconds
+        with self.outputs.measuring(ask.max_tokens) as found:
+            found |= self._known(ask, taken, told)
+            texts: list[str] = []
+            async with aclosing(cast(AsyncGenerator[Piece | Ending, None], taken.runtime.complete(ask))) as parts:
+                while True:
+                    part = await self._next(parts, deadline)
+                    told.first_seconds = told.first_seconds or time.perf_counter() - asked
+                    if isinstance(part, Ending):
+                        break
+                    texts.append(part.text)
+                    yield part
+            text = "".join(texts)
+            found |= {"first_seconds": round(told.first_seconds, 6), "text": text, **measured(part, text)}
+        self._count(part, told)
+        yield part
+
+    async def _next(self, parts: AsyncIterator[Piece | Ending], deadline: float) -> Piece | Ending:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await anext(parts)
+        except Unfit as error:
+            raise HTTPException(400, str(error)) from error
+        except Gone as error:
+            raise self._away(f"the model went away while it answered: {error}") from error
+        except TimeoutError as error:
+            said = f"the answer was not ready within {self.limits.request_seconds:g} s: ask for fewer tokens"
+            raise HTTPException(504, said) from error
+
+    def _away(self, said: str) -> HTTPException:
+        return HTTPException(503, said, {"Retry-After": str(self.ladder.retry_seconds)})
+
+    def _known(self, ask: Ask, taken: Taken, told: Told) -> dict[str, Any]:
+        rung = "" if taken.rung == "full" else taken.rung
+        return {
+            "id": told.request_id,
+            "model": taken.model_ref,
+            "rung": rung,
+            "caller": told.caller,
+            "prompt": ask.prompt,
+        }
+
+    def _count(self, ending: Ending, told: Told) -> None:
+        before = told.ending
+        told.ending = ending if before is None else _sum(before, ending)
+        self.metrics.tokens.labels("prompt").inc(ending.prompt_tokens)
+        self.metrics.tokens.labels("completion").inc(ending.completion_tokens)
+        if told.first_seconds is not None:
+            self.metrics.first.observe(told.first_seconds)
+
+
+def spent(ending: Ending) -> int:
+    """Tokens that an answer is charged with."""
+    return ending.prompt_tokens + ending.completion_tokens
+
+
+def _sum(one: Ending, other: Ending) -> Ending:
+    """Of several answers to one request, the tokens of all."""
+    return replace(
+        other,
+        prompt_tokens=one.prompt_tokens + other.prompt_tokens,
+        completion_tokens=one.completion_tokens + other.completion_tokens,
+    )

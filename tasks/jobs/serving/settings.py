@@ -1,0 +1,83 @@
+"""What a server is started with: `serve.json` in its folder, written by whoever starts it (tasks/endpoints, docker/endpoint.sh).
+
+Fields that it does not know are left alone: who starts a server may be newer than it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks.access_config import AccessConfig
+from tasks.errors import Missing
+from tasks.jobs.serving.ladder import Rung, RungName
+from tasks.jobs.serving.runtime import Golden
+from tasks.process import read_json
+from tasks.serving_config import AnswersConfig, LimitsConfig
+from tasks.storage.manifest import FileEntry
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class GoldenSettings(_Read):
+    """A prompt with the greedy answer that proves a model."""
+
+    prompt: str
+    tokens: tuple[int, ...]
+
+
+class RungSettings(_Read):
+    """One model that may answer."""
+
+    name: RungName
+    model_ref: str
+    folder: Path
+    files: tuple[FileEntry, ...] | None = None
+    """None: whoever mounted the folder has verified it."""
+    golden: tuple[GoldenSettings, ...] = ()
+    """Empty: those of golden.json in the folder."""
+
+
+class ServeSettings(_Read):
+    """The whole file."""
+
+    model_folder: Path
+    model_ref: str
+    files: tuple[FileEntry, ...] | None
+    port: int
+    outputs: Path
+    threads: int = 1
+    ladder: tuple[RungSettings, ...] = ()
+    """Rungs below the model itself, the best first."""
+    hang_seconds: float = 30.0
+    limits: LimitsConfig = LimitsConfig()
+    answers: AnswersConfig = AnswersConfig()
+    access: AccessConfig = AccessConfig()
+    keys: Path | None = None
+    """keys.json of the endpoint; it need not be there."""
+    alone: bool = False
+    """Whether nothing stands before it: it is its own edge, on the address of `access`. Else `port` is private, on loopback."""
+
+    def rungs(self) -> list[Rung]:
+        """The model itself, then what answers when it cannot."""
+        below = [one for one in self.ladder if one.name != "full"]
+        full = RungSettings(name="full", model_ref=self.model_ref, folder=self.model_folder, files=self.files)
+        return [_rung(one) for one in (full, *below)]
+
+
+def read_settings(folder: Path) -> ServeSettings:
+    """The settings of a server's folder. Raises Missing without them."""
+    said = read_json(folder / "serve.json")
+    if said is None:
+        raise Missing(
+            f"{folder} holds no serve.json", remedy="Servers are started by `headway retrain`, or by the container."
+        )
+    return ServeSettings.model_validate(said)
+
+
+def _rung(one: RungSettings) -> Rung:
+    golden = tuple(Golden(prompt=each.prompt, tokens=each.tokens) for each in one.golden)
+    return Rung(name=one.name, model_ref=one.model_ref, folder=one.folder, files=one.files, golden=golden)
