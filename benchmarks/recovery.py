@@ -5,9 +5,9 @@
 
 The job is the tiny training as shipped (deployments/configs/tiny.yaml, with more steps): the local backend's small parent, the
 machine's agent, torchrun, two ranks, a writer process beside each, checkpoints every ten steps. *Recovery* kills one rank, all
-ranks, torchrun or the agent, in turn, at a seeded moment after a checkpoint. Seconds count from the kill: `over`, when nothing
-of the attempt runs any more; `noticed`, when the next attempt is begun, its deliberate pause of 0.4 s included; `training`, when
-the first step after it is recorded. `again` are the steps done twice. Goals: noticed in 1 s, training in 15 s.
+ranks, torchrun or the agent, in turn, at a seeded moment after a checkpoint. Seconds count from the kill: `noticed`, when
+nothing of the attempt runs any more, the others were ended; `begun`, when the next attempt is, after a deliberate pause of 0.4 s;
+`training`, when its first step is recorded. `again` are the steps done twice. Goals: noticed in 1 s, training in 15 s.
 *Goodput* kills one of them every hundred steps. What a restart costs is absolute, so its share depends on how long a step is: a
 tiny step is a hundredth of a second, one of a model worth killing a second or more, so each sleeps as if a GPU were at work.
 From the measured restart follows the step length from which 95 % holds. Run on a quiet machine; by `make bench`, without goodput.
@@ -193,9 +193,9 @@ def kill(stand: Stand, what: str) -> dict[str, float]:
             os.kill(pid, signal.SIGKILL)
     done = stand.newest()["step"]
     seconds = {
-        "over": stand.until(lambda: not any(process.process_started(pid) == at for pid, at in everybody.items()))
+        "noticed": stand.until(lambda: not any(process.process_started(pid) == at for pid, at in everybody.items()))
         - began,
-        "noticed": stand.until(lambda: stand.attempt() > attempt) - began,
+        "begun": stand.until(lambda: stand.attempt() > attempt) - began,
         "training": stand.until(lambda: stand.newest()["attempt"] > attempt) - began,
     }
     first = next(record for record in stand.records() if record["attempt"] > attempt)

@@ -15,7 +15,7 @@ import yaml
 from deployments.bridge import routes
 from deployments.cli.configuration import SHIPPED, changed, load
 from deployments.settings import PlatformConfig, ScheduleConfig
-from tasks.config import BackupConfig, QualifyConfig, RetrainConfig, RevalidateConfig, ValidateConfig
+from tasks.config import BackupConfig, QualifyConfig, RetrainConfig, RevalidateConfig, ValidateConfig, WatchConfig
 from tasks.settings import Settings
 
 POOL = "headway"
@@ -25,10 +25,11 @@ FORMS: dict[str, type[Settings]] = {
     "validate": ValidateConfig,
     "qualify": QualifyConfig,
     "backup": BackupConfig,
+    "watch": WatchConfig,
 }
 """The flows, and what each takes as `config`. The flow of a name is flows.NAME.NAME."""
-WITHOUT_DATASET = ("qualify", "backup")
-APART = ("backup",)
+WITHOUT_DATASET = ("qualify", "backup", "watch")
+APART = ("backup", "watch")
 """Flows whose settings are no part of a retraining run's: they start from the defaults of their class."""
 PURPOSE = {
     "retrain": "The whole lifecycle: a dataset becomes a served model.",
@@ -36,6 +37,7 @@ PURPOSE = {
     "validate": "A dataset, judged by itself; what breaks a rule is set aside.",
     "qualify": "The cluster, measured anew and judged.",
     "backup": "Key assets into a store of backups; proved by a drill, where wanted.",
+    "watch": "What endpoints answered since the last look, against what is usual; what stands out becomes an event.",
 }
 
 

@@ -4,8 +4,8 @@
 #   docker run --rm --network host --read-only --tmpfs /run/headway:uid=10001,mode=0700 \
 #     --mount type=bind,src=MODEL_FOLDER,dst=/model,readonly --env MODEL_REF=model/tiny headway/endpoint:0.1.0
 #
-# The server asks for no password, so it listens on loopback only, here too: on the host's with --network host, or for a
-# container beside it that shares its network and does the asking.
+# It listens on loopback only, unless it asks who asks: HOST=0.0.0.0 needs a mounted KEYS file (headway endpoint key), or ENTRA; or
+# OPEN=true, where something before it keeps others out, as a managed endpoint of Azure Machine Learning does.
 FROM python:3.11.15-slim-bookworm@sha256:d29f48a31a8b408ed19272ca1e7b10ebae13b240a27e862d3d4217c528e2e0c3 AS base
 
 FROM base AS build
@@ -31,8 +31,10 @@ ENV PATH=/opt/headway/bin:$PATH \
     HOME=/run/headway \
     PYTHONUNBUFFERED=1 \
     HEADWAY_SERVE=/run/headway \
-    MODEL_FOLDER=/model \
     MODEL_REF=model/mounted \
+    HOST=127.0.0.1 \
+    OPEN=false \
+    KEYS=/run/keys/keys.json \
     PORT=8080 \
     THREADS=1
 USER 10001:10001

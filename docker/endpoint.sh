@@ -7,14 +7,34 @@ refuse() {
     exit 2
 }
 
+# Azure Machine Learning says itself where it has put a model.
+mounted=${MODEL_FOLDER:-${AZUREML_MODEL_DIR:-/model}}
 case "$MODEL_REF" in '' | *[!A-Za-z0-9._/@-]*) refuse "MODEL_REF is '$MODEL_REF'; give KIND/NAME or KIND/NAME@VERSION" ;; esac
+case "$HOST" in '' | *[!A-Za-z0-9.:]*) refuse "HOST is '$HOST'; give an address to listen on" ;; esac
+case "$OPEN" in true | false) ;; *) refuse "OPEN is '$OPEN'; it is true or false" ;; esac
 for number in "$PORT" "$THREADS"; do
     case "$number" in '' | *[!0-9]*) refuse "PORT is '$PORT' and THREADS is '$THREADS'; both are whole numbers" ;; esac
 done
-[ -f "$MODEL_FOLDER/golden.json" ] || refuse "$MODEL_FOLDER holds no exported model (no golden.json): mount its files there"
+case "$mounted$KEYS" in *[\"\\]*) refuse "a path has a quote or a backslash in it: $mounted $KEYS" ;; esac
+
+# A whole version has its files in files/; Azure Machine Learning mounts a folder with the registered one in it.
+folder=
+for place in "$mounted" "$mounted/files" "$mounted"/*/files "$mounted"/*; do
+    if [ -f "$place/golden.json" ]; then
+        folder=$place
+        break
+    fi
+done
+[ -n "$folder" ] || refuse "$mounted holds no exported model (no golden.json): mount its files there"
+limits=${LIMITS:-}
+[ -n "$limits" ] || limits='{}'
 
 umask 077
-# Nobody hands the image digests of the mounted files: whoever mounts them verifies them before (headway verify).
-printf '{"model_folder": "%s", "model_ref": "%s", "files": null, "port": %s, "threads": %s, "outputs": "%s"}\n' \
-    "$MODEL_FOLDER" "$MODEL_REF" "$PORT" "$THREADS" "$HEADWAY_SERVE/outputs" >"$HEADWAY_SERVE/serve.json"
+# A version that is named must be the one that is mounted: by the manifest beside its files, or by CONTENT, what a manifest holds.
+cat >"$HEADWAY_SERVE/serve.json" <<END
+{"alone": true, "model_folder": "$folder", "model_ref": "$MODEL_REF", "files": null,
+ "manifest": "$folder/../manifest.json", "content": ${CONTENT:-null},
+ "port": $PORT, "threads": $THREADS, "outputs": "$HEADWAY_SERVE/outputs/model", "keys": "$KEYS",
+ "access": {"host": "$HOST", "open": $OPEN, "entra": ${ENTRA:-null}}, "limits": $limits}
+END
 exec "$@"

@@ -30,6 +30,7 @@ from tasks.export import export
 from tasks.lifecycle import current, lifecycle
 from tasks.outcast import require_proof
 from tasks.plan import plan
+from tasks.promotion import challenge
 from tasks.registry.audit import acting
 from tasks.registry.policy import load_policy, require
 from tasks.registry.refs import read_ref
@@ -128,6 +129,8 @@ def allowed(model: Model, scores: Evaluation, config: RetrainConfig) -> Abstract
     What is done inside is done in the name of who approved. Raises GateFailed, Refused.
     """
     run = current()
+    if isinstance(model, Model):
+        challenge(run, model)
     unchanged = isinstance(model, Model) and read_ref(run.store, f"{model.name}/champion") == model.ref
     if unchanged or run.beyond("deploy"):
         return nullcontext()

@@ -18,8 +18,11 @@ from typing import Any, NamedTuple
 
 from tasks import process
 from tasks.answering.accuracy import NAME as ACCURACY
+from tasks.answering.reading import read
+from tasks.answering.series import series
 from tasks.artifacts import parse_ref
 from tasks.endpoints.known import endpoint_of, known_endpoints
+from tasks.endpoints.local import outputs_of
 from tasks.errors import IntegrityError
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
@@ -63,8 +66,11 @@ class Seen(NamedTuple):
     """The columns of all that stands."""
 
 
-def look(home: Path, now: float, *, only: tuple[str, ...] = ()) -> list[Seen]:
-    """Look at every endpoint in service, or only at some. One that was not, or serves another model, is followed from now on."""
+def look(home: Path, now: float, *, only: tuple[str, ...] = (), dry: bool = False) -> list[Seen]:
+    """Look at every endpoint in service, or only at some. One that was not, or serves another model, is followed from now on.
+
+    `dry`: nothing is said or kept, and no window is over by it.
+    """
     path = _state(home)
     with process.locked(home / "locks" / "anomalies"):
         kept, after, seen = _read(path), {}, []
@@ -76,11 +82,34 @@ def look(home: Path, now: float, *, only: tuple[str, ...] = ()) -> list[Seen]:
             fresh = Followed(served.model_ref, now, labels_since=now)
             after[name] = before if before and before.model == served.model_ref else fresh
             if not only or name in only:
-                after[name], one = _follow(home, name, after[name], now)
+                after[name], one = _follow(home, name, after[name], now=now, dry=dry)
                 seen.append(one)
-        if after != kept:
+        if after != kept and not dry:
             process.write_json(path, {name: followed._asdict() for name, followed in after.items()})
     return seen
+
+
+def history(home: Path, name: str, *, requests: int, windows: int) -> list[dict[str, Any]]:
+    """Measures and accuracy over time of what an endpoint serves, or served when it was stopped; see `series`."""
+    record = process.read_json(home / "endpoints" / name / "endpoint.json")
+    folder = outputs_of(home / "endpoints" / name, str(record["model_ref"])) if record else None
+    return series(read(folder), requests=requests, windows=windows) if folder else []
+
+
+def brief(name: str, seen: Seen | None) -> dict[str, Any]:
+    """One look in short: verdict (anomaly, none, insufficient, nothing written, stopped), what was said, what stands."""
+    if seen is None or seen.told is None:
+        verdict = "stopped" if seen is None else "nothing written"
+        return {"endpoint": name, "verdict": verdict, "requests": 0, "said": [], "standing": [], "evidence": ""}
+    keys = ("verdict", "model", "against", "requests", "reference_requests", "labels", "p_value")
+    told = {key: seen.told[key] for key in keys}
+    return {
+        "endpoint": name,
+        **told,
+        "said": list(seen.said),
+        "standing": list(seen.standing),
+        "evidence": seen.evidence,
+    }
 
 
 def standing_anomalies(home: Path) -> dict[str, dict[str, Any]]:
@@ -99,12 +128,12 @@ def service_config(home: Path, model: str) -> ServiceConfig:
         return ServiceConfig()
 
 
-def _follow(home: Path, name: str, known: Followed, now: float) -> tuple[Followed, Seen]:
+def _follow(home: Path, name: str, known: Followed, *, now: float, dry: bool) -> tuple[Followed, Seen]:
     config = service_config(home, known.model)
     told = anomalies(home, name, since=known.since, config=config, before=known.before, labels_since=known.labels_since)
     after, columns = (_cooled(known, now), {}) if told is None else _next(known, told, config, now=now)
     evidence = ""
-    if told is not None and columns:
+    if told is not None and columns and not dry:
         evidence = _write_evidence(home, name, told, now)
         _say(home, name, told, columns, identity=_identity(known, after, columns), now=now, evidence=evidence)
     if told is not None and _labels_judged(told):

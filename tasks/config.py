@@ -161,3 +161,14 @@ class BackupConfig(Settings):
     """Backups that stay there; older ones go."""
     drill: bool = False
     """Whether the backup is then restored into a scratch place and compared by hash: proof, for as long as a restore takes."""
+
+
+class WatchConfig(Settings):
+    """A look at what endpoints answered. How that is judged is in `revalidation.service` of the model's configuration."""
+
+    endpoints: tuple[Name, ...] = ()
+    """Whose answers; empty: those of every endpoint in service."""
+    window_requests: Positive = 200
+    """Requests of a row of the series that is shown."""
+    windows: Positive = 12
+    """Rows that are shown, the newest ones."""

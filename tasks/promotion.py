@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tasks.artifacts import Artifact, Model
-from tasks.lifecycle import code_version
+from tasks.artifacts import Artifact, Model, parse_ref
+from tasks.lifecycle import Lifecycle, code_version
 from tasks.lineage import words
 from tasks.registry import signatures
 from tasks.registry.audit import audited
-from tasks.registry.refs import move_ref
+from tasks.registry.refs import aliases, move_ref
+from tasks.storage.manifest import Manifest
+from tasks.storage.store import find
 from tasks.workbench import at_work, stored
 
 
@@ -33,24 +35,48 @@ def crown(model: Model, *, reason: str) -> None:
     """
     work = at_work()
     require_signed(model)
+    store, name = work.lifecycle.store, model.name
     inputs = stored(model).provenance.inputs
-    before = move_ref(work.lifecycle.store, f"{model.name}/champion", model.ref, inputs=inputs, reason=reason)
-    scores = work.lifecycle.outcomes["evaluate"].metrics if "evaluate" in work.lifecycle.outcomes else {}
+    before = move_ref(store, f"{name}/champion", model.ref, inputs=inputs, reason=reason)
+    previous = aliases(store, name).get("previous", "")
+    _register(work.lifecycle, work.run, stored(model), alias="champion", before=before or "", previous=previous)
+
+
+def challenge(run: Lifecycle, model: Model) -> None:
+    """Note what was exported as the one that challenges the champion, until it is promoted or another one is exported.
+
+    Raises IntegrityError for a model whose signature does not count: nothing is registered then.
+    """
+    now, name = aliases(run.store, model.name), f"{model.name}/challenger"
+    if run.spool is None or model.ref in (now.get("champion"), now.get("challenger")):
+        return
+    manifest = find(run.store, *parse_ref(model.ref))
+    signatures.require_signed(run.store, run.home, manifest)
+    move_ref(run.store, name, model.ref, inputs=manifest.provenance.inputs, reason="exported, not promoted")
+    _register(run, run.run or "", manifest, alias="challenger", before=now.get("champion", ""))
+
+
+def _register(
+    lifecycle: Lifecycle, run: str, model: Manifest, *, alias: str, before: str, previous: str | None = None
+) -> None:
+    """Tell MLflow's registry of a version and of the name that it has now."""
+    scores = lifecycle.outcomes["evaluate"].metrics if "evaluate" in lifecycle.outcomes else {}
     facts = {
         "Model": model.ref,
         "Bits per byte": f"{scores['bits_per_byte']:.4f}" if "bits_per_byte" in scores else "",
-        "Dataset": str(work.lifecycle.results.get("dataset", "")),
+        "Dataset": str(lifecycle.results.get("dataset", "")),
         "Code": code_version()[0] or "",
-        "Configuration": work.lifecycle.config_digest,
+        "Configuration": lifecycle.config_digest,
     }
-    work.lifecycle.need_spool().register(
-        work.lifecycle.run or work.run,
-        name=model.name,
-        uri=work.lifecycle.store.uri_of(stored(model)),
-        alias="champion",
+    lifecycle.need_spool().register(
+        lifecycle.run or run,
+        name=model.provenance.name,
+        uri=lifecycle.store.uri_of(model),
+        alias=alias,
         tags=words.version_tags(facts),
-        note=words.version_note(facts, before if before and before != model.ref else ""),
+        note=words.version_note(facts, before if before != model.ref else ""),
         about=words.MODEL_NOTE,
+        previous=previous,
     )
 
 

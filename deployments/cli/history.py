@@ -5,19 +5,19 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from deployments.cli.output import CommandError, say, short_ref
 from deployments.cli.person import As, asked
+from deployments.cli.registered import tell
 
 if TYPE_CHECKING:
     from tasks.registry.difference import Difference
     from tasks.registry.retention import Verdict
     from tasks.registry.rollback import Step
-    from tasks.storage.manifest import Manifest
     from tasks.storage.store import Store
 
 SHOWN = 20
@@ -74,7 +74,7 @@ def rollback(
     elif step.needed:
         with asked("roll_back", as_, what=f"roll back {step.name} to {step.after.version[:12]}", reason=reason):
             roll_back(
-                store, step, keys=home() / "keys", reason=reason, crowned=lambda model: _tell(store, model, reason)
+                store, step, keys=home() / "keys", reason=reason, crowned=partial(tell, store, "rollback", reason)
             )
     fields = {
         "ref": step.after.ref,
@@ -157,24 +157,6 @@ def _used() -> dict[str, str]:
             refs = [ref for outcome in ended for ref in (*outcome["inputs"], *outcome["outputs"])]
             found |= {ref: f"the run {run.identity[:8]} is at work" for ref in refs}
     return found | {served_model(home(), name): f"endpoint/{name} serves it" for name in known_endpoints(home())}
-
-
-def _tell(store: Store, model: Manifest, reason: str) -> None:
-    """Tell MLflow that a model is the champion again, by the way of all news: a spool."""
-    from tasks.lineage import words
-    from tasks.lineage.spool import Spool
-    from tasks.settings import experiment, home, tracking_uri
-
-    name = model.provenance.name
-    about = words.experiment_note("rollback", name)
-    spool = Spool(home(), tracking_uri(), experiment=experiment(words.experiment_name("rollback", name)), note=about)
-    tags = words.version_tags({"Model": model.ref, "Code": model.provenance.commit or ""})
-    note = {"headway.flow": "rollback", "headway.model": name, "mlflow.note.content": reason}
-    run = spool.start_run(words.run_name("rollback", time.time()), tags={**tags, **note}, params={})
-    uri, facts = store.uri_of(model), words.version_note({"Model": model.ref}, "")
-    spool.register(run, name=name, uri=uri, alias="champion", tags=tags, note=facts, about=words.MODEL_NOTE)
-    spool.end_run(run, "FINISHED", tags={})
-    spool.close()
 
 
 def _step_in_words(step: Step, dry_run: bool) -> str:

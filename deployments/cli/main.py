@@ -27,6 +27,7 @@ from deployments.cli import (
     job,
     jobs,
     lineage,
+    models,
     notify,
     person,
     platform,
@@ -38,6 +39,7 @@ from deployments.cli import (
     train_log,
     trust,
     validate,
+    watch,
 )
 from deployments.cli import run as run_
 from deployments.cli.output import Terminated, say_error
@@ -91,12 +93,15 @@ app.command("sign")(trust.sign)
 app.add_typer(trust.app, name="trust")
 app.command("diff")(history.diff)
 app.command("rollback")(history.rollback)
+app.command("models")(models.models)
+app.command("promote")(models.promote)
 app.command("prune")(history.prune)
 app.command("copy")(copying.copy)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
 app.add_typer(endpoint.app, name="endpoint")
 app.command("complete")(endpoint.complete)
+app.command("watch")(watch.watch)
 app.add_typer(notify.app, name="notify")
 app.command("submit")(submit.submit)
 app.command("jobs")(jobs.jobs)

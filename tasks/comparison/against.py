@@ -73,8 +73,11 @@ def _estimate(metric: str, mine: Side, theirs: Side, name: str, config: Evaluati
 
 
 def _bits_per_byte(side: Side, name: str) -> float | None:
-    part = side.parts.get(name)
-    return None if part is None else bits_per_byte(part.bits, part.bytes)
+    try:
+        part = side.parts[name]
+        return bits_per_byte(part.bits, part.bytes)
+    except (KeyError, ValueError):  # not there, or no numbers: the checks say so
+        return None
 
 
 def _suites(mine: Side, theirs: Side) -> list[dict[str, Any]]:

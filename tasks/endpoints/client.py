@@ -15,10 +15,13 @@ READY_TIMEOUT_SECONDS = 5.0
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def complete(url: str, prompt: str, *, max_tokens: int = 64, temperature: float = 0.0) -> dict[str, Any]:
+def complete(
+    url: str, prompt: str, *, max_tokens: int = 64, temperature: float = 0.0, key: str = ""
+) -> dict[str, Any]:
     """The completion object of POST /v1/completions. ValueError when it is refused, Missing when none answers."""
     body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature}).encode()
-    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    request = urllib.request.Request(f"{url}/v1/completions", body, headers)
     try:
         with _opener.open(request, timeout=TIMEOUT_SECONDS) as reply:
             said: dict[str, Any] = json.load(reply)
@@ -44,6 +47,20 @@ def ready_state(url: str) -> dict[str, Any] | None:
     except (OSError, ValueError, http.client.HTTPException):
         return None
     return state if isinstance(state, dict) and "ready" in state else None
+
+
+def private_state(port: int, path: str, *, token: str) -> dict[str, Any] | None:
+    """What a gateway says on its private port; None when it does not answer."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Authorization": f"Bearer {token}"})
+    try:
+        with _opener.open(request, timeout=READY_TIMEOUT_SECONDS) as reply:
+            said: dict[str, Any] = json.load(reply)
+            return said
+    except urllib.error.HTTPError as error:
+        error.close()
+    except (OSError, ValueError, http.client.HTTPException):
+        pass
+    return None
 
 
 def _message(error: urllib.error.HTTPError) -> str:

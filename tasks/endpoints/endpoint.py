@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from tasks.serving_config import DeploymentConfig
+
 Journal = Callable[[str, dict[str, Any]], None]
-"""Called with `starting`, `answering`, `switched` or `stopped` and its details, before the effect."""
+"""Called with `starting`, `answering`, `step`, `switched` or `stopped` and its details, before the effect."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Candidate:
     private_port: int
     public_port: int | None
     """The port that was asked for; None: the endpoint's own."""
+    config: DeploymentConfig | None = None
+    """How it takes the traffic, and how many servers it may have. None: all at once, and one."""
 
 
 class ServingEndpoint(Protocol):
@@ -71,6 +75,7 @@ class ServingEndpoint(Protocol):
         timeout: float,
         port: int | None = None,
         threads: int = 1,
+        config: DeploymentConfig | None = None,
         journal: Journal | None = None,
     ) -> Candidate:
         """Start a server beside the one in service and ask it every prompt of `golden` (the content of golden.json).
@@ -79,11 +84,31 @@ class ServingEndpoint(Protocol):
         after a crash, and does not get ready when one differs, or when there is a file more.
 
         `timeout` is in seconds. Raises JobFailed when it does not get ready or answers otherwise, and ValueError when
-        `port` is taken; the one in service is left alone.
+        `port` is taken; the one in service is left alone. What a deployer before left open is finished or reverted first.
         """
 
     def switch(self, candidate: Candidate, *, journal: Journal | None = None) -> Served:
-        """Give the candidate the traffic without losing a request, then stop the server before it."""
+        """Give the candidate the traffic without losing a request, then stop the server before it.
+
+        With a `config`, in its steps, each judged: raises GateFailed when the candidate lost the traffic again, and is gone. The
+        server before it is then kept warm for the way back, for as long as that says.
+        """
+
+    def ask_back(self, reason: str) -> float | None:
+        """Have a deploy that is under way give its traffic back, whoever runs it; its time, None when there is none.
+
+        Does not wait, and needs no lock: whoever runs it has the lock.
+        """
+
+    def go_back(self, reason: str, *, taken: float | None = None, journal: Journal | None = None) -> Served:
+        """Give the traffic to the model before the one in service, without losing a request.
+
+        When the deploy that was `taken` back by `ask_back` was reverted, that was all. Raises ValueError when none stood before,
+        and JobFailed when it does not get ready again.
+        """
+
+    def settle(self) -> str | None:
+        """Finish or revert what a deployer that died left open: `done` or `reverted`; None: there was nothing."""
 
     def stop(self, *, journal: Journal | None = None) -> None:
         """Stop every server of the endpoint; its port is remembered."""

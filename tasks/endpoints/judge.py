@@ -47,7 +47,9 @@ class Verdict:
     """The limits that were passed: name, measured, limit."""
 
 
-def judge(green: Seen, blue: Seen, config: RolloutConfig, *, waited: float, reference: Measures | None = None) -> Verdict:
+def judge(
+    green: Seen, blue: Seen, config: RolloutConfig, *, waited: float, reference: Measures | None = None
+) -> Verdict:
     """Judge the new model (green) after `waited` seconds of a step.
 
     A breach is told at once, however long the step still has. `reference` holds samples or quantiles of measures, from the model

@@ -8,6 +8,7 @@ from typing import Any
 from tasks.endpoints import open_endpoint
 from tasks.endpoints.client import complete
 from tasks.endpoints.endpoint import ServingEndpoint
+from tasks.endpoints.keys import own_key
 from tasks.endpoints.local import port_free
 from tasks.errors import Missing, Unknown
 from tasks.process import read_json
@@ -45,7 +46,7 @@ def ask(home: Path, name: str, prompt: str, *, max_tokens: int) -> dict[str, Any
     served = endpoint_of(home, bare).observe()
     if served is None:
         raise Missing(f"endpoint/{bare} is stopped", remedy="`headway retrain` starts it again.")
-    said = complete(served.url, prompt, max_tokens=max_tokens)
+    said = complete(served.url, prompt, max_tokens=max_tokens, key=own_key(home / "endpoints" / bare))
     return {"completion": said["choices"][0]["text"], "model": said["model"], "usage": said["usage"]}
 
 

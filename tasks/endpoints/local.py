@@ -1,36 +1,45 @@
-"""An endpoint on this machine: supervised server processes on loopback, one of them in service.
+"""An endpoint on this machine: a gateway on its port, supervised server processes behind it, and a journal.
 
-`ROOT/NAME/servers/ID/` is one server's process folder; `ROOT/NAME/endpoint.json` names the one in service and is the
-only truth: whatever else runs is a stray of an interrupted deploy, and the next one stops it. The server itself is
-tasks/jobs/serve.py; requests are in client.py. Deploys of one endpoint at a time are the caller's business.
+`ROOT/NAME/endpoint.json` names the model in service; `routes.json` says who gets which share of the requests, `journal.jsonl`
+what is being changed. How servers run is servers.py; how a model takes the traffic, rollout.py and local_rollout.py; going back,
+local_rollback.py; requests are in client.py. Deploys of one endpoint at a time are the caller's business.
 """
 
 from __future__ import annotations
 
-import shutil
-import socket
-import sys
-import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from tasks import process
-from tasks.endpoints.client import complete, ready_state
+from tasks.endpoints.client import ready_state
 from tasks.endpoints.endpoint import Candidate, Journal, Served, ServedFrom
-from tasks.errors import JobFailed
-from tasks.process import ProcessSpec, read_json, write_json
+from tasks.endpoints.gateway import Gateway
+from tasks.endpoints.journal import Journal as Changes
+from tasks.endpoints.local_rollback import ask_for_traffic_back, go_back
+from tasks.endpoints.local_rollout import LocalTraffic, Record
+from tasks.endpoints.rollout import finish, give_back, roll_out, settle
+from tasks.endpoints.routes import COLOURS, other
+from tasks.endpoints.servers import (
+    HOST,
+    ask_back,
+    ask_golden,
+    await_ready,
+    free_port,
+    port_free,
+    runs,
+    servers_of,
+    smaller_rungs,
+    spec_of,
+    stop_strays,
+    stopping_on_failure,
+)
+from tasks.process import read_json, write_json
+from tasks.serving_config import DeploymentConfig
 
-HOST = "127.0.0.1"
-LOG = "server.log"
-RESTARTS = 5
-STEADY_SECONDS = 10.0
-GRACE_SECONDS = 20.0
-SWITCH_SECONDS = 15.0
-POLL_SECONDS = 0.05
-LOG_TAIL_LINES = 15
+STOP_SECONDS = 30.0
 
 
 class LocalEndpoint:
@@ -39,17 +48,21 @@ class LocalEndpoint:
     def __init__(self, root: Path, name: str) -> None:
         self.name = name
         self.folder = root.absolute() / name
+        self.changes = Changes(self.folder / "journal.jsonl")
         self._record = self.folder / "endpoint.json"
+        self._gateway = Gateway(self.folder)
+        self._held = ExitStack()
+        """A port that was found free, until the gateway has it."""
 
     def observe(self) -> Served | None:
-        """What is served now; None when no server runs."""
+        """What is served now; None when no server runs, and none would be started for a request."""
         record = read_json(self._record)
-        if not record or not _runs(Path(record["folder"])):
+        if not record or not self._in_service(record):
             return None
         state = ready_state(record["url"]) or {}
-        ready = bool(state.get("ready")) and state.get("server") == Path(record["folder"]).name
-        model_ref = str(state["model"] if ready else record["model_ref"])
-        return Served(name=self.name, model_ref=model_ref, url=record["url"], port=record["port"], ready=ready)
+        answers = bool(state.get("ready")) and state.get("model") == record["model_ref"]
+        ready = answers or self._asleep(record)
+        return Served(self.name, model_ref=record["model_ref"], url=record["url"], port=record["port"], ready=ready)
 
     def serves_from(self) -> ServedFrom | None:
         """See ServingEndpoint.serves_from."""
@@ -61,7 +74,7 @@ class LocalEndpoint:
             model_ref=str(record["model_ref"]),
             folder=Path(started["model_folder"]),
             files=tuple(started.get("files", ())),
-            running=_runs(Path(record["folder"])),
+            running=self._in_service(record),
         )
 
     def start(
@@ -74,77 +87,168 @@ class LocalEndpoint:
         timeout: float,
         port: int | None = None,
         threads: int = 1,
+        config: DeploymentConfig | None = None,
         journal: Journal | None = None,
     ) -> Candidate:
         """See ServingEndpoint.start."""
+        self.settle()
         self._stop_strays()
         self._require_port(port)
         server = uuid.uuid4().hex[:8]
         folder = self.folder / "servers" / server
-        _tell(journal, "starting", server=server, model_ref=model_ref, folder=str(folder))
-        with _free_port() as private_port:
+        with free_port() as private_port:
+            candidate = Candidate(self.name, server, folder, model_ref, private_port, port, config)
+            self.changes.begin(**self._change(candidate))
+            _tell(journal, "starting", server=server, model_ref=model_ref, folder=str(folder))
             settings = {
                 "model_folder": str(model_folder.absolute()),
                 "model_ref": model_ref,
                 "files": [dict(file) for file in files],
                 "threads": threads,
                 "outputs": str(outputs_of(self.folder, model_ref)),
+                "port": private_port,
+                **self._asked_of_servers(model_folder, candidate, files),
             }
-            write_json(folder / "serve.json", {**settings, "port": private_port})
-            process.start(folder, _spec(folder))
-            candidate = Candidate(self.name, server, folder, model_ref, private_port, port)
-            with _stopping_on_failure(folder):
-                _await_ready(candidate, timeout=timeout)
-                _tell(journal, "answering", server=server, prompts=len(golden["prompts"]))
-                _ask_golden(candidate, golden)
+            write_json(folder / "serve.json", settings)
+            try:
+                with stopping_on_failure(folder):
+                    process.start(folder, spec_of(folder))
+                    await_ready(candidate, timeout=timeout, asked_back=lambda: ask_back(self.folder))
+                    _tell(journal, "answering", server=server, prompts=len(golden["prompts"]))
+                    ask_golden(candidate, golden)
+            except BaseException as error:
+                give_back(self._traffic(), self.changes, why=str(error) or type(error).__name__)
+                raise
         return candidate
 
     def switch(self, candidate: Candidate, *, journal: Journal | None = None) -> Served:
-        """See ServingEndpoint.switch. Raises JobFailed when the candidate does not take the port; the old one stays."""
-        before = read_json(self._record) or {}
-        port = self._public_port(candidate, before)
-        self._require_port(port)
-        url = f"http://{HOST}:{port}"
-        _tell(journal, "switched", server=candidate.server, model_ref=candidate.model_ref, port=port)
-        with _stopping_on_failure(candidate.folder):
-            write_json(candidate.folder / "public.json", {"port": port})
-            _await_taken(candidate, url)
-        record = {"name": self.name, "port": port, "url": url, "model_ref": candidate.model_ref}
-        write_json(self._record, {**record, "folder": str(candidate.folder), "since": time.time()})
-        if before and _runs(Path(before["folder"])):
-            _tell(journal, "stopped", server=Path(before["folder"]).name, model_ref=before["model_ref"])
+        """See ServingEndpoint.switch. Raises JobFailed or Missing when the gateway does not follow; the old one stays."""
+        begun = self.changes.open_change()
+        if begun is None or begun.begun["green"]["folder"] != str(candidate.folder):
+            raise ValueError(
+                f"{candidate.server} is no candidate of {self.name} any more: another deploy came in between"
+            )
+        traffic = self._traffic(journal)
+        port = int(traffic.green["port"])
+        details = {"server": candidate.server, "model_ref": candidate.model_ref, "port": port}
+
+        def told(event: str, more: dict[str, Any]) -> None:
+            _tell(journal, event, **details, **more)
+
+        if candidate.config and traffic.blue and runs(Path(traffic.blue["folder"])):
+            reference = read_json(_model_folder(candidate) / "reference.json")
+            measures = (reference or {}).get("quantiles") if isinstance(reference, dict) else None
+            roll_out(traffic, candidate.config.rollout, self.changes, reference=measures, told=told)
+        else:
+            self.changes.write("commit")
+            told("switched", {})
+            finish(traffic, self.changes)
+        self._held.close()
         self._stop_strays()
-        return Served(name=self.name, model_ref=candidate.model_ref, url=url, port=port, ready=True)
+        return Served(name=self.name, model_ref=candidate.model_ref, url=_url(port), port=port, ready=True)
+
+    def ask_back(self, reason: str) -> float | None:
+        """See ServingEndpoint.ask_back."""
+        return ask_for_traffic_back(self.folder, reason)
+
+    def go_back(self, reason: str, *, taken: float | None = None, journal: Journal | None = None) -> Served:
+        """See ServingEndpoint.go_back."""
+        told = journal or (lambda event, details: None)
+        record = go_back(self.folder, self.changes, reason=reason, taken=taken, told=told)
+        return Served(self.name, model_ref=record["model_ref"], url=record["url"], port=record["port"], ready=True)
+
+    def settle(self) -> str | None:
+        """See ServingEndpoint.settle."""
+        return settle(self._traffic(), self.changes) if self.changes.open_change() else None
 
     def stop(self, *, journal: Journal | None = None) -> None:
-        """See ServingEndpoint.stop."""
+        """See ServingEndpoint.stop. The gateway first: what it has begun, the servers still finish."""
         record = read_json(self._record) or {}
         if record:
             _tell(journal, "stopped", server=Path(record["folder"]).name, model_ref=record["model_ref"])
-        for folder in self._servers():
-            process.stop(folder, timeout=GRACE_SECONDS + 10)
+        self._gateway.stop()
+        for folder in servers_of(self.folder):
+            process.stop(folder, timeout=STOP_SECONDS)
 
-    def _servers(self) -> list[Path]:
-        return sorted(path for path in (self.folder / "servers").glob("*") if path.is_dir())
+    def _traffic(self, journal: Journal | None = None) -> LocalTraffic:
+        change = self.changes.open_change()
+        assert change is not None
+        return LocalTraffic(self.folder, change.begun, told=lambda event, details: _tell(journal, event, **details))
+
+    def _change(self, candidate: Candidate) -> dict[str, Any]:
+        """The first line of a deploy: all that finishing or reverting it needs."""
+        before: Record | None = read_json(self._record)
+        port = candidate.public_port or (before["port"] if before else self._held.enter_context(free_port()))
+        green = {
+            "name": self.name,
+            "port": port,
+            "url": _url(port),
+            "model_ref": candidate.model_ref,
+            "folder": str(candidate.folder),
+            "colour": other(before.get("colour", COLOURS[0])) if before else COLOURS[0],
+        }
+        blue = {**before, "colour": before.get("colour", COLOURS[0])} if before else None
+        config = candidate.config or DeploymentConfig()
+        return {
+            "what": "deploy",
+            "blue": blue,
+            "green": green,
+            "config": {
+                "keep_warm_seconds": candidate.config.rollout.keep_warm_seconds if candidate.config else 0.0,
+                "max_error_share": config.rollout.max_error_share,
+                "gateway": {
+                    "limits": config.limits.model_dump(mode="json"),
+                    "access": config.access.model_dump(mode="json"),
+                },
+            },
+        }
+
+    def _asked_of_servers(
+        self, model_folder: Path, candidate: Candidate, files: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """What the settings say of servers, for serve.json."""
+        if candidate.config is None:
+            return {}
+        config = candidate.config
+        return {
+            "limits": config.limits.model_dump(mode="json"),
+            "answers": config.answers.model_dump(mode="json"),
+            "replicas": config.replicas.model_dump(mode="json"),
+            "ladder": self._ladder(model_folder, candidate.model_ref, files) if config.degrade else [],
+        }
+
+    def _ladder(self, folder: Path, ref: str, files: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """What answers when the model cannot: the one that is in service now, then the variants of the new one."""
+        before = self.serves_from()
+        older = before if before and before.files and before.model_ref != ref else None
+        previous = {
+            "name": "previous",
+            "model_ref": older.model_ref,
+            "folder": str(older.folder),
+            "files": [dict(file) for file in older.files],
+        } if older else None  # fmt: skip
+        return [*([previous] if previous else []), *smaller_rungs(folder, ref, files)]
+
+    def _in_service(self, record: Record) -> bool:
+        folder = Path(record["folder"])
+        old = (folder / "public.json").exists()  # of a release before this one: it holds the port itself
+        return (runs(folder) and (old or self._gateway.running)) or self._asleep(record)
+
+    def _asleep(self, record: Record) -> bool:
+        """Whether nobody asked for so long that there is no server: the next request starts one."""
+        state = self._gateway.state() if self._gateway.running and not runs(Path(record["folder"])) else None
+        return bool(state and state["colours"].get(record["colour"], {}).get("asleep"))
 
     def _stop_strays(self) -> None:
-        """Stop and remove every server that endpoint.json does not name."""
-        in_service = (read_json(self._record) or {}).get("folder")
-        for folder in self._servers():
-            if str(folder) != in_service:
-                process.stop(folder, timeout=GRACE_SECONDS + 10)
-                shutil.rmtree(folder)
-
-    def _public_port(self, candidate: Candidate, before: Mapping[str, Any]) -> int:
-        if candidate.public_port or before:
-            return int(candidate.public_port or before["port"])
-        with _free_port() as port:
-            return port
+        """Servers that are neither in service nor what stood before, which may be needed for the way back."""
+        record = read_json(self._record) or {}
+        kept = [record.get("folder"), (record.get("previous") or {}).get("folder")]
+        stop_strays(self.folder, [folder for folder in kept if folder])
 
     def _require_port(self, port: int | None) -> None:
         """A port that is asked for must be free, or be this endpoint's own."""
         record = read_json(self._record)
-        ours = record and record["port"] == port and _runs(Path(record["folder"]))
+        ours = record and record["port"] == port and self._in_service(record)
         if port is not None and not ours:
             port_free(port)
 
@@ -154,108 +258,12 @@ def outputs_of(endpoint: Path, model_ref: str) -> Path:
     return endpoint / "outputs" / model_ref.rpartition("@")[2]
 
 
-def port_free(port: int) -> None:
-    """Raise ValueError when a port of loopback cannot be listened on, naming it and the remedy."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            raise ValueError(
-                f"port {port} of {HOST} cannot be used: {error.strerror}. Stop what listens there, set deployment.port "
-                f"to another port, or leave it empty for a free one."
-            ) from error
+def _model_folder(candidate: Candidate) -> Path:
+    return Path(read_json(candidate.folder / "serve.json")["model_folder"])
 
 
-@contextmanager
-def _free_port() -> Iterator[int]:
-    """A port that nobody else is given while this holds: it is bound but does not listen, and our servers share it."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind((HOST, 0))
-        yield int(holder.getsockname()[1])
-
-
-def _spec(folder: Path) -> ProcessSpec:
-    return ProcessSpec(
-        argv=[sys.executable, "-m", "tasks.jobs.serve"],
-        env={"HEADWAY_SERVE": str(folder)},
-        secrets=(),
-        log=LOG,
-        fatal="errors",
-        restarts=RESTARTS,
-        steady=STEADY_SECONDS,
-        grace=GRACE_SECONDS,
-    )
-
-
-def _runs(folder: Path) -> bool:
-    return process.alive(read_json(folder / "handle.json"))
-
-
-def _await_ready(candidate: Candidate, *, timeout: float) -> None:
-    """Wait for the candidate's own golden prompt; a crash ends the wait, whatever its parent would still try."""
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        state = ready_state(f"http://{HOST}:{candidate.private_port}")
-        if state and state.get("ready"):
-            return
-        if state and state.get("reason"):
-            raise _failed(candidate, f"will not get ready: {state['reason']}")
-        attempts = (read_json(candidate.folder / "attempts.json") or {}).get("attempts", 0)
-        if attempts > 1 or not _runs(candidate.folder):
-            raise _failed(candidate, f"ended while it was starting:\n{_log_tail(candidate.folder)}")
-        time.sleep(POLL_SECONDS)
-    raise _failed(candidate, f"was not ready within {timeout:g} s:\n{_log_tail(candidate.folder)}", "timeout")
-
-
-def _ask_golden(candidate: Candidate, golden: Mapping[str, Any]) -> None:
-    """Compare the candidate's answers over HTTP with the golden ones; JobFailed names the first that differs."""
-    url = f"http://{HOST}:{candidate.private_port}"
-    for entry in golden["prompts"]:
-        said = complete(url, entry["prompt"], max_tokens=len(entry["tokens"]))
-        got, count = said["choices"][0]["text"], said["usage"]["completion_tokens"]
-        if (got, count, said["model"]) != (entry["completion"], len(entry["tokens"]), candidate.model_ref):
-            raise _failed(
-                candidate,
-                f"answered the golden prompt {entry['prompt']!r} with {got!r} ({count} tokens, model {said['model']}); "
-                f"expected {entry['completion']!r} ({len(entry['tokens'])} tokens)",
-            )
-
-
-def _await_taken(candidate: Candidate, url: str) -> None:
-    """Wait until it is the candidate that answers on the public port."""
-    deadline = time.monotonic() + SWITCH_SECONDS
-    while time.monotonic() < deadline:
-        state = ready_state(url)
-        if state and state.get("ready") and state.get("server") == candidate.server:
-            return
-        time.sleep(POLL_SECONDS)
-    raise _failed(candidate, f"did not take over {url} within {SWITCH_SECONDS:g} s:\n{_log_tail(candidate.folder)}")
-
-
-@contextmanager
-def _stopping_on_failure(folder: Path) -> Iterator[None]:
-    """Leave no server behind that did not prove itself; its folder and log stay until the next deploy."""
-    with ExitStack() as undo:
-        undo.callback(process.stop, folder, timeout=GRACE_SECONDS + 10)
-        yield
-        undo.pop_all()
-
-
-def _failed(candidate: Candidate, said: str, failure: str = "infrastructure") -> JobFailed:
-    return JobFailed(
-        f"the new server of endpoint {candidate.name} for {candidate.model_ref} {said}",
-        failure=failure,
-        folder=str(candidate.folder),
-        remedy=f"The endpoint serves what it served before. See {candidate.folder / LOG}.",
-    )
-
-
-def _log_tail(folder: Path) -> str:
-    log = folder / LOG
-    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]) if log.exists() else ""
+def _url(port: int) -> str:
+    return f"http://{HOST}:{port}"
 
 
 def _tell(journal: Journal | None, event: str, **details: Any) -> None:

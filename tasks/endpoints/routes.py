@@ -1,7 +1,7 @@
 """`routes.json`: which servers get which share of an endpoint's requests. The deployer writes it, the gateway follows it.
 
-The gateway is tasks/jobs/gateway.py; who decides on shares is rollout.py. Standard library only: a gateway that crashed reads this
-before it listens again.
+The gateway is tasks/jobs/gateway.py; who decides on shares is rollout.py. Standard library only: a gateway that crashed reads
+this before it listens again.
 """
 
 from __future__ import annotations

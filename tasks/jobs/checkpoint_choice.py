@@ -1,6 +1,7 @@
 """Which checkpoint a run goes on from: the newest that verifies and is of this run.
 
-What a checkpoint is: checkpoint_files.py. How the ranks agree on one, and which of two tiers it comes from: training/resuming.py.
+What a checkpoint is: checkpoint_files.py. Of another run, on purpose: origins.py. How the ranks agree on one, and which of
+two tiers it comes from: training/resuming.py.
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tasks.continuing import CONTINUES, differing
 from tasks.errors import IntegrityError
 from tasks.jobs.checkpoint_files import Manifest, manifests, place_of, quarantine, quarantined, verify
 from tasks.jobs.checkpoint_retention import pin
 from tasks.training_config import TrainingConfig
 
 
-def identity(config: TrainingConfig, tokens: Mapping[str, Any], *, base: str = "") -> dict[str, Any]:
+def identity(
+    config: TrainingConfig, tokens: Mapping[str, Any], *, base: str = "", continues: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """What a run must share with a checkpoint to go on from it. How many ranks there are and how they divide is not in it.
 
-    `base` is the version of its base model, where it has one: adapters are of no use beside other weights.
+    `base` is the version of its base model, where it has one: adapters are of no use beside other weights. `continues` is what it
+    went on from, where that was another run (origins.py).
     """
-    version = {"base": base} if base else {}
+    version = {**({"base": base} if base else {}), **({CONTINUES: dict(continues)} if continues else {})}
     return {"training": config.model_dump(mode="json"), "tokens": dict(tokens), **version}
 
 
@@ -47,7 +52,7 @@ def choose(root: Path, wanted: Mapping[str, Any], *, attempt: int = 0) -> Manife
 def good_ones(root: Path, wanted: Mapping[str, Any]) -> dict[tuple[int, int], Manifest]:
     """Every checkpoint that verifies and is of this run, by step and attempt; what fails is quarantined."""
     found = list(_good(root, 0, []))
-    return {(each.step, each.attempt): each for each in found if not _differing(each.identity, wanted)}
+    return {(each.step, each.attempt): each for each in found if not differing(each.identity, wanted)}
 
 
 def _good(root: Path, attempt: int, reasons: list[str]) -> Iterator[Manifest]:
@@ -66,32 +71,8 @@ def _good(root: Path, attempt: int, reasons: list[str]) -> Iterator[Manifest]:
 
 
 def _require_same(found: Mapping[str, Any], wanted: Mapping[str, Any], *, where: Path) -> None:
-    if differing := _differing(found, wanted):
-        said = "; ".join(f"{key} is {theirs!r} in the checkpoint, {ours!r} now" for key, theirs, ours in differing)
+    if differences := differing(found, wanted):
         raise ValueError(
-            f"cannot go on from {where}: {said}. Take back the change, or train anew in another job folder"
+            f"cannot go on from {where}: {'; '.join(map(str, differences))}. Take back the change, train anew in another job "
+            "folder, or go on from it on purpose: headway retrain --continue-from"
         )
-
-
-def _differing(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Each setting with its value there and here, where they differ. One that its release did not know had its default."""
-    theirs, ours = dict(_flat(_known(found))), dict(_flat(wanted))
-    keys = sorted(theirs.keys() | ours.keys())
-    return [(key, theirs.get(key), ours.get(key)) for key in keys if theirs.get(key) != ours.get(key)]
-
-
-def _known(found: Mapping[str, Any]) -> dict[str, Any]:
-    """An identity as this release writes it. The release before had `world_size` in it, too."""
-    known = {key: value for key, value in found.items() if key != "world_size"}
-    try:
-        return {**known, "training": TrainingConfig.model_validate(known["training"]).model_dump(mode="json")}
-    except (ValueError, KeyError):
-        return known
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        if isinstance(item, Mapping):
-            yield from _flat(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", item

@@ -25,6 +25,8 @@ from tasks.jobs.checkpoint_files import (
 )
 
 PIN = "read-by-"
+KEPT_FOR = "kept-for-"
+"""Mark of a checkpoint that another job is about to take over (origins.py): no attempt of this one deletes it."""
 SAMPLED = 16
 """Blocks of a checkpoint that are read before older ones are deleted: 64 MiB."""
 
@@ -52,7 +54,8 @@ def pin(folder: Path, attempt: int) -> None:
 
 
 def _pinned(folder: Path, attempt: int) -> bool:
-    return any(int(path.name.removeprefix(PIN)) > attempt for path in folder.glob(f"{PIN}*"))
+    newer = (int(path.name.removeprefix(PIN)) > attempt for path in folder.glob(f"{PIN}*"))
+    return any(newer) or any(folder.glob(f"{KEPT_FOR}*"))
 
 
 def retain(root: Path, keep: int, *, every: int | None = None, attempt: int = 0) -> None:

@@ -59,6 +59,8 @@ class Generation:
         """Tokens of a prompt; raises ValueError when there is nothing to complete or no room left for an answer."""
         if not prompt or "\x00" in prompt:
             raise Unfit("the prompt is empty" if not prompt else "the prompt holds a NUL character: leave it out")
+        if any("\ud800" <= letter <= "\udfff" for letter in prompt):
+            raise Unfit("the prompt holds half a character (a lone surrogate): send whole ones")
         tokens = [int(token) for token in self._tokenizer.encode(prompt)]
         if not tokens:
             raise Unfit("the prompt has no token that this model knows")
@@ -77,13 +79,13 @@ class Generation:
         """
         from tasks.jobs.serving.batch import Batch
 
-        batch, pieces = Batch(self), []
+        batch, text = Batch(self), ""
         batch.add(0, Ask("", max_tokens, temperature=temperature, measure=measure), prompt=prompt)
-        while batch.busy:
-            pieces += [said for _, said in batch.step()]
-        text, ending = "".join(piece.text for piece in pieces[:-1]), pieces[-1]
-        assert isinstance(ending, Ending)
-        return Completion(list(ending.tokens), text, ending.finish_reason, ending.entropy)
+        while True:
+            for _, said in batch.step():
+                if isinstance(said, Ending):
+                    return Completion(list(said.tokens), text, said.finish_reason, said.entropy)
+                text += said.text
 
 
 def _tokenizer(contents: Contents) -> Any:

@@ -7,6 +7,8 @@ Nothing here knows of a backend, of Prefect or of MLflow.
 
 from __future__ import annotations
 
+from tasks.jobs import quick_imports  # isort: split
+
 import math
 import os
 import sys
@@ -41,6 +43,8 @@ from tasks.jobs.training.schedule import learning_rate
 from tasks.jobs.training.telling import Teller
 from tasks.jobs.training.watch import Watch
 from tasks.training_config import ExecutionConfig, TrainingConfig
+
+quick_imports.done()
 
 
 def run(rank: Rank) -> dict[str, Any]:

@@ -191,7 +191,7 @@ class Publisher:
                 raise
         known = [v for v in self.client.search_model_versions(f"name='{name}'") if v.source == source]
         version = known[0] if known else self._new_version(event, source)
-        self._point(name, event["alias"], str(version.version), str(event["time"]))
+        self._point(name, event, str(version.version))
 
     def _new_version(self, event: dict[str, Any], source: str) -> Any:
         tags = {**event["tags"], "headway.uri": event["uri"]}
@@ -199,16 +199,31 @@ class Publisher:
             event["name"], source=source, run_id=self._id(event), tags=tags, description=event.get("note")
         )
 
-    def _point(self, name: str, alias: str, version: str, since: str) -> None:
-        """Move an alias, unless a spool that was told earlier moved it later; `previous` is what it pointed to before."""
-        model = self.client.get_registered_model(name)
+    def _point(self, name: str, event: dict[str, Any], version: str) -> None:
+        """Move an alias, unless a spool that was told earlier moved it later; with the champion's, what hangs on it."""
+        model, alias, since = self.client.get_registered_model(name), event["alias"], str(event["time"])
         before, moved = model.aliases.get(alias), f"headway.{alias}_since"
         if int(model.tags.get(moved, 0)) > int(since):
             return
-        if before is not None and str(before) != version:
-            self.client.set_registered_model_alias(name, "previous", str(before))
+        if alias == "champion":
+            self._point_previous(name, event, version, str(before) if before is not None else "")
+            if str(model.aliases.get("challenger")) == version:
+                self.client.delete_registered_model_alias(name, "challenger")
         self.client.set_registered_model_alias(name, alias, version)
         self.client.set_registered_model_tag(name, moved, since)
+
+    def _point_previous(self, name: str, event: dict[str, Any], version: str, before: str) -> None:
+        """As the event says; one of an older release says nothing: then what the champion's alias pointed to before."""
+        if "previous" not in event:
+            wanted = before if before != version else ""
+        else:
+            versions = self.client.search_model_versions(f"name='{name}'") if event["previous"] else []
+            known = (each for each in versions if each.tags.get("headway.ref") == event["previous"])
+            wanted = str(next((each.version for each in known), ""))
+        if wanted:
+            self.client.set_registered_model_alias(name, "previous", wanted)
+        elif "previous" in event:
+            self.client.delete_registered_model_alias(name, "previous")
 
     def _source(self, event: dict[str, Any]) -> str:
         """A server refuses local paths outside of its own files: there, the source is our reference."""

@@ -72,13 +72,24 @@ class Spool:
         self.log_file(run, path)
 
     def register(
-        self, run: str, *, name: str, uri: str, alias: str, tags: dict[str, str], note: str = "", about: str = ""
+        self,
+        run: str,
+        *,
+        name: str,
+        uri: str,
+        alias: str,
+        tags: dict[str, str],
+        note: str = "",
+        about: str = "",
+        previous: str | None = None,
     ) -> None:
-        """Register a model version and point an alias to it; `previous` then is what the alias pointed to before.
+        """Register a model version and point an alias to it. Whom the champion's alias moves to challenges nobody any more.
 
-        `note` describes the version, `about` the model.
+        `note` describes the version, `about` the model. `previous` is the reference of the version that the alias of this name
+        stands for then; empty: none; None: what the champion's alias pointed to before.
         """
-        self._append("register", run=run, name=name, uri=uri, alias=alias, tags=tags, note=note, about=about)
+        said = {"run": run, "name": name, "uri": uri, "alias": alias, "tags": tags, "note": note, "about": about}
+        self._append("register", **said, **({} if previous is None else {"previous": previous}))
 
     def end_run(self, run: str, status: str, *, tags: dict[str, str]) -> None:
         """Close a run: FINISHED, FAILED or KILLED."""

@@ -22,7 +22,8 @@ MODEL_FLOWS_NOTE = """All that happened to the model **{subject}**. A run is a f
 - Search for `tags."headway.status" = 'gate_closed'`, `tags."headway.dataset" LIKE 'dataset/NAME@%'`,
   `tags."headway.commit" = '...'`, `tags."headway.prefect_flow_run" = '...'`.
 """
-MODEL_NOTE = """Versions that were served. Alias `champion`: in service; `previous`: in service before that.
+MODEL_NOTE = """Versions that were exported. Alias `champion`: promoted, the one to beat; `previous`: the champion before,
+to go back to; `challenger`: exported last, and not promoted.
 
 A version's files are in Headway's store, under the reference in its tag `headway.ref`: `headway verify REF` checks them,
 `headway lineage REF` tells what they were made from.

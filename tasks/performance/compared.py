@@ -61,21 +61,21 @@ def bigram_checks(
     metrics: Mapping[str, float], config: EvaluationConfig, limits: ComparisonConfig
 ) -> tuple[Check, ...]:
     """What a model must gain over the Kneser-Ney bigram of the same data. `metrics` are an evaluation's."""
-    gain, low = metrics["gain_over_bigram"], metrics["gain_low"]
+    gain, low = metrics.get("gain_over_bigram"), metrics.get("gain_low")
     remedy = "Train longer or on more data, or lower comparison.min_gain_over_bigram."
     return (
         Check(
             name="gain over the Kneser-Ney bigram",
-            measured=gain,
+            measured="missing" if gain is None else gain,
             limit=f">= {limits.min_gain_over_bigram:.4g}",
-            passed=gain >= limits.min_gain_over_bigram,
+            passed=gain is not None and gain >= limits.min_gain_over_bigram,
             remedy=remedy,
         ),
         Check(
             name=f"gain over the bigram, low end of the {config.confidence:.0%} interval",
-            measured=low,
+            measured="missing" if low is None else low,
             limit="> 0" if limits.min_gain_over_bigram >= 0 else f"> {limits.min_gain_over_bigram:.4g}",
-            passed=low > min(limits.min_gain_over_bigram, 0),
+            passed=low is not None and low > min(limits.min_gain_over_bigram, 0),
             remedy=remedy,
         ),
     )

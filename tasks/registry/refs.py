@@ -1,45 +1,109 @@
 """Refs: names that move, by compare-and-set, each move in the audit log before it happens.
 
-`refs/MODEL/champion` names the model version that serves as the measure for the next one.
+`refs/MODEL/champion` names the model version that serves as the measure for the next one; it also knows the champions before it,
+so `previous` needs no ref of its own and is never wrong. `refs/MODEL/challenger` is what was exported last and not promoted.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from typing import Any, Literal
 
 from tasks.errors import Conflict
 from tasks.registry.audit import audited
-from tasks.storage.store import Store
+from tasks.storage.store import Document, Store
+
+MOST_PAST = 50
+"""Champions that a champion's ref remembers."""
+Alias = Literal["champion", "challenger", "previous"]
 
 
 def read_ref(store: Store, name: str) -> str | None:
     """What a ref points to, for example model/NAME@VERSION."""
-    document = store.read(f"refs/{name}.json")
-    return str(json.loads(document.data)["target"]) if document else None
+    target = _told(place_of(store, name)).get("target")
+    return str(target) if target else None
 
 
 def made_from(store: Store, name: str) -> list[str]:
     """What the target of a ref was made from, as noted when the ref moved: known even when the target is deleted."""
-    document = store.read(f"refs/{name}.json")
-    return list(json.loads(document.data)["inputs"]) if document else []
+    return list(_told(place_of(store, name)).get("inputs", ()))
 
 
-def move_ref(store: Store, name: str, target: str, *, inputs: tuple[str, ...], reason: str) -> str | None:
+def place_of(store: Store, name: str) -> Document | None:
+    """Where a ref stands now, for `move_ref` to move it from there and from nowhere else."""
+    return store.read(f"refs/{name}.json")
+
+
+def aliases(store: Store, model: str) -> dict[Alias, str]:
+    """The references that a model's names stand for now; names that stand for nothing are left out.
+
+    `previous` is the champion before, and after a rollback the one before that: it is what one would go back to.
+    """
+    champion, challenger = _told(place_of(store, f"{model}/champion")), read_ref(store, f"{model}/challenger")
+    now, past = champion.get("target"), _earlier(champion)
+    found: dict[Alias, str] = {"champion": str(now)} if now else {}
+    if challenger and challenger != now:
+        found["challenger"] = challenger
+    return found | ({"previous": str(past[-1])} if past else {})
+
+
+def move_ref(
+    store: Store,
+    name: str,
+    target: str,
+    *,
+    inputs: tuple[str, ...],
+    reason: str,
+    back: bool = False,
+    start: Document | Literal["now"] | None = "now",
+) -> str | None:
     """Point a ref to another artifact, noting what that was made from; returns what it pointed to before.
 
-    Raises Conflict when somebody else moved it at the same time: one of two promotions wins, and the other is told.
+    `back`: what it points to until now is taken back, and is no `previous` of anything. `start` is where the caller saw it stand
+    (`place_of`), when something was decided on that.
+
+    Raises Conflict when somebody else moved it since: one of two promotions wins, and the other is told.
     """
-    document = store.read(f"refs/{name}.json")
-    before = str(json.loads(document.data)["target"]) if document else None
+    document = place_of(store, name) if start == "now" else start
+    told = _told(document)
+    before = str(told["target"]) if told.get("target") else None
     if before == target:
         return before
-    data = json.dumps({"target": target, "inputs": inputs, "before": before, "time": time.time()}).encode()
-    what = f"refs/{name}"
-    with audited(store, "move_ref", right="promote", what=what, ref=name, before=before, after=target, reason=reason):
-        if not store.replace(f"refs/{name}.json", data, etag=document.etag if document else None):
+    past = _past([*_earlier(told), *([before] if before else ())], target, back=back)
+    said = {"target": target, "inputs": inputs, "before": before, "past": past, "time": time.time()}
+    what, right = f"refs/{name}", "run" if name.endswith("/challenger") else "promote"
+    with audited(store, "move_ref", right=right, what=what, ref=name, before=before, after=target, reason=reason):
+        if not store.replace(f"refs/{name}.json", json.dumps(said).encode(), etag=document.etag if document else None):
             raise Conflict(
                 f"refs/{name} was moved by somebody else at the same time, and stays where they put it",
                 remedy=f"`headway audit-log --what {name}` says who and why; the same command again moves it from there.",
             )
+    if name.endswith("/champion"):
+        _no_challenger(store, name.removesuffix("/champion"), target)
     return before
+
+
+def _past(past: list[str], target: str, *, back: bool) -> list[str]:
+    """The champions before the target, oldest first. Going back takes off what is undone, so going back twice goes further."""
+    if back:
+        return past[: past.index(target)] if target in past else past[:-1]
+    return [ref for ref in past if ref != target][-MOST_PAST:]
+
+
+def _earlier(told: dict[str, Any]) -> list[str]:
+    """Of a ref that an older release moved, only what it pointed to before is known."""
+    return list(told["past"]) if "past" in told else [told["before"]] if told.get("before") else []
+
+
+def _no_challenger(store: Store, model: str, promoted: str) -> None:
+    """What was promoted challenges nobody, also when it is taken back later. One that was exported meanwhile stays."""
+    document = place_of(store, f"{model}/challenger")
+    told = _told(document)
+    if document and told.get("target") == promoted:
+        data = json.dumps({**told, "target": None, "inputs": [], "before": promoted, "time": time.time()}).encode()
+        store.replace(f"refs/{model}/challenger.json", data, etag=document.etag)
+
+
+def _told(document: Document | None) -> dict[str, Any]:
+    return dict(json.loads(document.data)) if document else {}

@@ -159,6 +159,7 @@ def _champions(store: Store) -> dict[str, str]:
         found |= {made: f"refs/{ref} stands on it" for made in made_from(store, ref)}
         found |= {target: f"refs/{ref} points to it"} if target else {}
     moves = [entry for entry in entries(store) if entry.action == "move_ref" and entry.outcome == "done"]
+    moves = [move for move in moves if not move.what.endswith("/challenger")]  # not promoted, so free to go
     for ref, target in ((move.what, each) for move in moves for each in (move.after, move.before) if each):
         found.setdefault(target, f"{ref} pointed to it")
     return found

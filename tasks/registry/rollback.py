@@ -105,7 +105,7 @@ def roll_back(
         # What a rollback that was killed moved already is not moved again, but told again.
         if step.champion in (step.before.ref, step.after.ref):
             inputs = step.after.provenance.inputs
-            move_ref(store, f"{name}/champion", step.after.ref, inputs=inputs, reason=reason)
+            move_ref(store, f"{name}/champion", step.after.ref, inputs=inputs, reason=reason, back=True)
             crowned(step.after)
         return note(store, kind, name, action="rollback", version=step.after.version, reason=reason)
 

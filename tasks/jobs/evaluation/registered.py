@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tasks.jobs.evaluation.leakage import leakage, toxicity
+from tasks.jobs.evaluation.memorisation import memorisation
 from tasks.jobs.evaluation.suites import Measure
 
-SUITES: dict[str, Measure] = {}
+SUITES: dict[str, Measure] = {"memorisation": memorisation, "leakage": leakage, "toxicity": toxicity}

@@ -53,6 +53,8 @@ class Bench:
     rank: Rank
     config: EvaluationConfig
     deadline: float = float("inf")
+    shared: dict[str, Any] = field(default_factory=dict)
+    """What one suite made and another one of the same job needs too, by a name that says what."""
 
     def check_time(self) -> None:
         """Raise SuiteTimeout when the suite's time is used up: call it between pieces of work that take seconds."""

@@ -1,6 +1,6 @@
 """The gateway's private port: what the deployer asks it, on loopback, with the token of `control.json`. Callers never come here.
 
-`GET /state`: what holds. `GET /observed?SERVER=SECONDS`: what was seen of the model that was deployed with a server, since a time.
+`GET /state`: what holds. `GET /observed?SERVER=SECONDS`: what was seen of the model that was deployed with a server, since then.
 `GET /metrics`: the same for Prometheus.
 """
 
@@ -80,7 +80,9 @@ class Control:
         text = ""
         for what, rows in lines.items():
             kind = "counter" if what.endswith("_total") else "gauge"
-            text += f"# TYPE headway_gateway_{what} {kind}\n" + "".join(f"headway_gateway_{what}{row}\n" for row in rows)
+            text += f"# TYPE headway_gateway_{what} {kind}\n" + "".join(
+                f"headway_gateway_{what}{row}\n" for row in rows
+            )
         return text.encode()
 
 

@@ -1,7 +1,7 @@
 """What the gateway sees of each model: requests, failures, the time a token, and measures of answers. No text is kept.
 
-The judge of a rollout reads it (tasks/endpoints/judge.py, by the control port). What a server measures of its own answers, for the
-watch, is tasks/jobs/outputs.py.
+The judge of a rollout reads it (tasks/endpoints/judge.py, by the control port). What a server measures of its own answers, for
+the watch, is tasks/jobs/outputs.py.
 """
 
 from __future__ import annotations

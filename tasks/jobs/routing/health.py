@@ -47,7 +47,9 @@ class Watch:
             found = await look(replica)
             late = late + 1 if found is None else 0
             health: Health = replica.health if found is None and late < TRIES else found or "down"
-            if health == "down" and not process.alive(process.read_json(self._servers / replica.server / "handle.json")):
+            if health == "down" and not process.alive(
+                process.read_json(self._servers / replica.server / "handle.json")
+            ):
                 health = "gone"
             if health != replica.health:
                 replica.health = health

@@ -110,7 +110,9 @@ class Proxy:
         Raises Unreachable when it is late and nobody else is to be asked.
         """
         try:
-            answer = await replica.upstream.ask(asked.with_header(TRAFFIC.encode(), USER.encode()), timeout=self._timeout)
+            answer = await replica.upstream.ask(
+                asked.with_header(TRAFFIC.encode(), USER.encode()), timeout=self._timeout
+            )
         except Unreachable as error:
             if error.late and final:
                 raise
@@ -214,4 +216,3 @@ async def say(send: Send, status: int, value: Any, *, retry: bool = False) -> No
         headers.append((b"retry-after", b"1"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-

@@ -1,7 +1,8 @@
 """How many servers of a colour there are: more while requests wait, fewer when idle, none where that is allowed.
 
 Every server is a supervised process of its own (tasks/process.py) in `servers/ID/`, so it outlives a gateway that crashed, which
-finds it there again: a replica's serve.json names the server that it is a copy of. The deployer stops what it started, with all copies.
+finds it there again: a replica's serve.json names the server that it is a copy of. The deployer stops what it started, with all
+copies.
 """
 
 from __future__ import annotations
@@ -120,16 +121,19 @@ class Scaler:
             replica = Replica(folder.name, name, Upstream(port))
             group.replicas.append(replica)
             log.warning("%s: server %s is started beside %s others", name, folder.name, len(group.replicas) - 1)
-            while replica.health not in ("ready", "gone"):
+            while replica.health not in ("ready", "gone") and self._table.groups.get(name) is group:
                 await asyncio.sleep(0.05)
-        if replica.health == "gone":
+        if self._table.groups.get(name) is not group:  # another model is served by now
+            await asyncio.to_thread(process.stop, folder)
+        elif replica.health == "gone":
             group.replicas.remove(replica)
             raise RuntimeError(f"server {folder.name} did not start: see {folder}")
 
     async def _wake(self, group: Group) -> None:
         for place in group.colour.servers:
             folder = self._servers / place.server
-            await asyncio.to_thread(process.start, folder, process.ProcessSpec(**process.read_json(folder / "process.json")))
+            spec = process.ProcessSpec(**process.read_json(folder / "process.json"))
+            await asyncio.to_thread(process.start, folder, spec)
         for replica in group.replicas:
             replica.leaving, replica.health = False, "down"
         group.asleep, group.asked = False, time.monotonic()

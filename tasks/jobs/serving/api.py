@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from tasks.endpoints.routes import TRAFFIC, USER
 from tasks.jobs.serving.edge import error_body
 from tasks.jobs.serving.feedback import router
 from tasks.jobs.serving.forms import CompletionRequest, ScoreRequest, completion, score
@@ -101,7 +102,7 @@ def _add_errors(api: FastAPI, service: Service) -> None:
 
     @api.exception_handler(RequestValidationError)
     async def invalid(request: Request, raised: RequestValidationError) -> JSONResponse:
-        said = (f"{_place(one['loc'])}: {one['msg']}" for one in raised.errors()[:5])
+        said = (f"{_place(one['loc'])}: {one['msg'].removeprefix('Value error, ')}" for one in raised.errors()[:5])
         return error(request, 400, "; ".join(said), {})
 
     @api.exception_handler(Exception)
@@ -155,7 +156,8 @@ def _told(request: Request) -> Told:
     if told is None:
         given = request.headers.get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else f"cmpl-{uuid.uuid4().hex}"
-        told = request.state.told = Told(request_id, caller=_caller(request))
+        kept = request.headers.get(TRAFFIC) == USER
+        told = request.state.told = Told(request_id, caller=_caller(request), kept=kept)
     return told
 
 

@@ -41,6 +41,7 @@ class _Answer:
     tokens: list[int] = field(default_factory=list)
     told: int = 0
     entropies: list[float] = field(default_factory=list)
+    ended: bool = False
 
     @property
     def length(self) -> int:
@@ -93,8 +94,9 @@ class Batch:
             return said
         tokens, lengths = [each.tokens[-1] for each in self._rows], [each.length for each in self._rows]
         logits = self._decoder.step(tokens, lengths)
-        for answer, row in zip(list(self._rows), logits, strict=True):
+        for answer, row in zip(self._rows, logits, strict=True):
             said += self._take(answer, row)
+        self._leave_ended()
         return said
 
     def _read_prompts(self) -> list[Said]:
@@ -122,7 +124,9 @@ class Batch:
         self._decoder.move(self._decoder.lobby, len(self._rows), length=answer.read)
         self._decoder.leave(self._decoder.lobby, length=answer.read)
         self._rows.append(answer)
-        return self._take(answer, logits)
+        said = self._take(answer, logits)
+        self._leave_ended()
+        return said
 
     def _take(self, answer: _Answer, logits: Logits) -> list[Said]:
         """Choose an answer's next token and say what there is to say; the answer may end with it."""
@@ -135,7 +139,7 @@ class Batch:
         text = "" if ended else answer.text.add(token)
         if answer.text.stopped or last:
             text += "" if answer.text.stopped else answer.text.end()
-            self._leave(answer)
+            answer.ended = True
         said: list[Said] = []
         if text:
             said.append((answer.number, Piece(text, len(answer.tokens) - answer.told)))
@@ -143,6 +147,11 @@ class Batch:
         if answer.text.stopped or last:
             said.append((answer.number, _ending(answer, "stop" if ended or answer.text.stopped else "length")))
         return said
+
+    def _leave_ended(self) -> None:
+        """Once all have got their token: until then a row holds one more than its answer knows."""
+        for answer in [answer for answer in self._rows if answer.ended]:
+            self._leave(answer)
 
     def _leave(self, answer: _Answer) -> None:
         """The last row takes the place of the one that leaves: rows under way are always the first ones."""

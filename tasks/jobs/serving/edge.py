@@ -21,6 +21,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tasks.access_config import LOOPBACK, AccessConfig
+from tasks.endpoints.routes import TRAFFIC, USER
 from tasks.jobs.serving.bodies import Unread, read_body, require_flat
 from tasks.jobs.serving.keys import Door, Nobody
 from tasks.jobs.serving.metrics import Metrics
@@ -29,7 +30,7 @@ from tasks.serving_config import LimitsConfig
 
 OPEN = ("/livez", "/readyz", "/")
 """Asked by probes, and by whoever wants to try the model by hand: the page asks for a key itself."""
-PRIVATE = (b"authorization", b"api-key", b"x-request-id", b"x-headway-caller")
+PRIVATE = (b"authorization", b"api-key", b"x-request-id", b"x-headway-caller", TRAFFIC.encode())
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 SPENT = re.compile(rb"^: tokens (\d+)$", re.MULTILINE)
 TAIL_BYTES = 400
@@ -205,6 +206,8 @@ class Edge:
         answer.tokens = int(said.get(b"x-headway-tokens", b"0"))
         if b"x-request-id" not in said:
             kept.append((b"x-request-id", request_id.encode()))
+        if b"x-headway-model" not in said and self._model():
+            kept.append((b"x-headway-model", self._model().encode("latin-1")))
         return [one for one in kept if one[0] != b"x-headway-tokens"]
 
     def _leave(self, answer: _Answer) -> None:
@@ -240,7 +243,7 @@ async def send_json(send: Send, status: int, said: Any, *, headers: Mapping[str,
 
 def _public(headers: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
     kept = [(name, value) for name, value in headers if name not in PRIVATE]
-    return [*kept, (b"x-request-id", request_id.encode())]
+    return [*kept, (b"x-request-id", request_id.encode()), (TRAFFIC.encode(), USER.encode())]
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

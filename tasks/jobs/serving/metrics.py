@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.process_collector import ProcessCollector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,6 +22,7 @@ class Metrics:
     """All figures of one server."""
 
     def __init__(self) -> None:
+        disable_created_metrics()
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self.requests = self._counter("requests", "Requests that reached the API", "route", "status")

@@ -1,10 +1,10 @@
 """Program `tasks.jobs.serving.model_child`: one model in a process of its own, at the other end of a socket.
 
 JSON lines over the socket whose number is its argument. In: `{"load": {"folder", "files", "threads", "named"}}` first, then
-`{"ask": {...}, "number"}`, `{"drop": number}`, `{"ping": true}`. Out: `{"ready": {"context_length"}}`, or `{"refused"}` for files
-that are not what they were, or `{"failed"}`; then `{"said": [[number, kind, ...], ...]}` after each step, `{"pong": true}`. It
-ends when the socket does. Who starts it is model_process.py. HEADWAY_MODEL_FAULT, which only this program reads, makes it fail
-for tests and drills: `segfault:TEXT` or `hang:TEXT` while a prompt with TEXT in it is answered; `verified:FOLDER` waits between
+`{"ask": {...}, "number"}`, `{"drop": number}`, `{"ping": true}`. Out: `{"ready": {"context_length", "golden"}}`, or `{"refused"}`
+for files that are not what they were, or `{"failed"}`; then `{"said": [[number, kind, ...], ...]}` after each step, `{"pong"}`.
+It ends when the socket does. Who starts it is model_process.py. HEADWAY_MODEL_FAULT, which only this program reads, makes it
+fail for tests and drills: `segfault:TEXT` or `hang:TEXT` when a prompt with TEXT in it is asked; `verified:FOLDER` waits between
 the verification of its files and the load, until FOLDER holds `go`.
 """
 
@@ -27,7 +27,7 @@ from tasks.jobs.generation import Generation
 from tasks.jobs.serving.batch import Batch, Said
 from tasks.jobs.serving.contents import Contents, read_contents
 from tasks.jobs.serving.decoder import ROWS
-from tasks.jobs.serving.runtime import Ask, Ending, Unfit
+from tasks.jobs.serving.runtime import Ask, Ending
 from tasks.process import die_with_parent
 from tasks.storage.manifest import FileEntry
 
@@ -84,15 +84,18 @@ def serve(line: Line, fault: Fault) -> None:
     """Load the model that the first message names, then answer until the socket ends."""
     told = line.wait()["load"]
     try:
-        generation = Generation(_verified(told, fault), int(told["threads"]), rows=ROWS)
+        contents = _verified(told, fault)
+        generation = Generation(contents, int(told["threads"]), rows=ROWS)
+        golden = json.loads(contents.get("golden.json", b'{"prompts": []}'))["prompts"]
     except IntegrityError as error:
         line.say({"refused": {"message": str(error), "problems": error.problems}})
         return
     except (ValueError, OSError) as error:
         line.say({"failed": str(error)})
         return
+    del contents
     batch = Batch(generation)
-    line.say({"ready": {"context_length": generation.context_length}})
+    line.say({"ready": {"context_length": generation.context_length, "golden": golden}})
     while True:
         messages = line.come() if batch.busy else [line.wait()]
         refused = [said for message in messages if (said := _heed(batch, line, message=message, fault=fault))]
@@ -115,7 +118,7 @@ def _heed(batch: Batch, line: Line, *, message: Message, fault: Fault) -> list[A
         fault.asked(ask.prompt)
         try:
             batch.add(message["number"], ask)
-        except Unfit as error:
+        except ValueError as error:  # Unfit, or what no tokenizer takes
             return [message["number"], "unfit", str(error)]
     elif "drop" in message:
         batch.drop(message["drop"])
@@ -132,8 +135,16 @@ def _told(said: Said) -> list[Any]:
 
 
 def main() -> None:
+    """Signals that are meant for the server's whole group are the server's to heed: it drains, and this ends with it."""
     die_with_parent()
-    serve(Line(int(sys.argv[1])), Fault(os.environ.get("HEADWAY_MODEL_FAULT", "")))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    line = Line(int(sys.argv[1]))
+    try:
+        serve(line, Fault(os.environ.get("HEADWAY_MODEL_FAULT", "")))
+    except Exception as error:
+        line.say({"failed": f"{type(error).__name__}: {error}"})
+        raise
 
 
 if __name__ == "__main__":

@@ -104,12 +104,11 @@ class Program:
         except IntegrityError:
             await asyncio.sleep(REFUSED_SECONDS)
             raise
-        self.outputs.counting = self.settings.alone
+        self.outputs.counting = True
         if self.settings.alone:
             return
         while not (self.service.ladder.ready and (public := read_json(self.folder / "public.json"))):
             await asyncio.sleep(POLL_SECONDS)
-        self.outputs.counting = True
         port = int(public["port"])
         listener = listening.listen(HOST, port, shared=True)
         _take_all_connections(listener)

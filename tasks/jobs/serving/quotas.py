@@ -1,8 +1,8 @@
 """How much one caller may ask for in a minute: requests, and tokens that are charged once they are known.
 
-A request is counted before it is answered, its tokens after. So one answer may go beyond the tokens of a minute; what is beyond is
-a debt, and its caller waits until later minutes have paid it. Counting is the `limits` library's, by a sliding window in memory:
-a server that is started again forgets it.
+A request is counted before it is answered, its tokens after. So one answer may go beyond the tokens of a minute; what is beyond
+is a debt, and its caller waits until later minutes have paid it. Counting is the `limits` library's, by a sliding window in
+memory: a server that is started again forgets it.
 """
 
 from __future__ import annotations

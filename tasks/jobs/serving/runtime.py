@@ -6,7 +6,7 @@ servers themselves: remote.py. One suite of tests runs on all of them. HTTP does
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -72,12 +72,12 @@ class Runtime(Protocol):
     """One loaded model. Any number of requests at once; what it cannot take yet waits."""
 
     async def start(self, folder: Path, *, threads: int) -> None:
-        """Load the model of a folder that was verified. Raises Gone, with the reason, when that fails."""
+        """Load the model of a folder and prove it. Raises Gone, with the reason, when that fails."""
 
-    def complete(self, ask: Ask) -> AsyncIterator[Piece | Ending]:
+    def complete(self, ask: Ask) -> AsyncGenerator[Piece | Ending, None]:
         """The answer's pieces, then its ending. Raises Unfit before the first piece, Gone at any time.
 
-        When the caller closes the iterator, the request is given up and its place is free.
+        When the caller closes the generator, the request is given up and its place is free.
         """
 
     @property

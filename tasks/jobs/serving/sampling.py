@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Logits = NDArray[np.float32]
+SEEDS = 2**64
+"""A seed may be negative; a generator's may not."""
 NUCLEUS = 1024
 """Words among which the nucleus of top_p is looked for first: sorting 150,000 takes 10 ms."""
 
@@ -15,7 +17,7 @@ class Choice:
 
     def __init__(self, temperature: float, top_p: float, seed: int | None) -> None:
         self._temperature, self._top_p = temperature, top_p
-        self._random = np.random.default_rng(seed)
+        self._random = np.random.default_rng(None if seed is None else seed % SEEDS)
 
     def token(self, logits: Logits) -> int:
         """From logits [words]; the likeliest at temperature 0."""

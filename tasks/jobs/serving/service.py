@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from fastapi import HTTPException
 
@@ -27,6 +27,8 @@ class Told:
 
     request_id: str
     caller: str = ""
+    kept: bool = True
+    """Whether what is measured of it is kept: only of users' requests, not of golden prompts and copies."""
     taken: Taken | None = None
     ending: Ending | None = None
     first_seconds: float | None = None
@@ -83,12 +85,12 @@ class Service:
         raise AssertionError("a runtime ended without an ending")
 
     async def pieces(self, ask: Ask, taken: Taken, told: Told) -> AsyncGenerator[Piece | Ending, None]:
-        """An answer as it comes. Raises HTTPException: 400 for what cannot be completed, 503 when the model goes, 504 when late."""
+        """An answer as it comes. Raises HTTPException: 400 for what cannot be completed, 503 when the model goes, 504."""
         asked, deadline = time.perf_counter(), asyncio.get_running_loop().time() + self.limits.request_seconds
-        with self.outputs.measuring(ask.max_tokens) as found:
+        with self.outputs.measuring(ask.max_tokens) if told.kept else nullcontext(dict[str, Any]()) as found:
             found |= self._known(ask, taken, told)
             texts: list[str] = []
-            async with aclosing(cast(AsyncGenerator[Piece | Ending, None], taken.runtime.complete(ask))) as parts:
+            async with aclosing(taken.runtime.complete(ask)) as parts:
                 while True:
                     part = await self._next(parts, deadline)
                     told.first_seconds = told.first_seconds or time.perf_counter() - asked

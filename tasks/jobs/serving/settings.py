@@ -15,7 +15,8 @@ from tasks.jobs.serving.ladder import Rung, RungName
 from tasks.jobs.serving.runtime import Golden
 from tasks.process import read_json
 from tasks.serving_config import AnswersConfig, LimitsConfig
-from tasks.storage.manifest import FileEntry
+from tasks.settings import digest
+from tasks.storage.manifest import Content, FileEntry, Manifest
 
 
 class _Read(BaseModel):
@@ -49,6 +50,10 @@ class ServeSettings(_Read):
     files: tuple[FileEntry, ...] | None
     port: int
     outputs: Path
+    manifest: Path | None = None
+    """Where there is no `files`: the manifest of the version that `model_ref` names; what it says of files must hold."""
+    content: Content | None = None
+    """The same, without a file."""
     threads: int = 1
     ladder: tuple[RungSettings, ...] = ()
     """Rungs below the model itself, the best first."""
@@ -64,8 +69,23 @@ class ServeSettings(_Read):
     def rungs(self) -> list[Rung]:
         """The model itself, then what answers when it cannot."""
         below = [one for one in self.ladder if one.name != "full"]
-        full = RungSettings(name="full", model_ref=self.model_ref, folder=self.model_folder, files=self.files)
+        full = RungSettings(name="full", model_ref=self.model_ref, folder=self.model_folder, files=self._files())
         return [_rung(one) for one in (full, *below)]
+
+    def _files(self) -> tuple[FileEntry, ...] | None:
+        """What each file must be. Raises ValueError for a version that is named and of which nobody says what it holds."""
+        version = self.model_ref.partition("@")[2]
+        if self.files is not None or not version:
+            return self.files
+        content = self.content
+        if content is None and self.manifest is not None and self.manifest.is_file():
+            content = Manifest.model_validate_json(self.manifest.read_bytes()).content
+        if content is None or digest(content.model_dump(mode="json")) != version:
+            found = "there is no manifest" if content is None else "the manifest is of another version"
+            raise ValueError(
+                f"{self.model_ref} cannot be verified, {found}: mount the whole version, with its manifest.json"
+            )
+        return content.files
 
 
 def read_settings(folder: Path) -> ServeSettings:

@@ -1,7 +1,8 @@
 """An answer as server-sent events, as OpenAI streams one: https://html.spec.whatwg.org/multipage/server-sent-events.html.
 
 Every piece is an event; `[DONE]` ends them. What goes wrong once the answer has begun is an event with an `error`, and no
-`[DONE]`: a client can tell a cut answer from a whole one. A comment, which clients skip, tells the edge how many tokens there were.
+`[DONE]`: a client can tell a cut answer from a whole one. A comment, which clients skip, tells the edge how many tokens there
+were.
 """
 
 from __future__ import annotations

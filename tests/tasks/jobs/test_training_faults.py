@@ -102,8 +102,11 @@ def test_every_fault_has_its_test(number):
     assert f"test_{name}" in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-def test_no_fault_is_left_out():
+def test_no_fault_is_left_out_and_the_page_names_them_alike():
     assert sorted(FAULTS) == list(range(1, 27))
+    page = (TESTS.parent / "docs" / "training.md").read_text(encoding="utf-8").partition("## Faults")[2]
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ") and line[2].isdigit()]
+    assert {int(number[2:]): name for number, name, _ in rows} == {number: one[0] for number, one in FAULTS.items()}
 
 
 # --- kills ---------------------------------------------------------------------------------------------------------------------

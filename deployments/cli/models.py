@@ -1,0 +1,134 @@
+"""`headway models` and `headway promote`: the versions of models by their names of now, and the move of the champion's.
+
+Going back is `headway rollback` (history.py). What endpoints serve is moved by neither. See docs/lineage.md.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deployments.cli.history import Reason
+from deployments.cli.output import say, short_ref
+from deployments.cli.person import As, asked
+from deployments.cli.registered import tell
+
+if TYPE_CHECKING:
+    from tasks.storage.manifest import Manifest
+    from tasks.storage.store import Store
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+MEASURED = "evaluation/"
+FIRST = ("bits_per_byte", "perplexity", "gain_over_bigram", "tokens_per_second_onnx")
+"""Metrics that people are shown, the first ones that there are; --json has all."""
+
+
+def models(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Name of a model; without it, all.")] = "",
+    as_json: Json = False,
+) -> None:
+    """List the versions of models, newest first: which is champion, challenger or previous, its metrics, and who serves it."""
+    from tasks.artifacts import parse_ref
+    from tasks.errors import Unknown
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    store = open_store(home())
+    bare = parse_ref(name, kind="model")[1] if name else ""
+    found = list(store.manifests("model", bare) if bare else store.manifests("model"))
+    if bare and not found:
+        raise Unknown(f"there is no model/{bare} in {store.uri}", remedy="`headway models` lists what there is.")
+    served = _served()
+    names = {manifest.provenance.name: None for manifest in found}
+    known = {name: _by_ref(store, name) for name in names}
+    rows = [_row(store, one, known[one.provenance.name], served) for one in found]
+    rows.sort(key=lambda row: row["created"], reverse=True)
+    say({"models": rows}, "\n".join(map(_line, rows)) or "No model yet: `headway retrain` makes one.", as_json=as_json)
+
+
+def promote(
+    ref: Annotated[str, typer.Argument(help="model/NAME@VERSION; without a version, the current one.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")] = False,
+    reason: Reason = "",
+    as_: As = "",
+    as_json: Json = False,
+) -> None:
+    """Make a version the champion of its model, when every byte of it is sound and signed by a trusted key. Needs --reason."""
+    from tasks.registry.promoting import promote as move
+    from tasks.registry.promoting import would_promote
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    store = open_store(home())
+    made = would_promote(store, ref)
+    if not dry_run:
+        if not reason.strip():
+            raise ValueError(f"say why: --reason TEXT goes into the audit log with the promotion of {made.model.ref}")
+        with asked("promote", as_, what=f"promote {made.model.ref}", reason=reason):
+            crowned = partial(tell, store, "promote", reason)
+            made = move(store, made.model.ref, keys=home() / "keys", reason=reason, crowned=crowned)
+    fields = {"ref": made.model.ref, "before": made.before, "changed": made.changed and not dry_run, "dry_run": dry_run}
+    say(fields, _promoted(made.model.ref, made.before, dry_run), as_json=as_json)
+
+
+def _promoted(ref: str, before: str | None, dry_run: bool) -> str:
+    if before == ref:
+        return f"{short_ref(ref)} is the champion already: nothing to do"
+    told = f"{short_ref(ref)} {'would become' if dry_run else 'is'} the champion; before: {short_ref(before or 'none')}"
+    return f"{told}\nWhat endpoints serve stays as it is."
+
+
+def _served() -> dict[str, list[str]]:
+    """Names of the endpoints that serve a model now, by its reference."""
+    from tasks.endpoints.known import endpoint_of, known_endpoints
+    from tasks.settings import home
+
+    found: dict[str, list[str]] = {}
+    for name in known_endpoints(home()):
+        served = endpoint_of(home(), name).serves_from()
+        if served and served.running:
+            found.setdefault(served.model_ref, []).append(name)
+    return found
+
+
+def _by_ref(store: Store, name: str) -> dict[str, list[str]]:
+    """The aliases of a model's versions, by reference."""
+    from tasks.registry.refs import aliases
+
+    found: dict[str, list[str]] = {}
+    for alias, ref in aliases(store, name).items():
+        found.setdefault(ref, []).append(alias)
+    return found
+
+
+def _row(store: Store, model: Manifest, aliases: dict[str, list[str]], served: dict[str, list[str]]) -> dict[str, Any]:
+    return {
+        "ref": model.ref,
+        "created": model.provenance.created,
+        "aliases": aliases.get(model.ref, []),
+        "endpoints": served.get(model.ref, []),
+        "metrics": {**_evaluated(store, model), **model.provenance.metrics},
+        "bytes": model.bytes,
+    }
+
+
+def _evaluated(store: Store, model: Manifest) -> dict[str, float]:
+    """What the evaluation measured under which a model was exported; nothing where that is gone."""
+    from tasks.artifacts import parse_ref
+    from tasks.errors import HeadwayError
+
+    under = next((ref for ref in model.provenance.context if ref.startswith(MEASURED)), "")
+    try:
+        manifest = store.manifest(*parse_ref(under)) if under else None
+    except HeadwayError:
+        return {}
+    return dict(manifest.provenance.metrics) if manifest else {}
+
+
+def _line(row: dict[str, Any]) -> str:
+    shown = [f"{name} {row['metrics'][name]:.4g}" for name in FIRST if name in row["metrics"]]
+    served = [f"endpoint/{name}" for name in row["endpoints"]]
+    names = ", ".join([*row["aliases"], *served])
+    return f"{short_ref(row['ref']):<40}{row['created'][:19]:<21}{names:<36}{', '.join(shown[:3])}".rstrip()

@@ -1,0 +1,94 @@
+"""`headway watch`: what an endpoint answered lately, against what is usual. See docs/watch.md.
+
+The same look is the flow watch, and a duty of the platform's own watch: what one of them said, the others know.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from deployments.cli.checks import Json
+from deployments.cli.output import say, short_ref
+from deployments.cli.person import As, asked
+
+MARKS = {"anomaly": "ANOMALY", "none": "ok", "insufficient": "-"}
+SHOWN = ("requests", "length", "latency", "entropy", "repetition", "characters", "errors", "labels", "accuracy")
+"""Of a window, for people; --json has all."""
+
+
+def watch(
+    endpoint: Annotated[str, typer.Argument(help="Name of the endpoint.")],
+    window: Annotated[int, typer.Option(min=1, help="Requests of a row of the series.")] = 200,
+    windows: Annotated[int, typer.Option(min=1, max=1000, help="Rows of the series, the newest ones.")] = 12,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what stands out, but make no event, and let no window be over.")
+    ] = False,
+    as_: As = "",
+    as_json: Json = False,
+) -> None:
+    """Look at what an endpoint answered since the last look; what stands out becomes an event, with the evidence in a file.
+
+    It is compared with what the endpoint answered before, or with what the model did at its export. Two windows in a row must
+    stand out before an event is said; too many failures, and a loss of accuracy, are said at once.
+    """
+    from tasks.answer_watch import brief, history, look
+    from tasks.endpoints.known import require_known
+    from tasks.settings import home
+
+    name = require_known(home(), endpoint)
+    with asked("run", as_, what=f"watch endpoint/{name}"):
+        seen = next(iter(look(home(), time.time(), only=(name,), dry=dry_run)), None)
+    rows = history(home(), name, requests=window, windows=windows)
+    columns = (seen.told or {}).get("columns", []) if seen else []
+    fields = {**brief(name, seen), "dry_run": dry_run, "columns": columns, "windows": rows}
+    say(fields, "\n".join(_words(fields)), as_json=as_json)
+
+
+def _words(told: dict[str, Any]) -> list[str]:
+    lines = _verdict(told)
+    if told["columns"]:
+        lines += [
+            "",
+            *_table(("measure", "verdict", "before", "now", "p", "what moved"), map(_column, told["columns"])),
+        ]
+    if told["windows"]:
+        lines += ["", *_table(("since (UTC)", *SHOWN), map(_window, told["windows"]))]
+    return lines
+
+
+def _verdict(told: dict[str, Any]) -> list[str]:
+    lines = [f"endpoint/{told['endpoint']}: {told['verdict']}"]
+    if "model" in told:
+        against = "the model's own reference" if told["against"] == "model" else "what was answered before"
+        lines.append(
+            f"{short_ref(told['model'])}: {told['requests']} requests and {told['labels']} labels since the last window, against "
+            f"{told['reference_requests']} ({against})"
+        )
+    if told["said"]:
+        lines.append(f"Said: {', '.join(told['said'])}. Evidence: {told['evidence']}")
+    if told["standing"]:
+        lines.append(f"Stands: {', '.join(told['standing'])}")
+    return lines
+
+
+def _column(column: dict[str, Any]) -> tuple[str, ...]:
+    numbers = (_number(column[key]) for key in ("reference", "new", "p_value"))
+    return (column["name"], MARKS[column["verdict"]], *numbers, ", ".join(column["moved"]))
+
+
+def _window(row: dict[str, Any]) -> tuple[str, ...]:
+    begins = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row["begins"]))
+    return (begins, *(_number(row[key]) for key in SHOWN))
+
+
+def _table(head: tuple[str, ...], rows: Any) -> list[str]:
+    cells = [head, *rows]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(head))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"

@@ -1,0 +1,70 @@
+"""The answers of endpoints on a schedule: what stands out becomes an event, and everything that was looked at a note."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from prefect import flow, task
+
+from flows.inputs import checked
+from flows.prefect_run import named, setting, started_by
+from tasks.answer_watch import Seen, brief, history, look
+from tasks.config import WatchConfig
+from tasks.endpoints.known import known_endpoints, require_known
+from tasks.prefect_notes import hand_in, new_artifact, number, table
+from tasks.settings import home
+
+
+def _name() -> str:
+    return named(setting("endpoints").strip("[](),").replace("'", "") or "all endpoints")
+
+
+@flow(name="watch", flow_run_name=_name, validate_parameters=False)  # type: ignore[untyped-decorator]
+def watch(config: WatchConfig) -> list[dict[str, Any]]:
+    """Look at what endpoints answered since the last look, and say what stands out, with the evidence.
+
+    Nothing that is served changes: what an anomaly leads to, the events say. Raises Unknown for an endpoint that there is not.
+
+    Args:
+        config: Which endpoints, and how much of the past is shown.
+    """
+    config = checked(WatchConfig, config)
+    with started_by("run", f"watch {', '.join(config.endpoints) or 'all endpoints'}"):
+        names = tuple(require_known(home(), name) for name in config.endpoints)
+        seen = {one.endpoint: one for one in look(home(), time.time(), only=names)}
+        return [tell(name, seen.get(name), config) for name in names or known_endpoints(home())]
+
+
+@task(name="tell", persist_result=False)  # type: ignore[untyped-decorator]
+def tell(name: str, seen: Seen | None, config: WatchConfig) -> dict[str, Any]:
+    """Leave a note of one endpoint: the verdict, what moved, and the last windows."""
+    rows = history(home(), name, requests=config.window_requests, windows=config.windows)
+    told = brief(name, seen)
+    columns = (seen.told or {}).get("columns", []) if seen else []
+    cells = [
+        [each["name"], each["verdict"], *map(_cell, (each["reference"], each["new"], each["p_value"]))]
+        for each in columns
+    ]
+    parts = [f"# endpoint/{name}: {told['verdict']}", _words(told)]
+    parts += [table(["measure", "verdict", "before", "now", "p"], cells)] if cells else []
+    notes = [new_artifact("markdown", "answers", "\n\n".join(parts), f"endpoint/{name}: {told['verdict']}")]
+    shown = [{key: _cell(value) for key, value in row.items()} for row in rows]
+    notes += (
+        [new_artifact("table", "answers-over-time", json.dumps(shown), f"endpoint/{name}, window by window")]
+        if shown
+        else []
+    )
+    hand_in(*notes)
+    return told
+
+
+def _words(told: dict[str, Any]) -> str:
+    said = f"Said now: {', '.join(told['said'])}; evidence: `{told['evidence']}`. " if told["said"] else ""
+    stands = f"Stands: {', '.join(told['standing'])}." if told["standing"] else "Nothing stands."
+    return f"{told['requests']} requests since the last window. {said}{stands}"
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else number(value)

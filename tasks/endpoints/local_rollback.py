@@ -1,0 +1,115 @@
+"""Going back to the model before, on this machine: a change of the journal like a deploy, which is committed at once.
+
+`refused.json` remembers what a person rolled back: it is deployed again only when a person promotes it. Who may roll back, and
+the audit log, are the caller's business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tasks import process
+from tasks.endpoints.endpoint import Candidate
+from tasks.endpoints.journal import Journal
+from tasks.endpoints.local_rollout import LocalTraffic, Record
+from tasks.endpoints.rollout import finish, give_back, settle
+from tasks.endpoints.servers import await_ready, port_of, runs
+from tasks.errors import HeadwayError, JobFailed
+from tasks.process import ProcessSpec, read_json, write_json
+
+START_SECONDS = 60.0
+Told = Callable[[str, dict[str, Any]], None]
+
+
+def ask_for_traffic_back(endpoint: Path, reason: str) -> float | None:
+    """Have a deploy that is under way take its traffic back, whoever runs it; its time, or None. Does not wait."""
+    change = Journal(endpoint / "journal.jsonl").open_change()
+    if change is None or change.committed:
+        return None
+    write_json(endpoint / "abort.json", {"reason": reason, "time": time.time()})
+    return float(change.begun["time"])
+
+
+def go_back(endpoint: Path, changes: Journal, *, reason: str, taken: float | None, told: Told) -> Record:
+    """Give the traffic to the model before; returns its record. Needs the endpoint's lock.
+
+    `taken` is the time of a deploy that was asked to go back: when it did, that is all. Raises ValueError and JobFailed.
+    """
+    if change := changes.open_change():
+        settle(LocalTraffic(endpoint, change.begun, told=told), changes)
+    record: Record | None = read_json(endpoint / "endpoint.json")
+    last = changes.last_change()
+    if record and taken and last and last.begun["time"] == taken and last.last("reverted"):
+        return record
+    if not record or not record.get("previous"):
+        raise ValueError(f"no model stood before the one that endpoint/{endpoint.name} serves: there is no way back")
+    return _swap(endpoint, changes, record, reason=reason, told=told)
+
+
+def refused_models(endpoint: Path) -> dict[str, dict[str, Any]]:
+    """What a person rolled back here, by reference: `reason`, `time`."""
+    found: dict[str, dict[str, Any]] = read_json(endpoint / "refused.json") or {}
+    return found
+
+
+def accept(endpoint: Path, model_ref: str) -> None:
+    """A person promoted a model: it may be deployed here again."""
+    left = {ref: said for ref, said in refused_models(endpoint).items() if ref != model_ref}
+    if left != refused_models(endpoint):
+        write_json(endpoint / "refused.json", left)
+
+
+def _swap(endpoint: Path, changes: Journal, record: Record, *, reason: str, told: Told) -> Record:
+    before: Record = {**record["previous"], "port": record["port"], "url": record["url"]}
+    settings = read_json(endpoint / "gateway" / "gateway.json") or {}
+    config = {
+        "keep_warm_seconds": _keep_warm(endpoint, changes),
+        "max_error_share": 1.0,
+        "gateway": {name: settings[name] for name in ("limits", "access") if name in settings},
+    }
+    changes.begin(what="rollback", blue=record, green=before, config=config, reason=reason)
+    change = changes.open_change()
+    assert change is not None
+    traffic = LocalTraffic(endpoint, change.begun, told=told)
+    try:
+        _have_running(endpoint, before)
+    except HeadwayError as error:
+        give_back(traffic, changes, why=str(error))
+        raise
+    _remember(endpoint, record["model_ref"], reason)
+    changes.write("commit")
+    told("switched", {"server": Path(before["folder"]).name, "model_ref": before["model_ref"], "port": before["port"]})
+    finish(traffic, changes)
+    done: Record = read_json(endpoint / "endpoint.json")
+    return done
+
+
+def _have_running(endpoint: Path, record: Record) -> None:
+    """The server of the model before, kept warm or started again; returns once it has proven itself."""
+    folder = Path(record["folder"])
+    if not (folder / "process.json").exists():
+        raise JobFailed(
+            f"the server of {record['model_ref']} is gone",
+            failure="missing",
+            folder=str(folder),
+            remedy="Deploy it again: `headway retrain` with its settings.",
+        )
+    candidate = Candidate(endpoint.name, folder.name, folder, record["model_ref"], port_of(folder), None)
+    if not runs(folder):
+        process.start(folder, ProcessSpec(**read_json(folder / "process.json")))
+    await_ready(candidate, timeout=START_SECONDS)
+
+
+def _keep_warm(endpoint: Path, changes: Journal) -> float:
+    """As the last deploy wanted it."""
+    begun = [line for line in changes.lines() if line["event"] == "begin"]
+    return float(begun[-1]["config"]["keep_warm_seconds"]) if begun else 0.0
+
+
+def _remember(endpoint: Path, model_ref: str, reason: str) -> None:
+    write_json(
+        endpoint / "refused.json", {**refused_models(endpoint), model_ref: {"reason": reason, "time": time.time()}}
+    )

@@ -1,0 +1,144 @@
+"""The traffic of an endpoint on this machine, for rollout.py: routes for its gateway, and the record of what is in service.
+
+All that it needs stands in the first line of the change in the journal, so the next deployer can go on where one died. Who is in
+service has a colour, and the next model gets the other one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks import process
+from tasks.endpoints.gateway import Gateway
+from tasks.endpoints.judge import Seen
+from tasks.endpoints.rollout import Role
+from tasks.endpoints.routes import Colour, Place, Routes, read_routes, write_routes
+from tasks.endpoints.servers import ask_back, port_of, runs, stop_server
+from tasks.process import read_json, write_json
+
+REMEMBERED_SECONDS = 600.0
+"""For which the old model's answers count as usual."""
+Record = dict[str, Any]
+"""endpoint.json: name, port, url, model_ref, folder, colour, since, and `previous`, a record without one."""
+
+
+class LocalTraffic:
+    """A TrafficPort. State: since when green's answers count."""
+
+    def __init__(
+        self,
+        endpoint: Path,
+        begun: Mapping[str, Any],
+        *,
+        told: Callable[[str, dict[str, Any]], None] = lambda event, details: None,
+    ) -> None:
+        """`begun` is the first line of the change: `blue` and `green`, records, blue may be None, and `config`."""
+        self._endpoint, self._told = endpoint, told
+        self.blue: Record | None = begun["blue"]
+        self.green: Record = begun["green"]
+        self._config: Mapping[str, Any] = begun["config"]
+        self._gateway = Gateway(endpoint)
+        self._since = time.time()
+
+    def set_traffic(self, weights: Mapping[Role, int], *, mirror: int = 0) -> None:
+        """See TrafficPort. Of two models of which one has no server, the other one has all of it."""
+        roles: dict[Role, Record | None] = {"blue": self.blue, "green": self.green}
+        there = {role: one for role, one in roles.items() if one and _there(one)}
+        if not any(weights[role] for role in there):  # none was in service, and the new one may not be
+            return
+        shares = dict(weights) if len(there) > 1 else dict.fromkeys(there, 100)
+        colours = {one["colour"]: self._colour(one, shares[role]) for role, one in there.items()}
+        main = there.get("blue") or self.green
+        self._carry(self._routes(colours, main, mirror=mirror if len(there) > 1 else 0, deployer=_me()))
+        self._since = time.time()
+
+    def observe(self) -> Mapping[Role, Seen]:
+        """See TrafficPort. A gateway that is being started again has seen nothing yet."""
+        blue, green = (Path(one["folder"]).name if one else "" for one in (self.blue, self.green))
+        wanted = {green: self._since} | ({blue: time.time() - REMEMBERED_SECONDS} if blue else {})
+        seen, state = self._gateway.observed(wanted) or {}, self._gateway.state() or {}
+        trip = state.get("tripped") or {}
+        lost = str(trip.get("why", "")) if trip.get("server") == green else ""
+        return {"blue": Seen(**seen.get(blue, {})), "green": Seen(**seen.get(green, {}), trip=lost)}
+
+    def asked_back(self) -> str:
+        """See TrafficPort."""
+        return ask_back(self._endpoint)
+
+    def promote(self) -> None:
+        """See TrafficPort. The record first: from then on it is green that is in service."""
+        path = self._endpoint / "endpoint.json"
+        if (read_json(path) or {}).get("folder") != self.green["folder"]:
+            before = {key: value for key, value in (self.blue or {}).items() if key != "previous"}
+            record = {**self.green, "since": time.time(), **({"previous": before} if before else {})}
+            write_json(path, record)
+        warm = float(self._config["keep_warm_seconds"])
+        colours = {self.green["colour"]: self._colour(self.green, 100)}
+        if self.blue and warm and _there(self.blue):
+            colours[self.blue["colour"]] = self._colour(self.blue, 0, until=time.time() + warm)
+        if self._gateway.running:
+            self._gateway.start(self._config["gateway"])  # what it asks of callers changes with the model
+        self._gateway.follow(self._routes(colours, self.green))
+        if self.blue and not warm:
+            if runs(Path(self.blue["folder"])):
+                self._told("stopped", {"server": Path(self.blue["folder"]).name, "model_ref": self.blue["model_ref"]})
+            stop_server(Path(self.blue["folder"]))
+        (self._endpoint / "abort.json").unlink(missing_ok=True)
+
+    def withdraw(self) -> None:
+        """See TrafficPort. Its folder, with its log, stays until the next deploy."""
+        if self.blue and _there(self.blue) and read_routes(self._gateway.routes):
+            self._gateway.follow(self._routes({self.blue["colour"]: self._colour(self.blue, 100)}, self.blue))
+        stop_server(Path(self.green["folder"]))
+        (self._endpoint / "abort.json").unlink(missing_ok=True)
+
+    def _carry(self, routes: Routes) -> None:
+        """Have routes followed, by a gateway that is started where none runs.
+
+        A server of an older release that holds the public port itself goes on behind the gateway, which listens there too: the
+        kernel gives it the new connections, and what the server had, it finishes.
+        """
+        servers = [Path(one["folder"]) for one in (self.blue, self.green) if one]
+        if not self._gateway.running and any(runs(folder) for folder in servers):
+            write_routes(self._gateway.routes, routes)
+            self._gateway.start(self._config["gateway"])
+        self._gateway.follow(routes)
+        for folder in servers:  # a server that is started again leaves the port alone
+            (folder / "public.json").unlink(missing_ok=True)
+
+    def _routes(
+        self,
+        colours: Mapping[str, Colour],
+        main: Record,
+        *,
+        mirror: int = 0,
+        deployer: Mapping[str, Any] | None = None,
+    ) -> Routes:
+        before = read_routes(self._gateway.routes)
+        return Routes(
+            number=(before.number if before else 0) + 1,
+            port=int(main["port"]),
+            main=main["colour"],
+            colours=colours,
+            mirror=mirror,
+            max_error_share=float(self._config["max_error_share"]),
+            deployer=deployer,
+        )
+
+    def _colour(self, record: Record, weight: int, *, until: float | None = None) -> Colour:
+        folder = Path(record["folder"])
+        replicas = (read_json(folder / "serve.json") or {}).get("replicas") or {}
+        place = Place(folder.name, port_of(folder))
+        return Colour(weight, record["model_ref"], (place,), replicas=replicas, until=until)
+
+
+def _there(record: Record) -> bool:
+    return (Path(record["folder"]) / "serve.json").exists()
+
+
+def _me() -> dict[str, Any]:
+    return {"pid": os.getpid(), "started": process.process_started(os.getpid()), "boot_id": process.boot_id()}

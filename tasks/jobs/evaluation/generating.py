@@ -1,0 +1,65 @@
+"""What a model writes: greedily or by chance, several prompts at once, with the keys and values of what was read kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tasks.jobs.evaluation.suites import Bench
+
+BATCH = 32
+"""Prompts that are continued at once."""
+
+
+def continued(
+    bench: Bench, prompts: Sequence[Sequence[int]], tokens: int, *, seed: int | None = None
+) -> list[list[int]]:
+    """The next `tokens` tokens of each prompt: the likeliest ones, or with a seed drawn from the whole distribution.
+
+    Prompts are not empty, and with what is written fit the model's context. The end of a document is a token like any other: who
+    reads what was written cuts there. Raises SuiteTimeout.
+    """
+    chance = None if seed is None else torch.Generator().manual_seed(seed)
+    order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number]), number))
+    found: list[list[int]] = [[] for _ in prompts]
+    for start in range(0, len(order), BATCH):
+        group = order[start : start + BATCH]
+        written = _continue(bench, [prompts[number] for number in group], tokens, chance)
+        for number, row in zip(group, written, strict=True):
+            found[number] = row
+    return found
+
+
+@torch.inference_mode()
+def _continue(
+    bench: Bench, prompts: Sequence[Sequence[int]], tokens: int, chance: torch.Generator | None
+) -> list[list[int]]:
+    """Shorter prompts are padded on the left and masked there, so that all go on at the same place."""
+    longest = max(map(len, prompts))
+    read = torch.tensor([[bench.eod_id] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    seen = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    places, kept = (seen.cumsum(-1) - 1).clamp(min=0), None
+    rows: list[Any] = []
+    for _ in range(tokens):
+        bench.check_time()
+        out = bench.model(
+            input_ids=read, attention_mask=seen, position_ids=places, past_key_values=kept, use_cache=True
+        )
+        kept, logits = out.past_key_values, out.logits[:, -1].float()
+        read = logits.argmax(-1, keepdim=True) if chance is None else _drawn(logits, chance)
+        seen, places = torch.cat((seen, torch.ones_like(read)), dim=1), places[:, -1:] + 1
+        rows.append(read)
+    written: list[list[int]] = torch.cat(rows, dim=1).tolist()
+    return written
+
+
+def _drawn(logits: torch.Tensor, chance: torch.Generator) -> torch.Tensor:
+    return torch.multinomial(torch.softmax(logits, dim=-1), 1, generator=chance)
+
+
+def before_end(tokens: Sequence[int], eod_id: int) -> list[int]:
+    """What was written up to the end of the document."""
+    ids = list(tokens)
+    return ids[: ids.index(eod_id)] if eod_id in ids else ids

@@ -1,0 +1,123 @@
+"""The checkpoint of another run that training begins with: found and kept there, then taken over into the new job's own folder.
+
+    python -m tasks.jobs.origins JOB/checkpoints [NAME]    the newest that verifies, as JSON; kept for NAME until it is taken over
+
+The new job's first checkpoint is the other one under the new identity: the same files, linked where that can be done, and read
+whole. From there on all is as in any run: restored, chained to, retained. Of the other job's folder nothing is deleted or changed
+but the mark that keeps the checkpoint. What may differ: tasks/continuing.py. Standard library only, for a command line runs it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tasks.continuing import Origin, TakeOver, name_of, of_another_run
+from tasks.errors import IntegrityError, Missing
+from tasks.jobs.checkpoint_files import (
+    Manifest,
+    commit,
+    create_only,
+    digest,
+    manifests,
+    place_of,
+    quarantined,
+    read_manifest,
+    sync,
+    verify,
+    verify_file,
+)
+from tasks.jobs.checkpoint_retention import KEPT_FOR, pin
+from tasks.process import write_json
+
+AGAIN = "Start it again with --continue-from: it takes the newest one that is there."
+
+
+def newest_good(root: Path, kept_for: str = "") -> dict[str, Any]:
+    """The newest checkpoint of a job whose every byte verifies, as `{found, sha256, passed_over}`; `found` is None without one.
+
+    What fails is passed over and not quarantined, for the folder is another run's.
+    """
+    passed_over = []
+    for path in manifests(root):
+        if reason := quarantined(path.parent):
+            passed_over.append(reason)
+            continue
+        mark = path.parent / f"{KEPT_FOR}{kept_for}"
+        try:
+            mine = bool(kept_for) and create_only(mark, {})
+            found = verify(path)
+            sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+            return {"found": asdict(found), "sha256": sha256, "passed_over": passed_over}
+        except (IntegrityError, FileNotFoundError) as error:
+            passed_over.append(str(error))
+            if mine:
+                mark.unlink(missing_ok=True)
+    return {"found": None, "sha256": "", "passed_over": passed_over}
+
+
+def continued_from(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a job's settings say of the run that it goes on from: job, step, sha256, and the tokens until there; None: of none."""
+    said = settings.get("continue_from")
+    return {**said["origin"], "tokens": said["how"]["tokens"]} if said else None
+
+
+def take_over(settings: Mapping[str, Any], root: Path, wanted: Mapping[str, Any], *, attempt: int) -> Manifest | None:
+    """Make the other run's checkpoint the first one of this job; None when the job goes on from none.
+
+    Raises Missing when it is not there any more, IntegrityError when it is another one than was chosen, or not whole, ValueError
+    when more differs than was accepted.
+    """
+    if not (said := settings.get("continue_from")):
+        return None
+    origin, how = Origin.model_validate(said["origin"]), TakeOver.model_validate(said["how"])
+    there, here = place_of(Path(how.folder), origin.step, how.attempt), place_of(root, origin.step, attempt)
+    found = _chosen(there / "manifest.json", origin)
+    _require_accepted(found, wanted, how, where=there)
+    for entry in found.files:
+        _link(there / entry["path"], here / entry["path"])
+        verify_file(here / entry["path"], entry)
+    identity = {"identity": dict(wanted), "identity_digest": digest(wanted)}
+    mine = replace(found, attempt=attempt, consumed_samples=how.consumed_samples, previous=None, **identity)
+    commit(root, mine)
+    write_json(root / "LATEST", {"step": origin.step, "attempt": attempt})
+    pin(here, attempt)
+    (there / f"{KEPT_FOR}{how.kept_for}").unlink(missing_ok=True)
+    print(f"goes on from step {origin.step} of {origin.job}, at sample {how.consumed_samples} of the data", flush=True)
+    return read_manifest(here / "manifest.json")
+
+
+def _chosen(path: Path, origin: Origin) -> Manifest:
+    if not path.is_file():
+        raise Missing(f"the checkpoint of step {origin.step} of {origin.job} is not there any more: {path}", remedy=AGAIN)
+    if hashlib.sha256(path.read_bytes()).hexdigest() != origin.sha256:
+        raise IntegrityError(f"{path} is not the manifest that was chosen, {origin.sha256[:12]}", remedy=AGAIN)
+    return read_manifest(path)
+
+
+def _require_accepted(found: Manifest, wanted: Mapping[str, Any], how: TakeOver, *, where: Path) -> None:
+    differences = of_another_run(found.identity, wanted)
+    if others := [each for each in differences if name_of(each.key) not in how.accepted]:
+        raise ValueError(f"cannot go on from {where}: {'; '.join(map(str, others))}, and nobody accepted that")
+
+
+def _link(there: Path, here: Path) -> None:
+    """A second name for the same bytes, which no run ever writes to again; a copy on another file system."""
+    here.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(there, here)
+    except OSError:
+        shutil.copyfile(there, here)
+    sync(here)
+    sync(here.parent)
+
+
+if __name__ == "__main__":
+    print(json.dumps(newest_good(Path(sys.argv[1]), *sys.argv[2:3])))
