@@ -54,6 +54,7 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.polling
 	$(BIN)/python -m benchmarks.loader
 	$(BIN)/python -m benchmarks.checkpoint
+	$(BIN)/python -m benchmarks.recovery
 	$(BIN)/python -m benchmarks.qualification
 	$(BIN)/python -m benchmarks.training
 

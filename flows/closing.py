@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from flows import words
+from flows.evaluated import tell_comparison
 from flows.qualified import tell_qualification
 from tasks.artifacts import Endpoint
 from tasks.errors import HeadwayError
@@ -35,6 +36,7 @@ def close(run: Lifecycle) -> None:
     if run.run:
         run.need_spool().log_file(run.run, path)
     tell_qualification(run)
+    tell_comparison(run)
     page = run_page(run.home, run.need_spool().folder, run.run) if run.run else None
     told = words.report(run, html=str(path), mlflow=page)
     hand_in(new_artifact("markdown", "report", told, f"{run.flow} {run.subject}: {run.status.replace('_', ' ')}"))
@@ -60,6 +62,7 @@ def _fields(run: Lifecycle) -> dict[str, Any]:
         "endpoint": {"ref": endpoint.ref, "url": endpoint.url, "model": endpoint.model.ref} if endpoint else None,
         "sample": run.results.get("sample"),
         "champion": run.results.get("champion"),
+        "comparison": run.results.get("comparison"),
     }
 
 

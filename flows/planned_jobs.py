@@ -146,7 +146,7 @@ def _of_train(found: _Found, config: RetrainConfig) -> Program:
     if every is None:
         found.pending.append("settings.checkpoint_every_steps: plan chooses it")
     base = found.named(Checkpoint, config.training.base) if config.training.base else None
-    mixed = tuple(found.named(Tokens, ref) for ref in others(found.dataset, config.training).values())
+    mixed = _mixed(found, config)
     failures = config.planning.mean_hours_between_failures * 3600 if limits.every_steps is None else None
     saving = train.saving(every or 0, limits.keep, keep_every=limits.keep_every, seconds_between_failures=failures)
     return train.program(_tokens(found), config.training, config.execution, base, mixed, limits=saving)
@@ -155,11 +155,18 @@ def _of_train(found: _Found, config: RetrainConfig) -> Program:
 def _of_evaluate(found: _Found, config: RetrainConfig) -> Program:
     checkpoint, tokens = _checkpoint(found, config), _tokens(found)
     length, on = config.training.sequence_length, unqualified(config.cluster)
-    return evaluate.program(checkpoint, tokens, config.evaluation, sequence_length=length, on=on)
+    files = tuple(found.named(Dataset, ref) for ref in config.evaluation.files)
+    return evaluate.program(
+        checkpoint, tokens, config.evaluation, _mixed(found, config), files, sequence_length=length, on=on
+    )
 
 
 def _of_export(found: _Found, config: RetrainConfig) -> Program:
-    return export.program(_checkpoint(found, config), config.export, on=unqualified(config.cluster))
+    return export.program(_checkpoint(found, config), _tokens(found), config.export, on=unqualified(config.cluster))
+
+
+def _mixed(found: _Found, config: RetrainConfig) -> tuple[Tokens, ...]:
+    return tuple(found.named(Tokens, ref) for ref in others(found.dataset, config.training).values())
 
 
 def _tokens(found: _Found) -> Tokens:

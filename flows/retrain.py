@@ -16,7 +16,9 @@ from flows.agreement import agreed
 from flows.base import base_of, tokenizer_of_base
 from flows.cause import covered_elsewhere
 from flows.closing import close
+from flows.continuing import require_possible, start_of, with_origin
 from flows.data import tokenized, validated
+from flows.evaluated import read_by_suites, with_suites
 from flows.inputs import checked
 from flows.mixture import beside, mixed_in
 from flows.prefect_run import cancelled, flow_run, named, setting, started_by
@@ -24,6 +26,7 @@ from flows.progress import PrefectProgress
 from tasks.artifacts import Cluster, Endpoint, Evaluation, Model, Pending, Tokens
 from tasks.benchmark import benchmark
 from tasks.config import RetrainConfig
+from tasks.continuing import ContinueFrom
 from tasks.deploy import deploy, sample
 from tasks.evaluate import champion_checkpoint, compare, evaluate
 from tasks.export import export
@@ -51,6 +54,7 @@ def retrain(
     from_stage: StageName | None = None,
     to_stage: StageName | None = None,
     cause: str = "",
+    continue_from: ContinueFrom | None = None,
 ) -> Endpoint | None:
     """Take the newest version of a dataset to a served model.
 
@@ -62,8 +66,10 @@ def retrain(
         from_stage: This stage and all later ones run again, although their results are recorded. Empty reuses what there is.
         to_stage: Stages after this one do not run. Empty runs all.
         cause: The events that asked for this run. Leave it empty: who starts a run by events fills it in.
+        continue_from: Another run whose newest good checkpoint training begins with. Empty begins anew.
     """
     config = checked(RetrainConfig, config)
+    continue_from = checked(ContinueFrom, continue_from) if continue_from else None
     with started_by("run", f"retrain {config.training.model} on dataset {dataset}"):
         if holder := covered_elsewhere(cause):
             return Completed(message=f"nothing done: flow run {holder} covers the same events")  # type: ignore[no-any-return]
@@ -82,45 +88,52 @@ def retrain(
             ),
             agreed(dataset, config, cause) as agreed_on,
         ):
-            return served(agreed_on, config)
+            return served(agreed_on, config, continue_from)
 
 
-def served(dataset: str, config: RetrainConfig) -> Endpoint | None:
+def served(dataset: str, config: RetrainConfig, continue_from: ContinueFrom | None) -> Endpoint | None:
     """The endpoint that serves the new model; None when the run was to stop before that."""
-    endpoint = chain(dataset, config)
+    endpoint = chain(dataset, config, continue_from)
     if not isinstance(endpoint, Endpoint):
         return None
     current().results |= {"endpoint": endpoint, "sample": sample(endpoint, config.export)}
     return endpoint
 
 
-def chain(name: str, config: RetrainConfig) -> Endpoint:
+def chain(name: str, config: RetrainConfig, continue_from: ContinueFrom | None = None) -> Endpoint:
     """The stages in their order."""
     require_proof(config.cluster, config.benchmark)
     store = current().store
+    require_possible(current().home, store, continue_from, config)
     base, tokenizer = base_of(store, config), tokenizer_of_base(store, config)
-    mixed = mixed_in(store, name, config.training)
+    mixed, files = mixed_in(store, name, config.training), read_by_suites(config.evaluation)
     validation = validated(name, config.validation, config.preprocessing, config.cluster)
     tokens = tokenized(validation, config.preprocessing, config.cluster, tokenizer)
+    start = start_of(continue_from, config, tokens=tokens, base=base, mixed=mixed)
     cluster = benchmark(config.cluster, config.benchmark, training=config.training).require()
     limits = plan(tokens, config.training, config.planning, config.execution, *base, on=cluster).require()
-    checkpoint = train(tokens, config.training, *beside(base, mixed), how=config.execution, under=limits, on=cluster)
-    scores = evaluate(checkpoint, tokens, config.evaluation, on=cluster)
-    champion = champion_scores(scores, tokens, config, on=cluster)
+    handed, how = with_origin(beside(base, mixed), start), config.execution
+    taking = start.taking if start else None
+    checkpoint = train(tokens, config.training, *handed, how=how, under=limits, on=cluster, taking=taking)
+    others = with_suites(mixed, files)
+    scores = evaluate(checkpoint, tokens, config.evaluation, *others, on=cluster)
+    champion = champion_scores(scores, tokens, config, others, on=cluster)
     proven = compare(scores, champion, config.evaluation, config.comparison)
     model = export(proven, config.export, under=scores, on=cluster)
     with allowed(model, scores, config):
         return deploy(model, config.deployment)
 
 
-def champion_scores(candidate: Evaluation, tokens: Tokens, config: RetrainConfig, *, on: Cluster) -> Evaluation | None:
+def champion_scores(
+    candidate: Evaluation, tokens: Tokens, config: RetrainConfig, others: tuple[Any, ...], *, on: Cluster
+) -> Evaluation | None:
     """The champion, measured by the same stage on the same held-out split; None when there is none yet."""
     champion = champion_checkpoint(config.training.model)
     if champion is None or isinstance(candidate, Pending):
         return None
     if champion.version == candidate.subject.version:
         return candidate
-    return evaluate(champion, tokens, config.evaluation, on=on)
+    return evaluate(champion, tokens, config.evaluation, *others, on=on)
 
 
 def allowed(model: Model, scores: Evaluation, config: RetrainConfig) -> AbstractContextManager[None]:
@@ -151,13 +164,17 @@ def allowed(model: Model, scores: Evaluation, config: RetrainConfig) -> Abstract
 
 
 def preview(
-    dataset: str, config: RetrainConfig, from_stage: StageName | None, to_stage: StageName | None
+    dataset: str,
+    config: RetrainConfig,
+    from_stage: StageName | None,
+    to_stage: StageName | None,
+    continue_from: ContinueFrom | None = None,
 ) -> tuple[str, list[dict[str, Any]]]:
     """The dataset's version, and what a run would do, stage by stage, without doing it: a dry run needs no server."""
     with lifecycle(
         "retrain", config, subject=config.training.model, stages=STAGES, first=from_stage, last=to_stage, dry=True
     ) as run:
-        chain(dataset, config)
+        chain(dataset, config, continue_from)
         last = run.outcomes["deploy"]
         last.why = "; ".join(part for part in (last.why, run.results.get("approval", "")) if part)
         return run.results["dataset"], [outcome.plain() for outcome in run.outcomes.values()]

@@ -15,6 +15,7 @@ from prefect.states import Completed
 from flows.cause import covered_elsewhere
 from flows.closing import close
 from flows.data import tokenized, validated
+from flows.evaluated import read_by_suites, with_suites
 from flows.inputs import checked, datasets, resolve
 from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
@@ -183,7 +184,8 @@ def measured(
         held = int(tokens.metrics["heldout_documents"])
     if held < fewest:
         return None, f"{held} documents held out, and a verdict needs evaluation.min_documents = {fewest}"
-    return evaluate(checkpoint, tokens, config.evaluation, on=unqualified(config.cluster)), ""
+    files = with_suites((), read_by_suites(config.evaluation))
+    return evaluate(checkpoint, tokens, config.evaluation, *files, on=unqualified(config.cluster)), ""
 
 
 def service_of(run: Lifecycle, champion: Model, config: ServiceConfig) -> dict[str, Any] | None:

@@ -42,7 +42,7 @@ class AccessConfig(Settings):
 
     host: str = "127.0.0.1"
     """Address that it listens on. Any but loopback needs keys, `entra` or `open`."""
-    keys: bool = False
+    ask_for_keys: bool = False
     """Whether callers must show an API key before there is one. Once `headway endpoint key add` made one, they always must."""
     entra: EntraConfig | None = None
     """Applications of Microsoft Entra that may ask, beside the callers with keys."""

@@ -1,7 +1,7 @@
-"""Model -> Endpoint: verified, started beside the one in service, proven by golden prompts, then switched to.
+"""Model -> Endpoint: verified, started beside the one in service, proven by golden prompts, then given the traffic in steps.
 
-How a server runs is tasks/endpoints; what it runs is tasks/jobs/serve.py. The stage reconciles: it is done when the endpoint
-serves the wanted model, and does nothing then.
+How a model takes the traffic is tasks/endpoints/rollout.py; what a server runs is tasks/jobs/serve.py. The stage reconciles: it
+is done when the endpoint serves the wanted model, and does nothing then. See docs/rollout.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from tasks.artifacts import Endpoint, Model
-from tasks.endpoints.known import ask, endpoint_of
+from tasks.endpoints.known import ask, endpoint_of, require_accepted
 from tasks.process import locked
 from tasks.promotion import crown, logged, require_signed
 from tasks.serving_config import DeploymentConfig, ExportConfig
@@ -31,7 +31,11 @@ def serves(model: Model, config: DeploymentConfig) -> bool:
 
 @stage(version=1, reconciles=serves)
 def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
-    """Serve a model, register it, and make it the champion. Raises IntegrityError before anything is started."""
+    """Serve a model, register it, and make it the champion. Raises IntegrityError before anything is started.
+
+    Raises GateFailed for a model that a person rolled back here, and when the new model lost its traffic again.
+    """
+    require_accepted(home_folder(""), config.endpoint, model.ref)
     require_signed(model)  # before any byte is moved; fetch then holds every byte to the digests that were signed
     folder = fetch(model)
     endpoint = endpoint_of(home_folder(""), config.endpoint)
@@ -49,6 +53,7 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
             timeout=config.start_timeout_seconds,
             port=config.port,
             threads=os.cpu_count() or 1,
+            config=config,
             journal=write_down,
         )
         before = endpoint.observe()

@@ -99,8 +99,8 @@ def compare(
     if isinstance(scores, Pending) or isinstance(champion, Pending):
         return Pending(stage="evaluate")  # type: ignore[return-value]
     run = current()
-    if champion:
-        shown = {"ref": champion.subject.ref, "bits_per_byte": champion.metrics.get("bits_per_byte")}
+    if champion and "bits_per_byte" in champion.metrics:
+        shown = {"ref": champion.subject.ref, "bits_per_byte": champion.metrics["bits_per_byte"]}
         run.results["champion"] = shown
     mine = _side(scores)
     theirs = None

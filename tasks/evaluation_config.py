@@ -38,6 +38,11 @@ class EvaluationConfig(Settings):
     suite_seconds: Positive = 900
     """Longest time that one suite may take. One that takes longer has no metrics, and closes a gate that asks for one."""
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """References of the datasets that suites read, each once: the stage hands them to the job as `files-NAME`."""
+        return tuple(dict.fromkeys(ref for ref in (self.toxic_words,) if ref))
+
 
 class GateRule(Settings):
     """What a metric must reach. A rule closes the gate as well when its metric is missing, no number, or of too few documents."""

@@ -1,44 +1,73 @@
-"""Checkpoint -> Model: ONNX with KV cache, parity proven, every file hashed, signed.
+"""Checkpoint, Tokens -> Model: ONNX with KV cache, proven against the checkpoint, with smaller variants; every file hashed, signed.
 
 The program is tasks/jobs/export.py; signatures are tasks/registry/signatures.py. A model that does not answer as the checkpoint
-does is never published, and a checkpoint that nobody trusted signed is never exported.
+does is never published, and a checkpoint that nobody trusted signed is never exported. See docs/export.md.
 """
 
 from __future__ import annotations
 
-from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Model, require_checks
+from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Model, Tokens, require_checks
+from tasks.lifecycle import current
 from tasks.programs import Program
 from tasks.promotion import require_signed, require_signer, sign
+from tasks.registry.ancestry import walk
 from tasks.serving_config import ExportConfig
 from tasks.stage import stage
 from tasks.workbench import publish, run_job
 
+MOST_LOSS = 1e-3
+"""Share of bits by which an fp32 model may differ from its checkpoint on held-out text: what float32 sums in another order."""
 
-@stage(version=1)
-def export(checkpoint: Checkpoint, config: ExportConfig, *, under: Evaluation, on: Cluster) -> Model:
-    """Export what an evaluation allowed, prove parity of logits and greedy tokens, publish and sign.
 
-    Raises IntegrityError for a checkpoint whose signature does not count.
+@stage(version=2)
+def export(checkpoint: Checkpoint, tokens: Tokens, config: ExportConfig, *, under: Evaluation, on: Cluster) -> Model:
+    """Export what an evaluation allowed; prove logits, greedy tokens, bits per byte and speed; publish and sign.
+
+    The held-out text of `tokens` is what it and its variants are measured on. Raises IntegrityError for a checkpoint whose
+    signature does not count, GateFailed for a model that is not what the checkpoint is.
     """
     require_signed(checkpoint)
     require_signer(Model, checkpoint.name)
-    job = run_job(program(checkpoint, config, on=on), on=on)
+    made_from = lineage_of(checkpoint, tokens)
+    job = run_job(program(checkpoint, tokens, config, made_from=made_from, on=on), on=on)
     metrics: dict[str, float] = job.result["metrics"]
-    require_checks("export", parity_checks(metrics, config))
+    require_checks("export", export_checks(metrics, config))
+    for name, told in job.result["variants"].items():
+        if not told["passed"]:
+            current().observer.happened("export", "variant left out", f"variant {name} left out: {told['why']}")
     model = publish(job.output, Model, name=checkpoint.name, metrics=metrics)
     sign(model)
     return model
 
 
-def program(checkpoint: Checkpoint, config: ExportConfig, *, on: Cluster) -> Program:
-    """What exports, on one machine with all of its threads."""
+def program(
+    checkpoint: Checkpoint, tokens: Tokens, config: ExportConfig, *, made_from: tuple[str, ...] = (), on: Cluster
+) -> Program:
+    """What exports, on one machine with all of its threads. `made_from` are the references for the model card."""
     threads = on.threads_per_node
-    settings = {"export": config.model_dump(mode="json"), "threads": threads}
-    return Program("tasks.jobs.export", settings, {"checkpoint": checkpoint}, ranks=1, threads=threads)
+    settings = {"export": config.model_dump(mode="json"), "threads": threads, "made_from": list(made_from)}
+    inputs = {"checkpoint": checkpoint, "tokens": tokens}
+    return Program("tasks.jobs.export", settings, inputs, ranks=1, threads=threads)
+
+
+def lineage_of(checkpoint: Checkpoint, tokens: Tokens) -> tuple[str, ...]:
+    """All that a checkpoint was made from, and itself; not what it was made under, which changes with machines."""
+    edges = [edge for edge in walk(current().store, checkpoint.ref)["edges"] if edge["how"] == "input"]
+    found, queue = {tokens.ref}, [checkpoint.ref, tokens.ref]
+    while queue:
+        ref = queue.pop()
+        found.add(ref)
+        queue += [edge["input"] for edge in edges if edge["output"] == ref and edge["input"] not in found]
+    return tuple(sorted(found))
+
+
+def export_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Check, ...]:
+    """The gate of the export: what was measured against what the settings allow."""
+    return (*parity_checks(metrics, config), *_loss_checks(metrics), *_speed_checks(metrics, config))
 
 
 def parity_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Check, ...]:
-    """The gate of the export: PyTorch and ONNX Runtime must agree."""
+    """PyTorch and ONNX Runtime must agree."""
     equal, total = metrics["greedy_equal"], metrics["greedy_total"]
     remedy = "Look at the exporter's log; a model that answers differently is not published."
     return (
@@ -55,5 +84,30 @@ def parity_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Chec
             limit=f"= {total:.0f}",
             passed=total > 0 and equal == total,
             remedy=remedy,
+        ),
+    )
+
+
+def _loss_checks(metrics: dict[str, float]) -> tuple[Check, ...]:
+    return (
+        Check(
+            name="bits per byte on held-out text, share beyond the checkpoint's",
+            measured=metrics["loss"],
+            limit=f"-{MOST_LOSS:g} to {MOST_LOSS:g}",
+            passed=abs(metrics["loss"]) <= MOST_LOSS,
+            remedy="Look at the exporter's log; a model that is another one is not published.",
+        ),
+    )
+
+
+def _speed_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Check, ...]:
+    """Slower for sure: the low end of the interval of the median. A machine that was busy gives a wide one, and closes no gate."""
+    return (
+        Check(
+            name="time a token, as a multiple of PyTorch's, low end of the interval",
+            measured=metrics["slowdown_low"],
+            limit="any" if config.allow_slower else f"<= {config.max_slowdown:g}",
+            passed=config.allow_slower or metrics["slowdown_low"] <= config.max_slowdown,
+            remedy="Export on the machine that will serve it; export.allow_slower exports it all the same.",
         ),
     )

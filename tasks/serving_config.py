@@ -8,23 +8,46 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tasks.access_config import AccessConfig
 from tasks.settings import Name, Positive, Settings
+
+Variant = Literal["int8", "int4", "fp16", "bf16"]
 
 
 class ExportConfig(Settings):
     """To ONNX, and what the exported model must prove."""
 
     precision: Literal["fp32"] = "fp32"
-    """Of the exported weights. This release has `fp32`."""
-    max_logit_error: float = Field(1e-3, gt=0)
+    """Of the model itself: it must answer as the checkpoint does, and only `fp32` does."""
+    max_logit_error: float = Field(1e-4, gt=0)
     """Largest absolute difference of a logit between PyTorch and ONNX Runtime."""
     golden_prompts: tuple[str, ...] = ("def ", "import ", "class ", "for i in range(", "return self.")
     """Prompts whose greedy completions must be equal, token for token, and which a new endpoint must answer."""
     golden_tokens: Positive = 24
     """Tokens of a golden completion."""
+    variants: tuple[Variant, ...] = ("int8",)
+    """Smaller forms of the model beside it, for when it cannot answer: `int8`, `int4`, `fp16`, `bf16`."""
+    max_loss_of_variant: float = Field(0.02, ge=0)
+    """Share of bits by which a variant may need more than the checkpoint for the same held-out text; one beyond is left out."""
+    heldout_bytes: Positive = 65_536
+    """Held-out text, in bytes, on which bits per byte of the model and its variants are measured."""
+    reference_prompts: int = Field(32, ge=0)
+    """Held-out documents whose beginnings are completed, beside the golden prompts, for the reference of the model's answers."""
+    max_slowdown: float = Field(1.1, ge=1)
+    """Time a token under ONNX Runtime, as a multiple of PyTorch's, beyond which a model is refused."""
+    allow_slower: bool = False
+    """Whether a model that is slower than that is exported all the same."""
+    speed_seconds: float = Field(5.0, gt=0)
+    """Time that both take in turns for that comparison; five pairs of runs at least."""
+
+    @field_validator("variants")
+    @classmethod
+    def _each_once(cls, variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
+        if len(set(variants)) != len(variants):
+            raise ValueError(f"export.variants names {list(variants)}: name each once")
+        return variants
 
 
 class LimitsConfig(Settings):

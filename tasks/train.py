@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import Artifact, Checkpoint, Cluster, Plan, Tokens
+from tasks.continuing import Origin, TakeOver
 from tasks.formats.ds_config import ds_config
 from tasks.programs import Program
 from tasks.promotion import require_signed, require_signer, sign
@@ -31,15 +32,18 @@ def train(
     config: TrainingConfig,
     base: Checkpoint | None = None,
     mixed: tuple[Tokens, ...] = (),
+    origin: Origin | None = None,
     *,
     how: ExecutionConfig,
     under: Plan,
     on: Cluster,
+    taking: TakeOver | None = None,
 ) -> Checkpoint:
     """Train a network on the train split, within the plan, and sign what came out; `how` changes no model and is in no key.
 
-    `base` is what `config.base` names, `mixed` what `config.mixture` names beside the run's own tokens. Raises
-    IntegrityError for a base whose signature does not count.
+    `base` is what `config.base` names, `mixed` what `config.mixture` names beside the run's own tokens, `origin` the checkpoint
+    of another run that it goes on from, and `taking` where that lies. Raises IntegrityError for a base whose signature does not
+    count.
     """
     require_signer(Checkpoint, config.model)
     if base:
@@ -50,7 +54,9 @@ def train(
         keep_every=under.keep_checkpoints_every,
         seconds_between_failures=under.seconds_between_failures,
     )
-    job = run_job(program(tokens, config, how, base, mixed, limits=limits, peak=peak_of(on, config.precision)), on=on)
+    peak = peak_of(on, config.precision)
+    made = program(tokens, config, how, base, mixed, limits=limits, peak=peak, continue_from=_from(origin, taking))
+    job = run_job(made, on=on)
     _show(Path(job.folder), Path(job.output) / "training_log.jsonl")
     checkpoint = publish(job.output, Checkpoint, name=config.model, metrics=job.result["metrics"])
     sign(checkpoint)
@@ -66,8 +72,10 @@ def program(
     *,
     limits: dict[str, Any],
     peak: dict[str, Any] | None = None,
+    continue_from: dict[str, Any] | None = None,
 ) -> Program:
-    """What trains; `limits` are its `saving`, `peak` is what MFU is measured against."""
+    """What trains; `limits` are its `saving`, `peak` is what MFU is measured against, `continue_from` which checkpoint of another
+    run it takes over (tasks/jobs/origins.py)."""
     inputs: dict[str, Artifact] = {"tokens": tokens, **({"base": base} if base else {})}
     inputs |= {f"tokens-{other.name}": other for other in mixed}
     settings = {
@@ -77,8 +85,15 @@ def program(
         "peak": peak,
         "made_from": {name: artifact.ref for name, artifact in inputs.items()},
         **({"deepspeed": ds_config(config, how)} if config.engine == "deepspeed" else {}),
+        **({"continue_from": continue_from} if continue_from else {}),
     }
     return Program(PROGRAMS[config.engine], settings, inputs, progress="checkpoints/LATEST")
+
+
+def _from(origin: Origin | None, taking: TakeOver | None) -> dict[str, Any] | None:
+    if origin is None or taking is None:
+        return None
+    return {"origin": origin.model_dump(mode="json"), "how": taking.model_dump(mode="json")}
 
 
 def saving(

@@ -74,7 +74,8 @@ def make_checkpoint(folder):
 
 def start_export(job, checkpoint, *, hash_seed="0"):
     job.mkdir(parents=True)
-    settings = {"export": {"golden_prompts": PROMPTS, "golden_tokens": 24}, "threads": 1}
+    export = {"golden_prompts": PROMPTS, "golden_tokens": 24, "variants": [], "speed_seconds": 0.1}
+    settings = {"export": export, "threads": 1}
     config = {"program": "tasks.jobs.export", "settings": settings, "inputs": {"checkpoint": str(checkpoint)}}
     (job / "config.json").write_text(json.dumps(config))
     environment = {**os.environ, "HEADWAY_JOB": str(job), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": hash_seed}

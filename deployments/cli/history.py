@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deployments.cli import endpoint_rollback
 from deployments.cli.output import CommandError, say, short_ref
 from deployments.cli.person import As, asked
 from deployments.cli.registered import tell
@@ -60,7 +61,13 @@ def rollback(
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Make an old version of a name the current one again; of a model, also the champion. Needs --reason."""
+    """Make an old version of a name the current one again; of a model, also the champion. Needs --reason.
+
+    endpoint/NAME: its traffic goes to the model before, at once; a deploy that is under way is taken back.
+    """
+    if ref.startswith("endpoint/"):
+        endpoint_rollback.rollback(ref, to=to, dry_run=dry_run, reason=reason, as_=as_, as_json=as_json)
+        return
     from tasks.registry.rollback import require_sound, roll_back, way_back
     from tasks.settings import home
     from tasks.storage import open_store

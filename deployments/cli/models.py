@@ -56,6 +56,7 @@ def promote(
     as_json: Json = False,
 ) -> None:
     """Make a version the champion of its model, when every byte of it is sound and signed by a trusted key. Needs --reason."""
+    from tasks.endpoints.known import accept_again
     from tasks.registry.promoting import promote as move
     from tasks.registry.promoting import would_promote
     from tasks.settings import home
@@ -69,6 +70,7 @@ def promote(
         with asked("promote", as_, what=f"promote {made.model.ref}", reason=reason):
             crowned = partial(tell, store, "promote", reason)
             made = move(store, made.model.ref, keys=home() / "keys", reason=reason, crowned=crowned)
+        accept_again(home(), made.model.ref)
     fields = {"ref": made.model.ref, "before": made.before, "changed": made.changed and not dry_run, "dry_run": dry_run}
     say(fields, _promoted(made.model.ref, made.before, dry_run), as_json=as_json)
 

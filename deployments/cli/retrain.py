@@ -24,6 +24,17 @@ def retrain(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run or be reused, and why; start nothing.")
     ] = False,
+    continue_from: Annotated[
+        str,
+        typer.Option(
+            metavar="JOB",
+            help="Begin with the newest good checkpoint of that training job, as `headway jobs --all` shows it.",
+        ),
+    ] = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="With --continue-from: although settings or data changed; audited.")
+    ] = False,
+    reason: Annotated[str, typer.Option(help="Why, for the audit log; needed with --force.")] = "",
     as_: As = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
@@ -32,6 +43,7 @@ def retrain(
     What was done before with the same inputs and settings is reused. A run that was stopped goes on where it stopped.
     """
     from deployments.cli.configuration import load
+    from tasks.continuing import ContinueFrom
     from tasks.redaction import require_no_secrets
     from tasks.registry.audit import audit
     from tasks.settings import home
@@ -39,9 +51,10 @@ def retrain(
 
     settings = load(config or "local", set_ or [])
     name = dataset or settings.dataset
-    require_no_secrets({**settings.model_dump(mode="json"), "dataset": name})
+    require_no_secrets({**settings.model_dump(mode="json"), "dataset": name, "reason": reason})
+    origin = ContinueFrom(job=continue_from, force=force, reason=reason)
     if dry_run:
-        fields = _preview(name, settings, from_stage, to_stage)
+        fields = _preview(name, settings, from_stage, to_stage, origin)
         lines = [f"{s['name']:<11}{s['status']:<9}{s['why']}" for s in fields["stages"]]
         say(fields, "\n".join(lines), as_json=as_json)
         return
@@ -50,20 +63,23 @@ def retrain(
         from deployments.cli.running import run_and_tell
 
         audit(open_store(home()), "start run", right="run", what=what)
-        arguments = {"dataset": name, "from_stage": from_stage, "to_stage": to_stage}
-        run_and_tell("retrain", settings, arguments, preflight=lambda: _preflight(name, settings), as_json=as_json)
+        arguments = {"dataset": name, "from_stage": from_stage, "to_stage": to_stage, "continue_from": origin}
+        run_and_tell(
+            "retrain", settings, arguments, preflight=lambda: _preflight(name, settings, origin), as_json=as_json
+        )
 
 
-def _preview(name: str, settings: Any, from_stage: Any, to_stage: Any) -> dict[str, Any]:
+def _preview(name: str, settings: Any, from_stage: Any, to_stage: Any, origin: Any) -> dict[str, Any]:
     from flows.retrain import preview
     from tasks.settings import config_digest
 
-    dataset, stages = preview(name, settings, from_stage, to_stage)
+    dataset, stages = preview(name, settings, from_stage, to_stage, origin)
     return {"status": "completed", "dataset": dataset, "config_digest": config_digest(settings), "stages": stages}
 
 
-def _preflight(name: str, settings: Any) -> None:
-    """What can be known to be wrong before anything is spent: the dataset, the port, the hardware and its proof."""
+def _preflight(name: str, settings: Any, origin: Any) -> None:
+    """What can be known to be wrong before anything is spent: dataset, port, hardware and its proof, what is gone on from."""
+    from flows.continuing import require_possible
     from tasks.artifacts import parse_ref
     from tasks.benchmark import hardware_of
     from tasks.endpoints.known import require_port
@@ -75,4 +91,5 @@ def _preflight(name: str, settings: Any) -> None:
     find(open_store(home()), *parse_ref(name, kind="dataset"))
     hardware_of(settings.cluster, settings.benchmark)
     require_proof(settings.cluster, settings.benchmark)
+    require_possible(home(), open_store(home()), origin, settings)
     require_port(home(), settings.deployment.endpoint, settings.deployment.port)

@@ -17,6 +17,7 @@ from deployments.catalogue import POOL, catalogue
 from deployments.cli.configuration import load_file
 from deployments.platform import bridge, checks, mlflow_server, prefect_server, watch, worker
 from deployments.settings import PlatformConfig, kept
+from tasks.endpoints.known import settle_all
 from tasks.errors import Missing
 from tasks.process import locked, write_text
 from tasks.settings import stopped_mark
@@ -55,6 +56,8 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
         worker.start(home, config.parallel_runs)
         watch.start(home)
         bridge.start(home)
+        for name, how in settle_all(home).items():
+            say(f"a deploy of endpoint/{name} that was interrupted is {how}")
         if tracking:
             say("MLflow server")
             mlflow_server.wait(tracking)

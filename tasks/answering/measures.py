@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from tasks.formats.answers import Answer
 
+SEED = 99
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -70,9 +72,11 @@ def present(measure: Measure, answers: Sequence[Answer]) -> NDArray[np.float64]:
 
 
 def filled(measure: Measure, answers: Sequence[Answer]) -> NDArray[np.float64]:
-    """What is not known gets the middle of both sides together: it speaks for no difference."""
-    middle = float(np.median(present(measure, answers)))
-    return np.array([middle if (value := measure.of(answer)) is None else value for answer in answers], np.float64)
+    """What is not known is drawn from what is known of both sides together: it speaks for no difference, however much it is."""
+    values = np.array([np.nan if (value := measure.of(answer)) is None else value for answer in answers], np.float64)
+    missing = np.isnan(values)
+    values[missing] = np.random.default_rng(SEED).choice(values[~missing], int(missing.sum()))
+    return values
 
 
 def mean(measure: Measure, answers: Sequence[Answer]) -> float | None:

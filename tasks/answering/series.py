@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -17,10 +18,9 @@ def series(told: Told, *, requests: int, windows: int) -> list[dict[str, Any]]:
     The newest window may hold fewer. A label belongs to the window in which its request was asked: accuracy is that of the
     answers of a time, whenever callers said so.
     """
-    begins = range(0, len(told.answers), requests)
-    cut = [told.answers[place : place + requests] for place in begins]
-    edges = [*(window[0].time for window in cut[1:]), float("inf")]
-    rows = [_row(window, _asked_in(told.labels, window, edge)) for window, edge in zip(cut, edges, strict=True)]
+    cut = [told.answers[place : place + requests] for place in range(0, len(told.answers), requests)]
+    edges = [window[0].time for window in cut[1:]] + [math.inf]
+    rows = [_row(window, _asked_in(told.labels, window, edge)) for window, edge in zip(cut, edges, strict=False)]
     return rows[-windows:]
 
 

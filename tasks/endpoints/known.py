@@ -7,11 +7,12 @@ from typing import Any
 
 from tasks.endpoints import open_endpoint
 from tasks.endpoints.client import complete
-from tasks.endpoints.endpoint import ServingEndpoint
+from tasks.endpoints.endpoint import Served, ServingEndpoint
 from tasks.endpoints.keys import own_key
-from tasks.endpoints.local import port_free
-from tasks.errors import Missing, Unknown
-from tasks.process import read_json
+from tasks.endpoints.local_rollback import accept, refused_models
+from tasks.endpoints.servers import port_free
+from tasks.errors import GateFailed, Missing, Unknown
+from tasks.process import locked, read_json
 
 
 def endpoint_of(home: Path, name: str) -> ServingEndpoint:
@@ -48,6 +49,59 @@ def ask(home: Path, name: str, prompt: str, *, max_tokens: int) -> dict[str, Any
         raise Missing(f"endpoint/{bare} is stopped", remedy="`headway retrain` starts it again.")
     said = complete(served.url, prompt, max_tokens=max_tokens, key=own_key(home / "endpoints" / bare))
     return {"completion": said["choices"][0]["text"], "model": said["model"], "usage": said["usage"]}
+
+
+def lock_of(home: Path, name: str) -> Path:
+    """Held by whoever changes what an endpoint serves."""
+    return home / "endpoints" / f"{name}.lock"
+
+
+def go_back(home: Path, name: str, reason: str) -> Served:
+    """Give an endpoint's traffic to the model before, at once; a deploy that is under way is taken back instead.
+
+    Raises Unknown, ValueError when no model stood before, and JobFailed when it does not get ready again.
+    """
+    bare = require_known(home, name)
+    endpoint = endpoint_of(home, bare)
+    taken = endpoint.ask_back(reason)  # before the lock: whoever deploys holds it
+    with locked(lock_of(home, bare)):
+        return endpoint.go_back(reason, taken=taken)
+
+
+def settle_all(home: Path) -> dict[str, str]:
+    """Finish or revert what deployers that died left open, by endpoint: `done` or `reverted`. Who is at work is left alone."""
+    found = {}
+    for journal in sorted((home / "endpoints").glob("*/journal.jsonl")):
+        name = journal.parent.name
+        try:
+            with locked(lock_of(home, name), waiting=_leave):
+                if said := endpoint_of(home, name).settle():
+                    found[name] = said
+        except BlockingIOError:
+            continue
+    return found
+
+
+def require_accepted(home: Path, name: str, model_ref: str) -> None:
+    """Raise GateFailed for a model that a person rolled back here: it is deployed again when a person promotes it."""
+    said = refused_models(home / "endpoints" / name).get(model_ref)
+    if said:
+        raise GateFailed(
+            f"{model_ref} was rolled back on endpoint/{name}: {said['reason']}",
+            stage="deploy",
+            checks=[{"name": "rolled back", "measured": said["reason"], "limit": "promoted again by a person"}],
+            remedy=f"If it is to serve again: `headway promote {model_ref} --reason TEXT`, then the same run again.",
+        )
+
+
+def accept_again(home: Path, model_ref: str) -> None:
+    """A person promoted a model: endpoints that it was rolled back on take it again."""
+    for name in known_endpoints(home):
+        accept(home / "endpoints" / name, model_ref)
+
+
+def _leave() -> None:
+    raise BlockingIOError
 
 
 def require_port(home: Path, name: str, port: int | None) -> None:

@@ -97,7 +97,7 @@ def line(told: Answer | Label) -> bytes:
     return json.dumps(kept, separators=(",", ":")).encode() + b"\n"
 
 
-_ALWAYS = frozenset(("time", "seconds", "max_tokens", "status", "id", "asked", "right"))
+_ALWAYS = frozenset(("time", "seconds", "max_tokens", "status", "asked", "right"))
 
 
 def repetition(tokens: Sequence[int]) -> float | None:

@@ -35,6 +35,7 @@ from tasks.jobs.routing.proxy import Proxy
 from tasks.jobs.routing.scaling import Scaler
 from tasks.jobs.routing.table import Table
 from tasks.jobs.serving.edge import Edge
+from tasks.jobs.serving.keys import require_guarded
 from tasks.listening import impatient, listen
 from tasks.serving_config import LimitsConfig
 
@@ -155,6 +156,7 @@ class Gateway:
         wanted = (self.settings.access.host, routes.port) if routes else None
         if wanted is None or (self._public and self._public[0] == wanted):
             return
+        require_guarded(self.settings.access, self.settings.keys)
         server, _ = self._listen(self, *wanted, shared=True)
         if self._public:
             self._public[1].should_exit = True

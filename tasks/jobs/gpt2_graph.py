@@ -7,6 +7,7 @@ is export.py. Imported by it when there is a GPT-2 to export, for the builder ta
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ RUNS_AS = "PhiForCausalLM"
 POSITIONS = "model.embed_positions.weight"
 
 
-def build_gpt2(checkpoint: Path, output: Path, *, precision: str, cache: str) -> None:
-    """Write the ONNX model, its data, genai_config.json and the tokenizer."""
+def build_gpt2(checkpoint: Path, output: Path, *, precision: str, cache: str, more: Mapping[str, Any]) -> None:
+    """Write the ONNX model, its data, genai_config.json and the tokenizer; `more` are options of the builder."""
     config: Any = GPT2Config.from_pretrained(checkpoint, local_files_only=True)
     config.hidden_act, config.intermediate_size = config.activation_function, config.n_inner or 4 * config.n_embd
-    options: dict[str, Any] = {"hf_token": False, "hf_remote": False}
+    said = [f"{name}={value}" for name, value in more.items()]
+    options = builder.parse_extra_options("", str(checkpoint), str(output), precision, "cpu", cache, said)
+    options |= {"hf_token": False, "hf_remote": False}
     io_dtype = builder.set_io_dtype(precision, "cpu", options)
     with torch.no_grad():
         graph = Gpt2Graph(config, io_dtype, builder.set_onnx_dtype(precision, options), "cpu", cache, options)

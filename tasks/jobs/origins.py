@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,8 @@ def newest_good(root: Path, kept_for: str = "") -> dict[str, Any]:
             passed_over.append(reason)
             continue
         mark = path.parent / f"{KEPT_FOR}{kept_for}"
+        mine = bool(kept_for) and _keep(mark)
         try:
-            mine = bool(kept_for) and create_only(mark, {})
             found = verify(path)
             sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
             return {"found": asdict(found), "sha256": sha256, "passed_over": passed_over}
@@ -61,6 +62,13 @@ def newest_good(root: Path, kept_for: str = "") -> dict[str, Any]:
             if mine:
                 mark.unlink(missing_ok=True)
     return {"found": None, "sha256": "", "passed_over": passed_over}
+
+
+def _keep(mark: Path) -> bool:
+    """Whether the mark was set now. In a folder that only its owner may write to, there is none."""
+    with suppress(OSError):
+        return create_only(mark, {})
+    return False
 
 
 def continued_from(settings: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -84,19 +92,21 @@ def take_over(settings: Mapping[str, Any], root: Path, wanted: Mapping[str, Any]
     for entry in found.files:
         _link(there / entry["path"], here / entry["path"])
         verify_file(here / entry["path"], entry)
-    identity = {"identity": dict(wanted), "identity_digest": digest(wanted)}
-    mine = replace(found, attempt=attempt, consumed_samples=how.consumed_samples, previous=None, **identity)
-    commit(root, mine)
+    mine = replace(found, attempt=attempt, consumed_samples=how.consumed_samples, previous=None)
+    commit(root, replace(mine, identity=dict(wanted), identity_digest=digest(wanted)))
     write_json(root / "LATEST", {"step": origin.step, "attempt": attempt})
     pin(here, attempt)
-    (there / f"{KEPT_FOR}{how.kept_for}").unlink(missing_ok=True)
+    with suppress(OSError):
+        (there / f"{KEPT_FOR}{how.kept_for}").unlink(missing_ok=True)
     print(f"goes on from step {origin.step} of {origin.job}, at sample {how.consumed_samples} of the data", flush=True)
     return read_manifest(here / "manifest.json")
 
 
 def _chosen(path: Path, origin: Origin) -> Manifest:
     if not path.is_file():
-        raise Missing(f"the checkpoint of step {origin.step} of {origin.job} is not there any more: {path}", remedy=AGAIN)
+        raise Missing(
+            f"the checkpoint of step {origin.step} of {origin.job} is not there any more: {path}", remedy=AGAIN
+        )
     if hashlib.sha256(path.read_bytes()).hexdigest() != origin.sha256:
         raise IntegrityError(f"{path} is not the manifest that was chosen, {origin.sha256[:12]}", remedy=AGAIN)
     return read_manifest(path)

@@ -24,6 +24,7 @@ from tasks.jobs.data import Shares, Source, vocabulary
 from tasks.jobs.data_loader import Loader
 from tasks.jobs.data_sources import open_source, source_identity
 from tasks.jobs.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Groups, changes, standstill
+from tasks.jobs.origins import continued_from
 from tasks.jobs.runtime import Rank, main
 from tasks.jobs.training.account import write_account
 from tasks.jobs.training.agreement import Word, all_agree
@@ -105,7 +106,8 @@ class Training:
         self.eod = vocabulary(self.tokens)[1] if config.mask_documents else None
         self.loader = self._loader()
         self.meter = Meter()
-        self.identical = identity(config, source_identity(rank.inputs, config), base=base_ref(rank))
+        origin = continued_from(rank.settings)
+        self.identical = identity(config, source_identity(rank.inputs, config), base=base_ref(rank), continues=origin)
         self._resume()
         self.resumed = self.step or None
         self.waited = standstill(rank.folder / "metrics.jsonl") if self.elastic and rank.rank == 0 else {}

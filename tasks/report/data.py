@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from tasks.artifacts import Check, Value
+from tasks.report.evaluation_data import ComparisonReport
 from tasks.report.published import (
     Champion,
     EvaluationReport,
@@ -138,6 +139,7 @@ class RunReport(Value):
     qualification: QualificationReport | None = None
     evaluation: EvaluationReport | None = None
     champion: Champion | None = None
+    comparison: ComparisonReport | None = None
     parity: Parity | None = None
     lineage: Lineage = Lineage()
     endpoint: EndpointReport | None = None

@@ -1,7 +1,8 @@
 """The page of one retraining run: a RunReport in, one self-contained HTML text out, without script or outside address.
 
 Drawing does not live here (charts.py, corpus_charts.py, lineage_graph.py), nor collecting (gather.py), nor what is said of the
-data (corpus.py) and of training (training.py), nor how elements are made and texts escaped (markup.py).
+data (corpus.py), of training (training.py) and of an evaluation (evaluation.py), nor how elements are made and texts escaped
+(markup.py).
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import yaml
 from tasks.artifacts import Check
 from tasks.report.corpus import corpus_section
 from tasks.report.data import RunReport, StageReport, duration, number, percent, short
+from tasks.report.evaluation import evaluation_section
 from tasks.report.lineage_graph import lineage_graph
-from tasks.report.markup import SIGNS, Html, checks_grid, facts, figure, folded, join, measured, table, tag, tally
+from tasks.report.markup import SIGNS, Html, checks_grid, figure, folded, join, measured, table, tag, tally
 from tasks.report.training import training_section
 
 FOLDER = Path(__file__).parent
@@ -39,7 +41,7 @@ def render_page(data: RunReport) -> str:
         "Training": training_section(data),
         "Data": corpus_section(data),
         "Cluster": _cluster(data),
-        "Evaluation": _evaluation(data),
+        "Evaluation": evaluation_section(data),
         "Lineage": _lineage(data),
         "Configuration": _configuration(data),
         "Identifiers": _identifiers(data),
@@ -178,21 +180,6 @@ def _cluster(data: RunReport) -> Html:
         tag("div", *figures, class_="figures"),
         folded(f"Checks: {tally(cluster.checks)}", checks_grid(cluster.checks)),
     )
-
-
-def _evaluation(data: RunReport) -> Html:
-    if not (scores := data.evaluation):
-        if not any(stage.name == "train" for stage in data.stages):
-            return Html()
-        why = f": the run ended in the stage {data.error.stage}" if data.error and data.error.stage else ""
-        return tag("p", f"The model was not evaluated{why}.", class_="note")
-    from tasks.report.charts import scores_chart
-
-    counts = {name: getattr(scores, name) for name in ("documents", "bytes", "tokens", "perplexity")}
-    said = f"lower is better; the whisker is the {scores.confidence:.0%} interval"
-    chart = figure(scores_chart(scores, data.champion), "Bits per byte", said)
-    note = Html() if data.champion else tag("p", "No champion to compare with: none has been promoted.", class_="note")
-    return tag("div", chart, tag("div", facts(counts), note), class_="figures")
 
 
 def _lineage(data: RunReport) -> Html:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from tasks.artifacts import Check
+from tasks.report.evaluation_data import Calibration, Share, SliceScore, SuiteReport
 from tasks.report.qualification_short import qualification_in_short
 
 Interval = tuple[float, float]
@@ -204,6 +205,11 @@ class EvaluationReport(Published):
     bigram: Score | None = None
     gain_over_bigram: Gain | None = None
     confidence: float = 0.95
+    accuracy: Share | None = None
+    """Top-1, of the tokens."""
+    calibration: Calibration | None = None
+    slices: tuple[SliceScore, ...] = ()
+    suites: Mapping[str, SuiteReport] = {}
 
 
 class Parity(Published):

@@ -293,6 +293,7 @@ class Made:
         me = {"pid": os.getpid(), "started": process.process_started(os.getpid()), "boot_id": process.boot_id()}
         write_json(server / "handle.json", me)
         write_json(server / "serve.json", {"model_folder": "/nowhere", "files": []})
+        write_json(server / "public.json", {"port": 1})  # as one of a release without a gateway, which a test cannot be
         record = {"folder": str(server), "model_ref": self.model, "url": "", "port": 1}
         write_json(home / "endpoints" / "api" / "endpoint.json", record)
         self.path = outputs_of(home / "endpoints" / "api", self.model) / "s-000001.jsonl"

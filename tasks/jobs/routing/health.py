@@ -13,7 +13,7 @@ from tasks import process
 from tasks.jobs.routing.table import Health, Replica, Table
 from tasks.jobs.routing.upstream import Unreachable, fetch
 
-PERIODS: dict[Health, float] = {"ready": 1.0, "live": 0.25, "down": 0.1, "gone": 2.0}
+PERIODS: dict[Health, float] = {"ready": 1.0, "live": 0.25, "down": 0.1, "gone": 0.25}
 """Seconds between two looks."""
 TIMEOUT_SECONDS = 3.0
 TRIES = 3

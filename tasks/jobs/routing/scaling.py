@@ -54,6 +54,8 @@ class Scaler:
         for group in self._table.groups.values():
             least = int(group.colour.replicas.get("least", 1))
             group.asleep = not least and not any(_runs(self._servers / one.server) for one in group.replicas)
+            for replica in group.replicas if group.asleep else ():
+                replica.health = "gone"
 
     def wanted(self, name: str, group: Group, now: float) -> int:
         """Servers that a colour needs now; one without a share keeps its first until its time is over."""
@@ -136,7 +138,8 @@ class Scaler:
             await asyncio.to_thread(process.start, folder, spec)
         for replica in group.replicas:
             replica.leaving, replica.health = False, "down"
-        group.asleep, group.asked = False, time.monotonic()
+        group.woken = group.asked = time.monotonic()
+        group.asleep = False
 
     async def _remove(self, group: Group, replica: Replica) -> None:
         await self._stop(replica)

@@ -17,6 +17,8 @@ from tasks.jobs.routing.upstream import Upstream
 
 PATIENCE_SECONDS = 10.0
 """Time that a request waits for a server that crashed and is being started again; one that sleeps is waited for to the end."""
+WAKING_SECONDS = 5.0
+"""Time in which a server that was just started need not be seen to run."""
 MOST_WAITING = 64
 """Requests that may wait for a server to come; more are answered 503."""
 Health = Literal["ready", "live", "down", "gone"]
@@ -52,6 +54,8 @@ class Group:
     """When all servers were needed last, by time.monotonic."""
     asked: float = field(default_factory=time.monotonic)
     """When a request came, or was under way, last."""
+    woken: float = 0.0
+    """When its servers were started again after a sleep, by time.monotonic."""
     arrived: int = 0
     """Requests since the last look of scaling.py."""
 
@@ -145,8 +149,9 @@ class Table:
     async def _wait_for(self, colour: str) -> Replica | None:
         began = time.monotonic()
         while (group := self.groups.get(colour)) and not (found := self.best(colour)):
-            gone = all(one.health == "gone" for one in group.replicas) and not group.asleep
-            if gone or (not group.asleep and time.monotonic() - began > PATIENCE_SECONDS):
+            now = time.monotonic()
+            gone = all(one.health == "gone" for one in group.replicas) and now - group.woken > WAKING_SECONDS
+            if not group.asleep and (gone or now - max(began, group.woken) > PATIENCE_SECONDS):
                 return None
             self.notify()
             try:

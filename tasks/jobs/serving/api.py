@@ -57,7 +57,8 @@ def _add_probes(api: FastAPI, service: Service) -> None:
     @api.get("/v1/models")
     async def models() -> dict[str, Any]:
         one = {"id": service.model_ref, "object": "model", "created": service.since, "owned_by": "headway"}
-        return {"object": "list", "data": [one]}
+        # As vLLM names it.
+        return {"object": "list", "data": [{**one, "max_model_len": service.ladder.context_length}]}
 
     @api.get("/metrics")
     async def metrics() -> Response:
@@ -173,7 +174,7 @@ def _headers(told: Told) -> dict[str, str]:
 def _require_tokens(service: Service, wanted: int) -> None:
     most = service.limits.max_tokens
     if wanted > most:
-        raise HTTPException(400, f"max_tokens is {wanted}; one request may ask for {most}")
+        raise HTTPException(400, f"max_tokens: {wanted} is more than the {most} that one request may ask for")
 
 
 def _place(loc: tuple[Any, ...]) -> str:

@@ -83,7 +83,7 @@ class Door:
 
     def __init__(self, access: AccessConfig, keys_file: Path | None) -> None:
         self._keys = KeyFile(keys_file)
-        self._always = access.keys or access.entra is not None
+        self._always = access.ask_for_keys or access.entra is not None
         self._tokens = _Tokens(access.entra) if access.entra else None
 
     @property
@@ -112,7 +112,7 @@ def require_guarded(access: AccessConfig, keys_file: Path | None) -> None:
         return
     raise ValueError(
         f"host {access.host} is not loopback, and nobody would be asked who they are: make a key (`headway endpoint key add`), "
-        "set `deployment.access.entra`, or set `deployment.access.open: true` when something before it keeps others out"
+        "set `deployment.access.entra` or `ask_for_keys`, or set `deployment.access.open: true` when something before it keeps others out"
     )
 
 

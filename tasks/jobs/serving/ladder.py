@@ -140,7 +140,7 @@ class Ladder:
         Gone. Do not send a request again that raised Gone after its runtime took it: it may be what crashes the model.
         """
         found = next((floor for floor in self._floors if floor.up and self._trusted(floor)), None)
-        if found is None and self._full.runtime and not self._busy_loading():
+        if found is None and self._lower and self._full.runtime and not self._busy_loading():
             self._loading = asyncio.create_task(self._load_lower())
         if found is None or found.runtime is None:
             return None

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tasks.jobs.origins import continued_from
 from tasks.jobs.runtime import Rank
 from tasks.jobs.training.card import write_card
 from tasks.training_config import TrainingConfig
@@ -23,13 +24,16 @@ def write_account(
 
     `records` are the last ones of each step that has a loss.
     """
-    tokens = config.steps * config.global_batch_size * config.sequence_length
+    origin = continued_from(rank.settings)
+    before = origin or {"step": 0, "tokens": 0}
+    tokens = before["tokens"] + (config.steps - before["step"]) * config.global_batch_size * config.sequence_length
     facts = {"steps": config.steps, "tokens": tokens, "parameters": parameters}
     lines = [json.dumps({key: record.get(key) for key in LOGGED}) + "\n" for record in records]
     (rank.output / "training_log.jsonl").write_text("".join(lines), encoding="utf-8")
-    origin = {"seed": config.seed, "sequence_length": config.sequence_length}
-    (rank.output / "training.json").write_text(json.dumps({**facts, **origin}, indent=1), encoding="utf-8")
+    settings = {"seed": config.seed, "sequence_length": config.sequence_length}
+    told = {**facts, **settings, **({"continued_from": origin} if origin else {})}
+    (rank.output / "training.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
     figures = {"loss": records[-1]["loss"], **facts}
-    told = {**figures, "made_from": rank.settings.get("made_from", {})}
-    write_card(rank.output, config, told, base=rank.inputs.get("base"))
+    card = {**figures, "made_from": rank.settings.get("made_from", {}), "continued_from": origin}
+    write_card(rank.output, config, card, base=rank.inputs.get("base"))
     return figures

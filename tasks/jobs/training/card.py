@@ -17,7 +17,9 @@ UNKNOWN_LICENSE = "unknown"
 
 
 def write_card(folder: Path, config: TrainingConfig, facts: Mapping[str, Any], *, base: Path | None) -> None:
-    """Write the card of what `folder` holds. `facts`: parameters, steps, tokens, loss; `made_from`: references by input."""
+    """Write the card of what `folder` holds. `facts`: parameters, steps, tokens, loss; `made_from`: references by input;
+    `continued_from`: job, step and sha256 of the checkpoint of another run, where it went on from one.
+    """
     lines = ["---", *front_matter(config, facts, base), "---", "", f"# {config.model}", "", *_words(config, facts)]
     (folder / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -44,16 +46,23 @@ def front_matter(config: TrainingConfig, facts: Mapping[str, Any], base: Path | 
 
 def license_of(folder: Path) -> str:
     """What the card in a model's folder gives as its license; `unknown` when it says nothing."""
+    return front_matter_of(folder).get("license", UNKNOWN_LICENSE)
+
+
+def front_matter_of(folder: Path) -> dict[str, str]:
+    """The plain values that the card in a model's folder begins with; empty without a card."""
     card = folder / CARD
     lines = card.read_text(encoding="utf-8", errors="replace").splitlines() if card.is_file() else []
     if not lines or lines[0].strip() != "---":
-        return UNKNOWN_LICENSE
+        return {}
+    told: dict[str, str] = {}
     for line in lines[1:]:
         if line.strip() == "---":
             break
-        if line.startswith("license:"):
-            return line.partition(":")[2].strip() or UNKNOWN_LICENSE
-    return UNKNOWN_LICENSE
+        name, colon, value = line.partition(":")
+        if colon and value.strip() and not name.startswith((" ", "-")):
+            told.setdefault(name.strip(), value.strip())
+    return told
 
 
 def _words(config: TrainingConfig, facts: Mapping[str, Any]) -> list[str]:
@@ -68,6 +77,8 @@ def _words(config: TrainingConfig, facts: Mapping[str, Any]) -> list[str]:
     }
     if config.lora.rank:
         rows["LoRA"] = f"rank {config.lora.rank}, alpha {config.lora.alpha:g}; merged, and by itself in `adapter/`"
+    if origin := facts.get("continued_from"):
+        rows["Continued from"] = f"step {origin['step']:,} of `{origin['job']}`, checkpoint `{origin['sha256'][:12]}`"
     rows |= {f"Made from ({name})": f"`{ref}`" for name, ref in sorted(facts["made_from"].items())}
     return [
         "A causal language model, trained by Headway.",

@@ -31,6 +31,9 @@ from tasks.process import write_json
 NORMS = {1: "scaled_global_norm", 2: "scaled_global_norm", 3: "_get_norm_groups"}
 """The method of DeepSpeed's optimizer, by stage, whose answer it clips by."""
 
+HYPER = ("betas", "weight_decay")
+"""Settings of AdamW that stand in DeepSpeed's files, too."""
+
 
 class DeepspeedEngine:
     """One rank's network under ZeRO."""
@@ -89,8 +92,11 @@ class DeepspeedEngine:
     def restore(self, root: Path, found: Manifest) -> None:
         from tasks.jobs.training.deepspeed_files import restore
 
-        rank = self.setting.rank
+        rank, own = self.setting.rank, [{key: group[key] for key in HYPER} for group in self.zero.param_groups]
         restore(self.engine, root, found, rank=rank.rank, world_size=rank.world_size)
+        # DeepSpeed takes them from its files, where they are another run's when this one goes on from it
+        for group, values in zip(self.zero.param_groups, own, strict=True):
+            group.update(values)
 
     def saving(self, writing: Mapping[str, Any]) -> Saving:
         from tasks.jobs.training.deepspeed_files import saver

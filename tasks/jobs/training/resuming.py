@@ -30,6 +30,7 @@ from tasks.jobs.checkpoint_files import Manifest, claim_attempt, create_only, pl
 from tasks.jobs.checkpoint_pieces import read_into, shards_of
 from tasks.jobs.checkpoint_retention import clean
 from tasks.jobs.checkpoint_writer import LOCAL_KEEP
+from tasks.jobs.origins import take_over
 from tasks.jobs.runtime import Rank
 from tasks.jobs.training.records import mend
 from tasks.training_config import ExecutionConfig
@@ -69,7 +70,7 @@ def agree(rank: Rank, root: Path, local: Path | None, wanted: Mapping[str, Any],
         attempt = claim_attempt(root, rank.attempt)
         clean(root, attempt)
         give_up_what_starts_die_of(rank.folder, root)
-        found = choose(root, wanted, attempt=attempt)
+        found = choose(root, wanted, attempt=attempt) or take_over(rank.settings, root, wanted, attempt=attempt)
         word = torch.tensor([attempt, *((found.step, found.attempt) if found else NONE)])
     dist.broadcast(word, src=0, group=group)
     attempt, step, of_attempt = (int(number) for number in word)

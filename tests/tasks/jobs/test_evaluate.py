@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,10 @@ from tasks import scores
 from tasks.evaluation_config import EvaluationConfig
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs import evaluate
+from tasks.jobs.evaluation.heldout import Encoded, encode_for, read_heldout
+from tasks.jobs.evaluation.scoring import load_model, score
+from tasks.jobs.evaluation.windows import batches as in_batches
+from tasks.jobs.evaluation.windows import windows
 from tasks.jobs.runtime import Rank
 
 EOD = "<|endoftext|>"
@@ -140,6 +145,10 @@ def outputs(folder):
     return [json.loads((folder / "out" / name).read_text()) for name in ("evaluation.json", "documents.json")]
 
 
+def without_seconds(result):
+    return {name: value for name, value in result["metrics"].items() if not name.endswith(".seconds")}
+
+
 @torch.inference_mode()
 def naive_bits(model, ids, eod_id, *, position, start=0):
     """Bits of one token, given the tokens from `start` on and eod before the document: one forward pass a token."""
@@ -150,8 +159,8 @@ def naive_bits(model, ids, eod_id, *, position, start=0):
 
 def test_short_documents_equal_a_loop_over_tokens(tokenizer, tokens, checkpoint, tmp_path):
     rank = job(tmp_path, tokens, checkpoint)
-    heldout = evaluate.read_heldout(tokens, EvaluationConfig())
-    bits = evaluate.model_bits(checkpoint, heldout.encoded, sequence_length=SEQUENCE, rank=rank)
+    heldout = read_heldout(tokens, EvaluationConfig())
+    bits = score(load_model(checkpoint), heldout.encoded, context=SEQUENCE, rank=rank).bits
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     eod_id = tokenizer.token_to_id(EOD)
     short = [number for number, text in enumerate(HELDOUT) if len(text) < 60]
@@ -163,17 +172,38 @@ def test_short_documents_equal_a_loop_over_tokens(tokenizer, tokens, checkpoint,
         assert bits[number] == pytest.approx(expected, rel=1e-5)
 
 
+@torch.inference_mode()
+def test_accuracy_and_certainty_equal_a_loop_over_tokens(tokenizer, tokens, checkpoint, tmp_path):
+    model, eod_id = load_model(checkpoint), tokenizer.token_to_id(EOD)
+    ids = tokenizer.encode(HELDOUT[0]).ids[:6]
+    for _ in range(8):  # what the model itself holds for the likeliest is right
+        ids.append(int(model(input_ids=torch.tensor([[eod_id, *ids]])).logits[0, -1].argmax()))
+    short = Encoded([np.array(ids), np.array([*ids[:5], *ids[8:], eod_id])], eod_id)
+    scored = score(model, short, context=SEQUENCE, rank=job(tmp_path, tokens, checkpoint))
+    for row, ids in enumerate(short.documents):
+        read = torch.tensor([[short.eod_id, *ids[:-1]]])
+        sure, guess = torch.softmax(model(input_ids=read).logits[0].double(), dim=-1).max(dim=-1)
+        right = guess.numpy() == ids
+        assert scored.correct[row] == right.sum() and scored.tokens[row] == len(ids)
+        bins = np.minimum((sure.numpy() * 15).astype(int), 14)
+        for place in range(15):
+            there = bins == place
+            wanted = [there.sum(), sure.numpy()[there].sum(), right[there].sum()]
+            assert scored.certainty[row, place] == pytest.approx(wanted, rel=1e-4)
+    assert 8 <= scored.correct[0] < scored.tokens[0]
+
+
 def test_long_documents_equal_a_loop_over_tokens_with_the_windows_context(tokens, checkpoint, tmp_path):
     rank = job(tmp_path, tokens, checkpoint)
-    heldout = evaluate.read_heldout(tokens, EvaluationConfig())
+    heldout = read_heldout(tokens, EvaluationConfig())
     number = int(heldout.encoded.lengths.argmax())
     document, eod_id = heldout.encoded.documents[number][:150], heldout.encoded.eod_id
-    long = evaluate.Encoded([document, document[:40]], eod_id)
-    bits = evaluate.model_bits(checkpoint, long, sequence_length=SEQUENCE, rank=rank)
+    long = Encoded([document, document[:40]], eod_id)
+    bits = score(load_model(checkpoint), long, context=SEQUENCE, rank=rank).bits
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     expected = sum(
         naive_bits(model, document.tolist(), eod_id, position=place, start=window.start)
-        for window in evaluate.windows([len(document)], SEQUENCE)
+        for window in windows([len(document)], SEQUENCE)
         for place in range(window.scored_from, window.end)
     )
     assert bits[0] == pytest.approx(expected, rel=1e-5)
@@ -183,7 +213,7 @@ def test_long_documents_equal_a_loop_over_tokens_with_the_windows_context(tokens
 def test_windows_score_every_position_once_with_half_a_window_of_context(sequence_length):
     lengths = [1, 2, 4, 5, 6, 31, 32, 33, 47, 48, 49, 500]
     scored = [np.zeros(length, dtype=int) for length in lengths]
-    for window in evaluate.windows(lengths, sequence_length):
+    for window in windows(lengths, sequence_length):
         assert 0 <= window.start <= window.scored_from < window.end
         assert window.length == min(sequence_length, lengths[window.document])
         assert window.scored_from == 0 or window.scored_from - window.start >= sequence_length // 2
@@ -192,12 +222,12 @@ def test_windows_score_every_position_once_with_half_a_window_of_context(sequenc
 
 
 def test_batches_keep_every_window_and_the_limit():
-    found = evaluate.windows([3, 500, 40, 7, 7, 7, 900], 64)
-    batches = list(evaluate.batches(found, 200))
+    found = windows([3, 500, 40, 7, 7, 7, 900], 64)
+    batches = list(in_batches(found, 200))
     assert sorted(map(repr, (window for batch in batches for window in batch))) == sorted(map(repr, found))
     assert all(len(batch) * max(window.length for window in batch) <= 200 for batch in batches)
     assert len(batches) < len(found)
-    assert all(len(batch) == 1 for batch in evaluate.batches(found, 1))
+    assert all(len(batch) == 1 for batch in in_batches(found, 1))
 
 
 def test_files_hold_the_text_the_bits_and_what_follows_from_them(tokenizer, tokens, checkpoint, tmp_path):
@@ -215,7 +245,42 @@ def test_files_hold_the_text_the_bits_and_what_follows_from_them(tokenizer, toke
     assert evaluation["tokens"] == sum(len(tokenizer.encode(text).ids) + 1 for text in HELDOUT)
     assert math.log2(evaluation["perplexity"]) * evaluation["tokens"] == pytest.approx(sum(documents["model_bits"]))
     assert metrics["bigram_bits_per_byte"] < metrics["unigram_bits_per_byte"] < metrics["bits_per_byte"]
-    assert json.loads((tmp_path / "progress.json").read_text())["done"] > 0
+    assert json.loads((tmp_path / "progress.json").read_text())["total"] > 0
+    assert evaluation["accuracy"]["estimate"] == sum(documents["correct"]) / sum(documents["tokens"])
+    assert evaluation["calibration"]["error"] == metrics["calibration_error"]
+    assert sum(each["tokens"] for each in evaluation["calibration"]["bins"]) == evaluation["tokens"]
+    assert set(evaluation["suites"]) == {"memorisation", "leakage"} and metrics["memorisation.seconds"] > 0
+
+
+def test_slices_hold_every_document_once_and_few_documents_have_no_interval(tokens, checkpoint, tmp_path):
+    evaluate.run(job(tmp_path, tokens, checkpoint, min_slice_documents=4, probe_samples=0))
+    evaluation, documents = outputs(tmp_path)
+    lengths = [row for row in evaluation["slices"] if row["slice"].startswith("length")]
+    assert sum(row["documents"] for row in lengths) == len(HELDOUT)
+    assert sum(row["bytes"] for row in lengths) == sum(documents["bytes"])
+    bits = sum(row["bits_per_byte"] * row["bytes"] for row in lengths)
+    assert bits == pytest.approx(sum(documents["model_bits"]))
+    for row in evaluation["slices"]:
+        enough = row["documents"] >= 4
+        assert row["status"] == ("measured" if enough else "insufficient")
+        assert (row["interval"] is not None) == enough == (row["accuracy"]["interval"] is not None)
+    assert {row["status"] for row in lengths} == {"measured", "insufficient"}
+    assert evaluation["suites"] == {} and not (tmp_path / "out" / "sources.json").exists()
+
+
+def test_each_corpus_of_a_mixture_is_a_slice(tokenizer, tokens, checkpoint, tmp_path):
+    other = texts(6, longest=20, seed=9)
+    save_tokens(tmp_path / "other", tokenizer, other)
+    rank = job(tmp_path, tokens, checkpoint, probe_samples=0)
+    rank.settings["source"] = "own"
+    evaluate.run(replace(rank, inputs={**rank.inputs, "tokens-wiki": tmp_path / "other"}))
+    evaluation, documents = outputs(tmp_path)
+    sources = json.loads((tmp_path / "out" / "sources.json").read_text())
+    own, wiki = evaluation["slices"][:2]
+    assert (own["slice"], wiki["slice"]) == ("source own", "source wiki") and sources["own"] == "own"
+    assert own["bits_per_byte"] == evaluation["bits_per_byte"] and own["documents"] == len(HELDOUT)
+    assert sources["others"]["wiki"]["bytes"] == [len(text.encode()) for text in other] and wiki["documents"] == 6
+    assert documents["bytes"] == [len(text.encode()) for text in HELDOUT]
 
 
 def test_the_program_writes_the_same_bytes_again(tokens, checkpoint, tmp_path):
@@ -230,7 +295,8 @@ def test_the_program_writes_the_same_bytes_again(tokens, checkpoint, tmp_path):
         timeout=120,
     )
     assert done.returncode == 0, (folders[1] / "logs/rank-0.log").read_text()
-    assert json.loads((folders[1] / "result.json").read_text()) == expected
+    result = json.loads((folders[1] / "result.json").read_text())
+    assert [without_seconds(each) for each in (result, expected)] == [without_seconds(expected)] * 2
     for name in ("evaluation.json", "documents.json"):
         assert (folders[0] / "out" / name).read_bytes() == (folders[1] / "out" / name).read_bytes()
 
@@ -255,23 +321,23 @@ def test_another_tokenizer_is_measured_on_the_same_text(tokens, checkpoint, tmp_
 def test_a_tokenizer_that_loses_text_is_refused(tokenizer, tmp_path):
     save_tokens(tmp_path / "tokens", tokenizer, ["Upper And Lower"] * 6)
     save_checkpoint(tmp_path / "lossy", byte_level(280, lowercase=True))
-    heldout = evaluate.read_heldout(tmp_path / "tokens", EvaluationConfig())
+    heldout = read_heldout(tmp_path / "tokens", EvaluationConfig())
     with pytest.raises(ValueError, match="does not give back held-out document 0"):
-        evaluate.encode_for(tmp_path / "lossy", tmp_path / "tokens", heldout)
+        encode_for(tmp_path / "lossy", tmp_path / "tokens", heldout)
 
 
 def test_max_bytes_stops_before_the_document_that_would_pass_it(tokens):
     sizes = [len(text.encode()) for text in HELDOUT]
     limit = sum(sizes[:7])
-    assert evaluate.read_heldout(tokens, EvaluationConfig(max_bytes=limit)).texts == HELDOUT[:7]
-    assert evaluate.read_heldout(tokens, EvaluationConfig(max_bytes=limit - 1)).texts == HELDOUT[:6]
+    assert read_heldout(tokens, EvaluationConfig(max_bytes=limit)).texts == HELDOUT[:7]
+    assert read_heldout(tokens, EvaluationConfig(max_bytes=limit - 1)).texts == HELDOUT[:6]
 
 
 def test_too_few_documents_name_both_numbers_and_the_remedy(tokens):
     with pytest.raises(ValueError, match=r"13 held-out .*min_documents = 50: raise preprocessing.heldout_fraction"):
-        evaluate.read_heldout(tokens, EvaluationConfig(min_documents=50))
+        read_heldout(tokens, EvaluationConfig(min_documents=50))
     with pytest.raises(ValueError, match=r"^0 held-out .*min_documents = 5: raise evaluation.max_bytes, which is 1"):
-        evaluate.read_heldout(tokens, EvaluationConfig(max_bytes=1))
+        read_heldout(tokens, EvaluationConfig(max_bytes=1))
 
 
 def test_weights_that_are_not_finite_end_the_job(tokenizer, tokens, tmp_path):

@@ -1,0 +1,241 @@
+"""A run that begins with another run's checkpoint: which one, what differs, whether somebody may want that, and the audit entry.
+
+What may differ at all is tasks/continuing.py; the job takes the checkpoint over by itself (tasks/jobs/origins.py, which is called
+here, too, as a program: it alone can verify one). See docs/training.md, "Go on from another run".
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.artifacts import Artifact, Checkpoint, Pending, Tokens, parse_ref
+from tasks.compute.job import Job
+from tasks.compute.jobs_book import find_job, job_of
+from tasks.config import RetrainConfig
+from tasks.continuing import (
+    TOKENS,
+    ContinueFrom,
+    Difference,
+    Origin,
+    TakeOver,
+    impossible,
+    name_of,
+    of_another_run,
+    position,
+    tokens_until,
+)
+from tasks.errors import IntegrityError, Unknown
+from tasks.lifecycle import Lifecycle, current
+from tasks.registry.audit import audit
+from tasks.registry.journal import StoreJournal
+from tasks.settings import digest
+from tasks.storage.store import Store, find
+
+TOKENIZER = "tokenizer/tokenizer.json"
+PROGRAM = "tasks.jobs.train"
+
+
+@dataclass(frozen=True)
+class Start:
+    """What training begins with."""
+
+    origin: Origin
+    taking: TakeOver
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A job's newest good checkpoint."""
+
+    job: Job
+    root: Path
+    manifest: dict[str, Any]
+    sha256: str
+    passed_over: tuple[str, ...]
+
+    @property
+    def step(self) -> int:
+        return int(self.manifest["step"])
+
+    def __str__(self) -> str:
+        return f"step {self.step} of {self.job.id}, checkpoint {self.sha256[:12]}"
+
+
+def require_possible(home: Path, store: Store, ask: ContinueFrom | None, config: RetrainConfig) -> None:
+    """Before anything is spent: whether there is a checkpoint that these settings may go on from. Data is looked at when it is
+    there, by `start_of`.
+
+    Raises Unknown for no such job, IntegrityError when all its checkpoints are bad, ValueError for what differs.
+    """
+    if not _asked(ask):
+        return
+    assert ask
+    seen = _look(home, store, ask.job)
+    ours: dict[str, Any] = {"training": config.training.model_dump(mode="json")}
+    _require(_differences(seen, ours, only=("training",)), seen, ask, config)
+
+
+def start_of(
+    ask: ContinueFrom | None,
+    config: RetrainConfig,
+    *,
+    tokens: Tokens,
+    base: tuple[Checkpoint, ...],
+    mixed: tuple[Tokens, ...],
+) -> Start | None:
+    """What training begins with; None: it begins anew. What was forced is in the audit log before it is done.
+
+    Raises what `require_possible` does, also for another tokenizer or other data.
+    """
+    run = current()
+    if not _asked(ask) or run.beyond("train") or isinstance(tokens, Pending):
+        return None
+    assert ask
+    ours: dict[str, Any] = {
+        "training": config.training.model_dump(mode="json"),
+        TOKENS: _data({"tokens": tokens.ref, **{f"tokens-{other.name}": other.ref for other in mixed}}),
+        **({"base": base[0].ref} if base else {}),
+    }
+    dry, name = run.spool is None, digest([ask.job, ours])[:16]
+    seen = _look(run.home, run.store, ask.job, kept_for="" if dry else name)
+    differences = _differences(seen, ours)
+    _require_same_tokenizer(run.store, seen, tokens)
+    _require(differences, seen, ask, config)
+    consumed, said = position(int(seen.manifest["consumed_samples"]), differences)
+    taking = TakeOver(
+        folder=str(seen.root),
+        attempt=int(seen.manifest["attempt"]),
+        accepted=tuple(sorted({name_of(each.key) for each in differences})),
+        consumed_samples=consumed,
+        tokens=tokens_until(seen.manifest["identity"], seen.step),
+        kept_for=name,
+    )
+    if not dry:
+        _tell(run, seen, ask, differences, said)
+    return Start(Origin(job=seen.job.id, step=seen.step, sha256=seen.sha256), taking)
+
+
+def with_origin(handed: tuple[Any, ...], start: Start | None) -> tuple[Any, ...]:
+    """What train is handed after its tokens and settings; without an origin what it always was, so that its key is, too."""
+    return (*handed, *(None, ())[len(handed) :], start.origin) if start else handed
+
+
+def _asked(ask: ContinueFrom | None) -> bool:
+    """Whether a run is to be gone on from. Raises ValueError for a force or a reason of nothing."""
+    if not ask:
+        return False
+    if not ask.job and (ask.force or ask.reason):
+        raise ValueError("--force and --reason are for --continue-from JOB: name the job, or leave them out")
+    if ask.force and not ask.reason.strip():
+        raise ValueError(f"say why: --reason TEXT goes into the audit log with --force and --continue-from {ask.job}")
+    return bool(ask.job)
+
+
+def _look(home: Path, store: Store, name: str, *, kept_for: str = "") -> _Seen:
+    folder = _folder(home, store, name)
+    job, root = job_of(folder), folder / "checkpoints"
+    if job.program != PROGRAM:
+        why = "Megatron-LM's checkpoints cannot be gone on from" if "megatron" in job.program else "it trains nothing"
+        raise ValueError(
+            f"--continue-from {name}: {job.id} runs {job.program}, and {why}: name a job of the engine torch or deepspeed"
+        )
+    if not root.is_dir():
+        raise ValueError(
+            f"--continue-from {name}: {root} is not there. A job that is done has no checkpoints left: start from its result "
+            "with --set training.base=checkpoint/NAME. Those of a job on Azure ML or behind a login node are not on this machine"
+        )
+    argv = [sys.executable, "-m", "tasks.jobs.origins", str(root), *([kept_for] if kept_for else [])]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise IntegrityError(
+            f"checkpoints of {job.id} cannot be read: {(done.stderr.strip().splitlines() or [''])[-1]}"
+        )
+    said = json.loads(done.stdout)
+    if not said["found"]:
+        why = "; ".join(said["passed_over"]) or "none was committed yet"
+        raise IntegrityError(
+            f"{job.id} has no checkpoint to go on from: {why}", remedy="Name another job: `headway jobs --all`."
+        )
+    return _Seen(job, root, said["found"], said["sha256"], tuple(said["passed_over"]))
+
+
+def _folder(home: Path, store: Store, name: str) -> Path:
+    """The folder of a job of this home, or of any home that can be read."""
+    given = Path(name).absolute()
+    if "/" in name:
+        if not (given / "job.json").is_file():
+            raise Unknown(
+                f"{given} is no job's folder: job.json is not there", remedy="`headway jobs --all` lists jobs."
+            )
+        return given
+    return Path(find_job(home, name, StoreJournal(store)).folder)
+
+
+def _data(refs: Mapping[str, str]) -> dict[str, str]:
+    """Versions of the tokens among a job's inputs."""
+    return {name: parse_ref(ref)[2] for name, ref in refs.items() if name.startswith(TOKENS)}
+
+
+def _differences(seen: _Seen, ours: Mapping[str, Any], *, only: tuple[str, ...] = ()) -> list[Difference]:
+    found = {**seen.manifest["identity"], TOKENS: _data(seen.job.artifacts)}
+    return of_another_run({key: part for key, part in found.items() if not only or key in only}, ours)
+
+
+def _require(differences: list[Difference], seen: _Seen, ask: ContinueFrom, config: RetrainConfig) -> None:
+    cluster = config.cluster
+    never = impossible(differences, config.training, seen.step)
+    if cluster.backend == "azureml" or cluster.slurm.shared:
+        never.append(f"machines of the backend {cluster.backend} do not see {seen.root}")
+    if never:
+        raise ValueError(f"cannot go on from {seen}, also not with --force: {'; '.join(never)}")
+    if differences and not ask.force:
+        raise ValueError(
+            f"cannot go on from {seen}: {'; '.join(map(str, differences))}. Take back the change, or go on all the same with "
+            "--force --reason TEXT, which goes into the audit log"
+        )
+
+
+def _require_same_tokenizer(store: Store, seen: _Seen, tokens: Artifact) -> None:
+    """Ids of one vocabulary are nothing in another one. Raises ValueError, also when nobody can tell any more."""
+    theirs = seen.job.artifacts.get(TOKENS, "")
+    if parse_ref(theirs)[2] == tokens.version:
+        return
+    try:
+        there, here = _tokenizer(store, theirs), _tokenizer(store, tokens.ref)
+    except Unknown as error:
+        raise ValueError(
+            f"cannot go on from {seen}, also not with --force: its {theirs} is not in this store, so nobody can tell whether it "
+            "has the same tokenizer"
+        ) from error
+    if there != here:
+        raise ValueError(
+            f"cannot go on from {seen}, also not with --force: {tokens.ref} has another tokenizer than its {theirs}. Preprocess "
+            "with that one: --set preprocessing.tokenizer.ref=tokenizer/NAME@VERSION, which `headway lineage` shows of the tokens"
+        )
+
+
+def _tokenizer(store: Store, ref: str) -> str:
+    files = find(store, *parse_ref(ref, kind=TOKENS)).content.files
+    return next((entry.sha256 for entry in files if entry.path == TOKENIZER), "")
+
+
+def _tell(run: Lifecycle, seen: _Seen, ask: ContinueFrom, differences: list[Difference], position: str) -> None:
+    if differences:
+        audit(
+            run.store,
+            "continue from another run",
+            right="run",
+            what=f"training of {run.subject} from {seen} (manifest {seen.sha256})",
+            reason=ask.reason,
+            before=json.dumps({each.key: each.there for each in differences}),
+            after=json.dumps({each.key: each.here for each in differences}),
+        )
+    for reason in seen.passed_over:
+        run.observer.happened("train", "retrying", f"a newer checkpoint of {seen.job.id} is passed over: {reason}")
+    run.observer.happened("train", "adopted", f"training goes on from {seen}: {position}")

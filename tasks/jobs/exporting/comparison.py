@@ -1,0 +1,139 @@
+"""Both sides of an export, loaded: the checkpoint in PyTorch and the exported model, each with its own tokenizer.
+
+What is compared here are single prompts: logits, and greedy tokens. Held-out text is loss.py, speed is speed.py.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+
+from tasks.jobs.exporting.graph import MODEL
+from tasks.jobs.generation import Completion, Generation
+
+KINDS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One golden prompt, completed greedily by both sides."""
+
+    prompt: str
+    onnx: Completion
+    torch_tokens: list[int]
+    equal: bool
+    """Whether both encoded the prompt to the same tokens and completed it with the same tokens."""
+    logit_error: float
+    """Largest absolute difference of a logit, over the prompt's positions and the vocabulary."""
+
+
+class Original:
+    """A checkpoint in PyTorch, in float32."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(checkpoint)
+        self.network = AutoModelForCausalLM.from_pretrained(
+            checkpoint, dtype=torch.float32, local_files_only=True
+        ).eval()
+
+    def encode(self, prompt: str) -> list[int]:
+        return [int(token) for token in self.tokenizer(prompt)["input_ids"]]
+
+    @torch.no_grad()
+    def logits(self, tokens: list[int]) -> NDArray[np.float32]:
+        """Of shape [1, tokens, vocabulary]."""
+        found: NDArray[np.float32] = self.network(torch.tensor([tokens])).logits.numpy()
+        return found
+
+    @torch.no_grad()
+    def greedy(self, tokens: list[int], limit: int, *, ends: list[int]) -> list[int]:
+        """At most `limit` tokens after the prompt's, by transformers' own `generate` with its cache."""
+        from transformers import GenerationConfig
+
+        greedy = GenerationConfig(
+            do_sample=False,
+            num_beams=1,
+            repetition_penalty=1.0,
+            no_repeat_ngram_size=0,
+            max_new_tokens=limit,
+            eos_token_id=ends,
+            pad_token_id=ends[0],
+        )
+        prompt = torch.tensor([tokens])
+        said = self.network.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=greedy)
+        return [int(token) for token in said[0][len(tokens) :]]
+
+
+class OnnxNetwork:
+    """An exported graph that is called as transformers' networks are, without what came before: all logits of some rows."""
+
+    def __init__(self, folder: Path, *, threads: int) -> None:
+        told = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
+        self.config = SimpleNamespace(
+            vocab_size=int(told["vocab_size"]), max_position_embeddings=int(told["context_length"])
+        )
+        self._heads, self._size = int(told["decoder"]["num_key_value_heads"]), int(told["decoder"]["head_size"])
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        self._session = onnxruntime.InferenceSession(folder / MODEL, options, providers=["CPUExecutionProvider"])
+        self._inputs = {each.name: KINDS.get(each.type, np.int64) for each in self._session.get_inputs()}
+
+    def __call__(self, *, input_ids: torch.Tensor, use_cache: bool = False) -> SimpleNamespace:
+        """`logits` [rows, tokens, vocabulary] in float32."""
+        return SimpleNamespace(logits=torch.from_numpy(self.logits(input_ids.numpy())))
+
+    def logits(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Of rows of tokens, each from an empty cache."""
+        rows, count = tokens.shape
+        given: dict[str, Any] = {
+            "input_ids": tokens,
+            "attention_mask": np.ones_like(tokens),
+            "position_ids": np.broadcast_to(np.arange(count, dtype=np.int64), tokens.shape),
+        }
+        empty = (rows, self._heads, 0, self._size)
+        inputs = {name: given[name] if name in given else np.zeros(empty, kind) for name, kind in self._inputs.items()}
+        found: NDArray[Any] = self._session.run(["logits"], inputs)[0]
+        return found.astype(np.float32, copy=False)
+
+
+class Exported:
+    """An exported folder, as the server loads it, and its graph once more for all logits."""
+
+    def __init__(self, folder: Path, *, threads: int) -> None:
+        self.generation = Generation(folder, threads)
+        self.network = OnnxNetwork(folder, threads=threads)
+
+
+def answer(original: Original, exported: Exported, prompt: str, *, max_tokens: int) -> Answer:
+    """Complete a prompt on both sides, greedily and from an empty cache; the context may end it early."""
+    generation = exported.generation
+    tokens, known = generation.encode(prompt), original.encode(prompt)
+    limit = min(max_tokens, generation.context_length - len(tokens))
+    said = generation.complete(tokens, limit)
+    expected = original.greedy(known, limit, ends=generation.end_tokens)
+    return Answer(
+        prompt=prompt,
+        onnx=said,
+        torch_tokens=expected,
+        equal=tokens == known and said.tokens == expected,
+        logit_error=float(np.abs(exported.network.logits(np.asarray([known])) - original.logits(known)).max()),
+    )
+
+
+def parity(answers: list[Answer]) -> dict[str, float]:
+    """What is published of the proof: largest logit error, and how many completions are equal."""
+    return {
+        "max_logit_error": max(one.logit_error for one in answers),
+        "greedy_equal": sum(one.equal for one in answers),
+        "greedy_total": len(answers),
+    }

@@ -1,0 +1,111 @@
+"""Smaller variants of an exported model, each a whole folder of its own, measured against the checkpoint on held-out text.
+
+One that needs more bits for the same text than the settings allow, or that the CPU provider does not run, is taken out of the
+artifact again, and `variants.json` tells why. No speeds in that file: what is published is the same for the same inputs.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from onnxruntime.capi.onnxruntime_pybind11_state import (
+    Fail,
+    InvalidArgument,
+    InvalidGraph,
+    NotImplemented,
+    RuntimeException,
+)
+
+from tasks.formats.onnx_data import require_plain_folder
+from tasks.jobs.exporting.comparison import Exported, Original, answer, parity
+from tasks.jobs.exporting.graph import DATA, MODEL, build
+from tasks.jobs.exporting.halves import KINDS, halve
+from tasks.jobs.exporting.loss import Sample, bits_a_byte, bits_of, share_worse
+from tasks.jobs.exporting.speed import race
+from tasks.jobs.runtime import Rank
+from tasks.serving_config import ExportConfig
+
+FOLDER = "variants"
+FILE = "variants.json"
+REFUSALS = (ValueError, NotImplementedError, Fail, InvalidArgument, InvalidGraph, NotImplemented, RuntimeException)
+"""How the builder, the decoder and ONNX Runtime say that they do not build or run a graph."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a variant is compared with: the checkpoint, and its bits of each held-out document."""
+
+    original: Original
+    bits: NDArray[Any]
+    sample: Sample
+
+
+def onnx_bytes(folder: Path) -> int:
+    """Size of the graph and its data."""
+    return sum((folder / name).stat().st_size for name in (MODEL, DATA))
+
+
+def make_variants(
+    checkpoint: Path, against: Measured, config: ExportConfig, rank: Rank, *, threads: int
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Build each variant below the output, and keep those that pass. What is published of them, and their metrics, speeds too."""
+    told, metrics = {}, {}
+    for number, name in enumerate(config.variants):
+        rank.progress(number, len(config.variants), f"the variant {name}")
+        folder = rank.output / FOLDER / name
+        try:
+            _build(checkpoint, folder, name)
+            told[name], speeds = _measure(folder, against, config, rank, threads=threads)
+        except REFUSALS as error:
+            told[name], speeds = {"passed": False, "why": f"it does not run here: {_first_line(error)}"}, {}
+        if not told[name]["passed"]:
+            shutil.rmtree(folder, ignore_errors=True)
+        numbers = {key: value for key, value in told[name].items() if isinstance(value, int | float)}
+        metrics |= {f"{name}.{key}": float(value) for key, value in {**numbers, **speeds}.items()}
+    return {"limit": config.max_loss_of_variant, "variants": told}, metrics
+
+
+def _build(checkpoint: Path, folder: Path, name: str) -> None:
+    if name in KINDS:
+        build(checkpoint, folder, precision="fp32")
+        halve(folder, name)
+    else:
+        build(checkpoint, folder, precision=name)
+    require_plain_folder(folder)
+
+
+def _measure(
+    folder: Path, against: Measured, config: ExportConfig, rank: Rank, *, threads: int
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """What a variant loses, and how fast it is beside PyTorch."""
+    exported = Exported(folder, threads=threads)
+    answers = [
+        answer(against.original, exported, prompt, max_tokens=config.golden_tokens) for prompt in config.golden_prompts
+    ]
+    bits = bits_of(exported.network, against.sample, rank)
+    loss = share_worse(bits, against.bits)
+    passed = loss <= config.max_loss_of_variant
+    found = {
+        "passed": passed,
+        "why": "" if passed else f"it needs {loss:.2%} more bits, and may need {config.max_loss_of_variant:.2%}",
+        "bits_per_byte": bits_a_byte(bits, against.sample),
+        "loss": loss,
+        "onnx_bytes": onnx_bytes(folder),
+        **parity(answers),
+    }
+    tokens = exported.generation.encode(config.golden_prompts[0])
+    speeds = race(
+        lambda: len(exported.generation.complete(tokens, config.golden_tokens).tokens),
+        lambda: len(against.original.greedy(tokens, config.golden_tokens, ends=exported.generation.end_tokens)),
+        seconds=config.speed_seconds / 2,
+    ).told()
+    return found, speeds
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,274 @@
+"""A model that crashes, hangs or was changed ends no server and answers nothing wrong. Rows 53 and 63 of the table of faults."""
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+
+import pytest
+from serving_stand import BEFORE, REF, asked, flip, serving, until, whole
+
+from tasks.errors import IntegrityError
+from tasks.jobs.serving import ladder as rungs
+from tasks.jobs.serving import memory
+from tasks.jobs.serving.ladder import Ladder, Rung, variants
+from tasks.jobs.serving.model_process import ProcessRuntime
+from tasks.jobs.serving.runtime import Ask, Gone
+from tasks.process import process_started
+from tasks.storage.manifest import describe
+
+
+@pytest.fixture
+def copy(model, tmp_path):
+    return shutil.copytree(model, tmp_path / "model")
+
+
+def rung(name, folder, ref=REF):
+    return Rung(name, ref, folder, describe(folder))
+
+
+def start(run, runtime, folder):
+    run(runtime.start(folder, threads=1))
+    return runtime
+
+
+@pytest.fixture
+def runtime(run, model):
+    made = ProcessRuntime(files=describe(model), named=REF, hang_seconds=1.0)
+    yield made
+    run(made.close())
+
+
+@pytest.fixture
+def ladder_of(run):
+    """Makes ladders that are closed at the end."""
+    made = []
+
+    def make(*all_rungs, **settings):
+        made.append(Ladder(all_rungs, threads=1, **settings))
+        run(made[-1].start())
+        return made[-1]
+
+    yield make
+    for each in made:
+        run(each.close())
+
+
+async def gone(runtime, ask):
+    with pytest.raises(Gone) as caught:
+        await whole(runtime, ask)
+    return str(caught.value)
+
+
+def test_a_segfault_in_a_request_is_told_at_once_and_the_model_comes_back(run, runtime, model, golden, monkeypatch):
+    monkeypatch.setenv("HEADWAY_MODEL_FAULT", "segfault:crash me")
+    start(run, runtime, model)
+
+    async def crash():
+        others = [asyncio.create_task(gone(runtime, Ask("def ", 240, temperature=1.0, seed=n))) for n in range(3)]
+        await until(lambda: runtime.under_way == 3)
+        began = time.monotonic()
+        said = await gone(runtime, Ask("crash me", 4))
+        assert not runtime.up and time.monotonic() - began < 5
+        assert {said, *await asyncio.gather(*others)} == {"the model's process ended: by SIGSEGV"}
+        await until(lambda: runtime.up)
+        return await whole(runtime, asked(golden[0]))
+
+    assert run(crash()).ending.tokens == golden[0].tokens
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["in a request", "with nothing to do"])
+def test_a_model_that_hangs_is_killed_and_comes_back(run, runtime, model, golden, monkeypatch, busy):
+    monkeypatch.setenv("HEADWAY_MODEL_FAULT", "hang:sleep well")
+    start(run, runtime, model)
+    first = runtime.pid
+
+    async def hang():
+        if busy:
+            assert "said nothing for 1 s and was killed" in await gone(runtime, Ask("sleep well", 4))
+        else:
+            os.kill(first, signal.SIGSTOP)
+            await until(lambda: not runtime.up)
+        await until(lambda: runtime.up)
+        return await whole(runtime, asked(golden[0]))
+
+    assert run(hang()).ending.tokens == golden[0].tokens
+    assert runtime.pid != first and process_started(first) is None
+
+
+def test_a_file_changed_between_verification_and_load_is_not_loaded_and_found_at_the_next_start(
+    run, copy, golden, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HEADWAY_MODEL_FAULT", f"verified:{tmp_path}")
+    runtime = ProcessRuntime(files=describe(copy), named=REF)
+
+    async def load():
+        loading = asyncio.create_task(runtime.start(copy, threads=1))
+        await until(lambda: (tmp_path / "verified").exists())
+        for name in ("model.onnx", "model.onnx.data", "tokenizer.json", "genai_config.json", "golden.json"):
+            flip(copy / name)
+        (tmp_path / "go").touch()
+        await loading
+        said = [await whole(runtime, asked(each)) for each in golden]
+        assert [each.ending.tokens for each in said] == [each.tokens for each in golden]
+        os.kill(runtime.pid, signal.SIGKILL)
+        await until(lambda: runtime.refused)
+        assert "model.onnx.data (sha256)" in str(runtime.refused) and not runtime.up
+        assert runtime.refused.problems[0]["problem"] == "sha256"
+        await runtime.close()
+
+    run(load())
+
+
+def test_a_changed_file_is_found_before_anything_is_loaded(run, copy):
+    runtime = ProcessRuntime(files=describe(copy), named=REF)
+    flip(copy / "model.onnx")
+    with pytest.raises(
+        IntegrityError, match=r"files of model/tiny@a+ are not what was deployed: model.onnx \(sha256\)"
+    ):
+        start(run, runtime, copy)
+    assert not runtime.up and runtime.pid is None
+
+
+def test_a_wrong_answer_to_a_golden_prompt_makes_no_model_ready(run, copy):
+    told = (copy / "golden.json").read_text()
+    (copy / "golden.json").write_text(told.replace('"tokens": [', '"tokens": [7, ', 1))
+    runtime = ProcessRuntime(files=describe(copy))
+    with pytest.raises(Gone, match="the golden prompt 'def ' was answered"):
+        start(run, runtime, copy)
+    assert not runtime.up
+    run(runtime.close())
+
+
+def test_no_process_of_a_model_outlives_its_server(run, model):
+    runtime = start(run, ProcessRuntime(files=describe(model)), model)
+    pid = runtime.pid
+    run(runtime.close())
+    assert process_started(pid) is None and not runtime.up
+
+
+def test_the_previous_model_answers_until_the_full_one_is_proven_again(run, ladder_of, model, golden):
+    ladder = ladder_of(rung("full", model), rung("previous", model, BEFORE))
+    assert ladder.ready and ladder.reason == "" and ladder.take().rung == "full"
+
+    async def crash():
+        await until(lambda: ladder.up[BEFORE])  # held ready: there is memory for it
+        os.kill(ladder.take().runtime.pid, signal.SIGKILL)
+        await until(lambda: not ladder.ready)
+        taken = ladder.take()
+        assert (taken.rung, taken.model_ref) == ("previous", BEFORE) and "SIGKILL" in ladder.reason
+        assert (await whole(taken.runtime, asked(golden[0]))).ending.tokens == golden[0].tokens
+        await until(lambda: ladder.ready)
+        assert ladder.take().rung == "full" and ladder.reason == "" and ladder.up == {REF: True, BEFORE: True}
+
+    run(crash())
+
+
+def test_a_model_that_crashes_again_and_again_is_used_again_only_after_a_while(run, ladder_of, model):
+    ladder = ladder_of(rung("full", model), rung("previous", model, BEFORE))
+
+    async def crash():
+        await until(lambda: ladder.up[BEFORE])
+        full = ladder.take().runtime
+        for _ in range(2):
+            os.kill(full.pid, signal.SIGKILL)
+            await until(lambda: not ladder.ready)
+            await until(lambda: ladder.ready)
+        began = time.monotonic()
+        assert ladder.take().rung == "previous" and ladder.retry_seconds == 4
+        await until(lambda: ladder.take().rung == "full")
+        assert time.monotonic() - began > 2.0
+
+    run(crash())
+
+
+def test_a_rung_loaded_in_need_is_left_again(run, ladder_of, model, monkeypatch):
+    monkeypatch.setattr(rungs, "SPARE", 1e9)  # as on a machine without memory to hold anything ready
+    monkeypatch.setattr(rungs, "LEAVE_SECONDS", 0.5)
+    ladder = ladder_of(rung("full", model), rung("previous", model, BEFORE))
+
+    async def crash():
+        full = ladder.take().runtime
+        assert ladder.up == {REF: True, BEFORE: False}
+        os.kill(full.pid, signal.SIGKILL)
+        await until(lambda: not ladder.ready)
+        assert ladder.take() is None and ladder.retry_seconds == 2
+        await until(lambda: ladder.up[BEFORE])
+        previous = ladder._lower[0].runtime.pid
+        await until(lambda: ladder.ready and not ladder.up[BEFORE])
+        await until(lambda: process_started(previous) is None)
+        assert ladder.take().rung == "full"
+
+    run(crash())
+
+
+def test_a_variant_answers_when_the_other_models_were_changed(run, ladder_of, copy, tmp_path):
+    before = shutil.copytree(copy, tmp_path / "before")
+    shutil.copytree(before, copy / "variants" / "int8", ignore=shutil.ignore_patterns("golden.json"))
+    full, previous = rung("full", copy), rung("previous", before, BEFORE)
+    flip(before / "model.onnx.data")
+    ladder = ladder_of(full, previous, *variants(full))
+
+    async def refused():
+        flip(copy / "model.onnx.data")
+        os.kill(ladder.take().runtime.pid, signal.SIGKILL)
+        await until(lambda: (taken := ladder.take()) and taken.rung == "smaller")
+        assert not ladder.ready and "model.onnx.data (sha256)" in str(ladder.refused) and ladder.retry_seconds == 60
+        taken = ladder.take()
+        assert taken.model_ref == f"{REF}/variants/int8"
+        return (await whole(taken.runtime, Ask("def ", 8))).text
+
+    assert run(refused())
+    assert ladder.up == {REF: False, BEFORE: False, f"{REF}/variants/int8": True}
+
+
+def test_a_first_rung_that_was_changed_is_never_loaded(run, copy):
+    full = rung("full", copy)
+    flip(copy / "model.onnx.data")
+    ladder = Ladder([full], threads=1)
+    with pytest.raises(IntegrityError, match="sha256"):
+        run(ladder.start())
+    assert ladder.take() is None and not ladder.ready
+    run(ladder.close())
+
+
+def test_a_container_has_the_memory_that_its_limit_leaves(tmp_path):
+    for name, said in (
+        ("memory.max", "1000"),
+        ("memory.current", "700"),
+        ("memory.stat", "anon 500\ninactive_file 200\n"),
+    ):
+        (tmp_path / name).write_text(said)
+    assert memory.available(tmp_path) == 500
+    (tmp_path / "memory.max").write_text("max")
+    assert memory.available(tmp_path) > 1 << 20
+
+
+def test_a_server_whose_model_segfaults_stays_answers_degraded_and_is_ready_again(model, tmp_path):
+    before = {"name": "previous", "model_ref": BEFORE, "folder": str(model)}
+    with serving(tmp_path / "server", model, fault="segfault:crash me", ladder=[before]) as served:
+        run_until(lambda: model_of(served.complete("def ", max_tokens=2)) == REF)
+        run_until(lambda: "previous" in degraded_answers(served))
+        run_until(lambda: served.get("/readyz")[0] == 200 and model_of(served.complete("def ", max_tokens=2)) == REF)
+        assert served.process.poll() is None
+
+
+def degraded_answers(served):
+    """Crash the full model, and ask until it is back: which rungs answered."""
+    status, said, headers = served.complete("crash me", max_tokens=2)
+    assert status == 503 and "SIGSEGV" in said["error"]["message"] and int(headers["Retry-After"]) >= 1
+    assert served.get("/livez")[0] == 200
+    seen, deadline = set(), time.monotonic() + 60
+    while "full" not in seen and time.monotonic() < deadline:
+        status, _, headers = served.complete("def ", max_tokens=2)
+        seen.add(headers.get("X-Headway-Degraded", "full") if status == 200 else status)
+    return seen
+
+
+def model_of(answer):
+    return answer[2].get("X-Headway-Model")
+
+
+def run_until(said, *, seconds=90.0):
+    asyncio.run(until(said, seconds=seconds))

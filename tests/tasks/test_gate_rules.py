@@ -1,0 +1,324 @@
+"""The rules of the evaluation's gate: each limit, slices, the champion; and that whatever is not there closes it (fault 50)."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from tasks.artifacts import Checkpoint, Evaluation
+from tasks.config import RetrainConfig
+from tasks.errors import GateFailed, IntegrityError
+from tasks.evaluate import compare
+from tasks.evaluation_config import ComparisonConfig, EvaluationConfig, GateRule
+from tasks.jobs.evaluation.figures import figures, metrics
+from tasks.lifecycle import lifecycle
+from tasks.outcomes import Unobserved
+from tasks.scores import add_certainty, no_certainty
+from tasks.storage.manifest import Provenance
+
+COUNT = 60
+CONFIG = EvaluationConfig(bootstrap_samples=200)
+OPEN = ComparisonConfig(min_gain_over_bigram=-1.0)
+"""Whose own limits everything here keeps to, but for the champion's."""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A lifecycle with a real store, in which nothing is told to MLflow."""
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
+    with lifecycle("retrain", RetrainConfig(), subject="m", stages=("evaluate",), dry=True) as run:
+        yield run
+
+
+def columns(*, rate=2.0, right=0.5, seed=1, hard_script=1.0):
+    """`documents.json` of COUNT documents, every fourth of them in cyrillic; hard as documents are, but the same for all models."""
+    generator = np.random.default_rng(7)
+    sizes = generator.lognormal(6.0, 0.8, COUNT).round() + 20
+    hard = generator.normal(1.0, 0.15, COUNT).clip(0.5)
+    noise = np.random.default_rng(seed).normal(1.0, 0.005, COUNT)
+    kinds = ["cyrillic" if number % 4 == 0 else "latin" for number in range(COUNT)]
+    factor = np.array([hard_script if kind == "cyrillic" else 1.0 for kind in kinds])
+    bits = (rate * sizes * hard * noise * factor).tolist()
+    tokens = (sizes // 3 + 1).astype(int)
+    return {
+        "bytes": sizes.astype(int).tolist(),
+        "model_bits": bits,
+        "tokens": tokens.tolist(),
+        "correct": (tokens * right).astype(int).tolist(),
+        "kinds": kinds,
+        "bigram_bits": [4 * size for size in sizes.tolist()],
+        "unigram_bits": [5 * size for size in sizes.tolist()],
+    }
+
+
+def evaluation(run, name, *, change=lambda told: told, documents=None, suites=None, **measured):
+    """A published evaluation, written by the code that writes it; `change` damages `evaluation.json`."""
+    of = documents or columns(**measured)
+    certainty = no_certainty(COUNT)
+    add_certainty(certainty, np.arange(COUNT), np.full(COUNT, 0.6), np.arange(COUNT) % 2 == 0)
+    told = {**figures(of, certainty, {}, CONFIG), "suites": suites or {}}
+    found = metrics(told)
+    told = change(told)
+    folder = run.home / name
+    folder.mkdir()
+    (folder / "documents.json").write_text(json.dumps(of))
+    if told is not None:
+        (folder / "evaluation.json").write_text(json.dumps(told))
+    manifest = run.store.publish(folder, kind="evaluation", inputs=(), provenance=Provenance(name=name))
+    subject = Checkpoint(name=name, version=manifest.version, uri="")
+    return Evaluation(name=name, version=manifest.version, uri="", metrics=found, subject=subject)
+
+
+def failed(scores, *rules, champion=None, margin=1e9):
+    """What kept the gate closed: name and measured value of each failed check."""
+    rules = tuple(GateRule(**rule) for rule in rules)
+    limits = ComparisonConfig(min_gain_over_bigram=-1.0, max_loss_to_champion=margin, rules=rules)
+    try:
+        assert compare(scores, champion, CONFIG, limits) == scores.subject
+    except GateFailed as closed:
+        assert closed.remedy
+        return [(check["name"], check["measured"]) for check in closed.checks]
+    return []
+
+
+def suite(samples=20, **values):
+    return {"metrics": values, "samples": samples, "lower_is_better": [n for n in values if n != "pass_share"]}
+
+
+def test_an_absolute_limit_passes_at_the_limit_and_fails_beyond(run):
+    scores = evaluation(run, "m", suites={"code": suite(pass_share=0.5)})
+    value = scores.metrics["bits_per_byte"]
+    assert failed(scores, {"metric": "bits_per_byte", "at_most": value}) == []
+    assert failed(scores, {"metric": "bits_per_byte", "at_most": value * 0.999}) == [("bits_per_byte", value)]
+    assert (
+        failed(scores, {"metric": "accuracy", "at_least": 0.4}, {"metric": "calibration_error", "at_most": 0.2}) == []
+    )
+    names = [name for name, _ in failed(scores, {"metric": "accuracy", "at_least": 0.6, "at_most": 0.1})]
+    assert names == ["accuracy", "accuracy"]
+    assert failed(scores, {"metric": "code.pass_share", "at_least": 0.5}) == []
+    assert failed(scores, {"metric": "code.pass_share", "at_least": 0.51}) == [("code.pass_share", 0.5)]
+
+
+def test_a_rule_is_about_each_slice_that_it_names(run):
+    scores = evaluation(run, "m", hard_script=1.5)
+    rule = {"metric": "bits_per_byte", "at_most": 2.5}
+    assert failed(scores, rule) == []
+    [(name, value)] = failed(scores, {**rule, "slices": ["script *"]})
+    assert name == "bits_per_byte of the slice script cyrillic" and value > 2.5
+    assert failed(scores, {**rule, "slices": ["script latin", "length *"], "at_most": 3.5}) == []
+    assert [name for name, _ in failed(scores, {**rule, "slices": ["script greek"]})] == [
+        "bits_per_byte of the slice script greek"
+    ]
+    assert failed(scores, {**rule, "slices": ["source *"]}) == [
+        ("bits_per_byte of the slices source *", "no such slice")
+    ]
+
+
+def test_too_few_documents_close_a_rule_and_are_told_where_a_pattern_finds_others(run):
+    scores = evaluation(run, "m")
+    rule = {"metric": "bits_per_byte", "at_most": 9.0, "min_documents": 20}
+    named = failed(scores, {**rule, "slices": ["script cyrillic"]})
+    assert named == [("bits_per_byte of the slice script cyrillic", "15 documents")]
+    assert failed(scores, {**rule, "slices": ["script *"]}) == []
+    told = [check for check in run.outcomes["evaluate"].checks if check["warned"]]
+    assert [(check["measured"], check["limit"]) for check in told] == [("15 documents", ">= 20 documents")]
+    assert failed(scores, {**rule, "min_documents": 61}) == [("bits_per_byte", "60 documents")]
+    every = failed(scores, {**rule, "slices": ["length *"], "min_documents": 16})
+    assert every == [("bits_per_byte of the slices length *", "no slice with enough documents")]
+    few = evaluation(run, "few", suites={"code": suite(samples=3, pass_share=1.0)})
+    code = {"metric": "code.pass_share", "at_least": 0.5, "min_documents": 10}
+    assert failed(few, code) == [("code.pass_share", "3 samples")]
+
+
+@pytest.mark.parametrize("metric, right", [("bits_per_byte", 0.5), ("perplexity", 0.5), ("accuracy", 0.25)])
+def test_a_model_may_be_worse_than_the_champion_by_the_margin_alone(run, metric, right):
+    champion = evaluation(run, "champion")
+    worse = evaluation(run, "worse", rate=2.1, right=right, seed=2)
+    better = evaluation(run, "better", rate=1.9, right=0.6, seed=3)
+    rule = {"metric": metric, "max_loss_to_champion": 0.02}
+    [(name, value)] = failed(worse, rule, champion=champion)
+    assert "to the champion, high end of the 95% interval" in name and value > 0.02
+    assert failed(worse, {**rule, "max_loss_to_champion": 0.6}, champion=champion) == []
+    assert failed(better, rule, champion=champion) == []
+    assert failed(better, {**rule, "max_loss_to_champion": -0.02}, champion=champion) == []
+    assert len(failed(better, {**rule, "max_loss_to_champion": -0.9}, champion=champion)) == 1
+
+
+def test_a_slice_may_not_pay_for_the_others(run):
+    champion = evaluation(run, "champion")
+    scores = evaluation(run, "m", rate=1.8, hard_script=1.3, seed=2)
+    assert failed(scores, champion=champion, margin=0.0) == []
+    rule = {"metric": "bits_per_byte", "max_loss_to_champion": 0.05, "slices": ["script *"]}
+    [(name, value)] = failed(scores, rule, champion=champion)
+    assert "of the slice script cyrillic" in name and value == pytest.approx(0.17, abs=0.02)
+    told = run.results["comparison"]
+    rows = {row["slice"]: row for row in told["rows"]}
+    assert rows["script cyrillic"]["loss"]["high"] == value > 0 > rows["all documents"]["loss"]["high"]
+    assert rows["all documents"]["candidate"] == scores.metrics["bits_per_byte"]
+    assert rows["all documents"]["champion"] == champion.metrics["bits_per_byte"]
+
+
+def test_suites_are_held_to_the_champion_by_what_is_better_in_them(run):
+    champion = evaluation(run, "champion", suites={"s": suite(pass_share=0.5, leaks=0.1)})
+    worse = evaluation(run, "worse", seed=2, suites={"s": suite(pass_share=0.4, leaks=0.2)})
+    better = evaluation(run, "better", seed=3, suites={"s": suite(pass_share=0.6, leaks=0.05)})
+    rules = [{"metric": f"s.{name}", "max_loss_to_champion": 0.1} for name in ("pass_share", "leaks")]
+    assert [value for _, value in failed(worse, *rules, champion=champion)] == pytest.approx([0.2, 1.0])
+    assert failed(better, *rules, champion=champion) == []
+
+
+def test_the_champion_itself_passes_and_so_does_a_first_model(run):
+    scores = evaluation(run, "m", suites={"s": suite(leaks=0.0)})
+    rules = [{"metric": name, "max_loss_to_champion": -0.5} for name in ("bits_per_byte", "accuracy", "s.leaks")]
+    assert failed(scores, *rules, champion=scores) == []
+    assert failed(scores, *rules) == []
+    assert "comparison" not in run.results
+
+
+def without(*path):
+    """Takes one value out of `evaluation.json`."""
+
+    def change(told):
+        *before, last = path
+        place = told
+        for key in before:
+            place = place[key]
+        del place[last]
+        return told
+
+    return change
+
+
+def with_nan(*path):
+    def change(told):
+        *before, last = path
+        place = told
+        for key in before:
+            place = place[key]
+        place[last] = math.nan
+        return told
+
+    return change
+
+
+PLACES = [
+    ("bits_per_byte", ("bits_per_byte",)),
+    ("accuracy", ("accuracy", "estimate")),
+    ("calibration_error", ("calibration", "error")),
+    ("gain_over_bigram", ("gain_over_bigram",)),
+    ("s.leaks", ("suites", "s", "metrics", "leaks")),
+]
+
+
+@pytest.mark.parametrize("metric, place", PLACES)
+def test_fault_50_a_metric_that_is_missing_closes_the_gate(run, metric, place):
+    scores = evaluation(run, "m", change=without(*place), suites={"s": suite(leaks=0.0)})
+    assert failed(scores, {"metric": metric, "at_most": 1e9}) == [(metric, "missing")]
+    assert failed(scores, {"metric": metric, "max_loss_to_champion": 0.5}) == [(metric, "missing")]
+
+
+@pytest.mark.parametrize("metric, place", [*PLACES[:3], PLACES[4]])
+def test_fault_50_a_metric_that_is_no_number_closes_the_gate(run, metric, place):
+    scores = evaluation(run, "m", change=with_nan(*place), suites={"s": suite(leaks=0.0)})
+    assert failed(scores, {"metric": metric, "at_most": 1e9}) == [(metric, "not a number")]
+    assert failed(scores, {"metric": metric, "at_least": -1e9}) == [(metric, "not a number")]
+
+
+def test_fault_50_a_metric_that_nobody_measured_closes_the_gate(run):
+    champion, scores = evaluation(run, "champion"), evaluation(run, "m", seed=2)
+    rules = [{"metric": name, "max_loss_to_champion": 0.5} for name in ("s.leaks", "fluency")]
+    assert failed(scores, *rules, champion=champion) == [("s.leaks", "missing"), ("fluency", "missing")]
+    measured = evaluation(run, "more", seed=3, suites={"s": suite(leaks=0.0)})
+    [(name, said)] = failed(measured, rules[0], champion=champion)
+    assert "s.leaks" in name and said == "missing on the champion's side"
+
+
+def test_fault_50_a_tie_of_nothing_closes_the_gate(run):
+    """Neither model has a token right: they are equal, and nothing was shown."""
+    suites = {"code": suite(pass_share=0.0)}
+    champion = evaluation(run, "champion", right=0.0, suites=suites)
+    scores = evaluation(run, "m", right=0.0, seed=2, suites=suites)
+    rules = [{"metric": name, "max_loss_to_champion": 0.5} for name in ("accuracy", "code.pass_share")]
+    said = [said for _, said in failed(scores, *rules, champion=champion)]
+    assert said == ["the champion has none right: a tie of nothing", "the champion has 0: a share of it says nothing"]
+
+
+def test_fault_50_a_tie_closes_a_rule_that_asks_for_better(run):
+    champion = evaluation(run, "champion")
+    twin = evaluation(run, "twin", documents={**columns(), "note": "the same scores by another checkpoint"})
+    better = {"metric": "bits_per_byte", "max_loss_to_champion": -0.01}
+    assert [value for _, value in failed(twin, better, champion=champion)] == [0.0]
+    assert failed(twin, {**better, "max_loss_to_champion": 0.0}, champion=champion) == []
+
+
+@pytest.mark.parametrize("damage", ["missing", "nan"])
+def test_fault_50_documents_without_numbers_close_the_gate(run, damage):
+    champion = evaluation(run, "champion")
+    scores = evaluation(run, "m", seed=2)
+    broken = columns(seed=2)
+    if damage == "missing":
+        del broken["model_bits"]
+    else:
+        broken["model_bits"][3] = math.nan
+    folder = run.home / "broken"
+    folder.mkdir()
+    (folder / "documents.json").write_text(json.dumps(broken))
+    (folder / "evaluation.json").write_text((run.home / "m" / "evaluation.json").read_text())
+    manifest = run.store.publish(folder, kind="evaluation", inputs=(), provenance=Provenance(name="broken"))
+    scores = scores.model_copy(update={"name": "broken", "version": manifest.version})
+    [(name, said)] = failed(scores, champion=champion)
+    assert name.startswith("relative loss to the champion") and said in (
+        "missing: bytes and model_bits",
+        "not a number",
+    )
+    assert failed(scores.model_copy(update={"metrics": {}}), champion=champion)[0] == (
+        "gain over the Kneser-Ney bigram",
+        "missing",
+    )
+
+
+def test_other_documents_are_no_comparison(run):
+    other = columns()
+    other["bytes"][0] += 1
+    champion, scores = evaluation(run, "champion", documents=other), evaluation(run, "m")
+    with pytest.raises(IntegrityError, match="not made on the same documents"):
+        failed(scores, champion=champion)
+
+
+def test_tokens_of_another_tokenizer_are_compared_in_bits_per_byte_alone(run):
+    other = columns()
+    other["tokens"] = [count + 1 for count in other["tokens"]]
+    champion, scores = evaluation(run, "champion", documents=other), evaluation(run, "m", seed=2)
+    rule = {"metric": "accuracy", "max_loss_to_champion": 0.5}
+    [(_, said)] = failed(scores, rule, champion=champion)
+    assert said == "the tokenizers differ, so only bits_per_byte can be compared"
+    assert failed(scores, {**rule, "metric": "bits_per_byte"}, champion=champion) == []
+
+
+def test_what_was_found_is_told_in_a_line(run):
+    class Heard(Unobserved):
+        said = []
+
+        def happened(self, stage, kind, text):
+            self.said.append((stage, kind, text))
+
+    run.observer = Heard()
+    failed(evaluation(run, "m", rate=1.9, seed=2), champion=evaluation(run, "champion"))
+    [(stage, kind, text)] = Heard.said
+    assert (stage, kind) == ("evaluate", "compared")
+    assert "fewer bits (95% interval" in text and "worst slice" in text
+
+
+@pytest.mark.parametrize(
+    "rule, said",
+    [
+        ({"at_most": 1.0}, "a rule needs a metric"),
+        ({"metric": "accuracy"}, "the rule for accuracy has no limit"),
+        ({"metric": "code.pass_share", "at_least": 0.1, "slices": ["script *"]}, "has no slices: leave `slices` out"),
+    ],
+)
+def test_a_rule_that_asks_nothing_is_refused_before_anything_runs(rule, said):
+    with pytest.raises(ValidationError, match=said):
+        ComparisonConfig(rules=[rule])
