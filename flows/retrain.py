@@ -119,7 +119,7 @@ def chain(name: str, config: RetrainConfig, continue_from: ContinueFrom | None =
     scores = evaluate(checkpoint, tokens, config.evaluation, *others, on=cluster)
     champion = champion_scores(scores, tokens, config, others, on=cluster)
     proven = compare(scores, champion, config.evaluation, config.comparison)
-    model = export(proven, config.export, under=scores, on=cluster)
+    model = export(proven, tokens, config.export, under=scores, on=cluster)
     with allowed(model, scores, config):
         return deploy(model, config.deployment)
 

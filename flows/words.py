@@ -17,7 +17,7 @@ SHOWN = {
     "benchmark": ("machines_usable", "matmul_gflops_per_rank", "allreduce_gigabytes_per_second"),
     "plan": ("parameters", "seconds"),
     "train": ("loss", "heldout_bits_per_byte", "tokens_per_second", "mfu", "goodput"),
-    "evaluate": ("bits_per_byte", "perplexity", "gain_over_bigram"),
+    "evaluate": ("bits_per_byte", "perplexity", "accuracy", "calibration_error", "gain_over_bigram"),
     "export": ("max_logit_error", "greedy_equal", "greedy_total"),
 }
 """Metrics that a person looks for first."""

@@ -136,7 +136,7 @@ def _follow(home: Path, name: str, known: Followed, *, now: float, dry: bool) ->
     if told is not None and columns and not dry:
         evidence = _write_evidence(home, name, told, now)
         _say(home, name, told, columns, identity=_identity(known, after, columns), now=now, evidence=evidence)
-    if told is not None and _labels_judged(told):
+    if told is not None and told["labels"] >= config.min_labels:
         after = after._replace(labels_since=now)
     standing = tuple(sorted(after.said["columns"])) if after.said else ()
     return after, Seen(name, told, tuple(sorted(columns)), evidence, standing)
@@ -219,10 +219,6 @@ def _at_once(told: Mapping[str, Any], config: ServiceConfig) -> bool:
     """Too many requests fail, or callers call answers wrong that were right: the next window is not waited for."""
     anomalous = {each["name"]: each["value"] for each in told["columns"] if each["verdict"] == "anomaly"}
     return anomalous.get("errors", 0.0) > config.max_error_share or ACCURACY in anomalous
-
-
-def _labels_judged(told: Mapping[str, Any]) -> bool:
-    return any(each["name"] == ACCURACY and each["verdict"] != "insufficient" for each in told["columns"])
 
 
 def _moved(told: Mapping[str, Any]) -> dict[str, list[str]]:

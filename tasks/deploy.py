@@ -12,6 +12,7 @@ from typing import Any
 
 from tasks.artifacts import Endpoint, Model
 from tasks.endpoints.known import ask, endpoint_of, require_accepted
+from tasks.formats.onnx_data import require_data_beside
 from tasks.process import locked
 from tasks.promotion import crown, logged, require_signed
 from tasks.serving_config import DeploymentConfig, ExportConfig
@@ -38,6 +39,7 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
     require_accepted(home_folder(""), config.endpoint, model.ref)
     require_signed(model)  # before any byte is moved; fetch then holds every byte to the digests that were signed
     folder = fetch(model)
+    require_data_beside(folder)
     endpoint = endpoint_of(home_folder(""), config.endpoint)
     golden = json.loads((folder / "golden.json").read_text())
 

@@ -89,9 +89,9 @@ class Served:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=60) as response:
-                return response.status, json.load(response), dict(response.headers)
+                return response.status, json.load(response), response.headers
         except urllib.error.HTTPError as error:
-            return error.code, json.load(error), dict(error.headers)
+            return error.code, json.load(error), error.headers
 
 
 @contextmanager

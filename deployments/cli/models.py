@@ -1,6 +1,6 @@
 """`headway models` and `headway promote`: the versions of models by their names of now, and the move of the champion's.
 
-Going back is `headway rollback` (history.py). What endpoints serve is moved by neither. See docs/lineage.md.
+Going back is `headway rollback` (history.py). What endpoints serve is moved by neither. See docs/history.md.
 """
 
 from __future__ import annotations

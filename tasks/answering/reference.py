@@ -23,17 +23,21 @@ SEED = 77
 def answers_of_reference(folder: Path) -> list[Answer]:
     """As many answers as were measured, drawn evenly from the quantiles of each measure; none without the file."""
     told = read_json(folder / FILE) if (folder / FILE).is_file() else None
-    quantiles = {name: points for name, points in quantiles_of(told).items() if name in COMPARABLE and points}
-    count = min(int((told or {}).get("count") or 0), MOST) if quantiles else 0
-    drawn = {name: _drawn(points, count, place) for place, (name, points) in enumerate(sorted(quantiles.items()))}
+    quantiles = quantiles_of(told)
+    if told is None or not any(quantiles.get(name) for name in COMPARABLE):
+        return []
+    count = min(int(told["count"]), MOST)
+    entropy, odd = (_drawn(quantiles.get(name, ()), count, place) for place, name in enumerate(COMPARABLE))
     return [
-        Answer(time=0.0, seconds=0.0, max_tokens=0, **{name: values[number] for name, values in drawn.items()})
-        for number in range(count)
+        Answer(time=0.0, seconds=0.0, max_tokens=0, entropy=one, odd=other)
+        for one, other in zip(entropy, odd, strict=True)
     ]
 
 
-def _drawn(points: Sequence[float], count: int, place: int) -> list[float]:
+def _drawn(points: Sequence[float], count: int, place: int) -> Sequence[float | None]:
     """Values whose quantiles at even distances are these, in no order: how measures hang together is not known."""
+    if not points:
+        return [None] * count
     levels = (np.arange(count) + 0.5) / count
     values = np.interp(levels, np.linspace(0, 1, len(points)), points)
     return [float(value) for value in np.random.default_rng([SEED, place]).permutation(values)]

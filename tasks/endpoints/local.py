@@ -36,6 +36,7 @@ from tasks.endpoints.servers import (
     stop_strays,
     stopping_on_failure,
 )
+from tasks.formats.reference import quantiles_of
 from tasks.process import read_json, write_json
 from tasks.serving_config import DeploymentConfig
 
@@ -137,8 +138,7 @@ class LocalEndpoint:
 
         if candidate.config and traffic.blue and runs(Path(traffic.blue["folder"])):
             reference = read_json(_model_folder(candidate) / "reference.json")
-            measures = (reference or {}).get("quantiles") if isinstance(reference, dict) else None
-            roll_out(traffic, candidate.config.rollout, self.changes, reference=measures, told=told)
+            roll_out(traffic, candidate.config.rollout, self.changes, reference=quantiles_of(reference), told=told)
         else:
             self.changes.write("commit")
             told("switched", {})

@@ -100,7 +100,7 @@ def _have_running(endpoint: Path, record: Record) -> None:
     candidate = Candidate(endpoint.name, folder.name, folder, record["model_ref"], port_of(folder), None)
     if not runs(folder):
         process.start(folder, ProcessSpec(**read_json(folder / "process.json")))
-    await_ready(candidate, timeout=START_SECONDS)
+    await_ready(candidate, timeout=START_SECONDS, again=True)
 
 
 def _keep_warm(endpoint: Path, changes: Journal) -> float:

@@ -108,8 +108,13 @@ def ask_back(endpoint: Path) -> str:
     return str((read_json(endpoint / "abort.json") or {}).get("reason", ""))
 
 
-def await_ready(candidate: Candidate, *, timeout: float, asked_back: Callable[[], str] = str) -> None:
-    """Wait for the candidate's own golden prompt; a crash ends the wait, whatever its parent would still try."""
+def await_ready(
+    candidate: Candidate, *, timeout: float, again: bool = False, asked_back: Callable[[], str] = str
+) -> None:
+    """Wait for the candidate's own golden prompt; a crash ends the wait, whatever its parent would still try.
+
+    `again`: it ran before, so one more start is no crash.
+    """
     deadline = time.monotonic() + timeout
     before = int((read_json(candidate.folder / "attempts.json") or {}).get("attempts", 0))
     while time.monotonic() < deadline:
@@ -119,7 +124,7 @@ def await_ready(candidate: Candidate, *, timeout: float, asked_back: Callable[[]
         if state and state.get("reason"):
             raise failed(candidate, f"will not get ready: {state['reason']}")
         attempts = (read_json(candidate.folder / "attempts.json") or {}).get("attempts", 0)
-        if attempts > max(before, 1) or not runs(candidate.folder):
+        if attempts > max(before + again, 1) or not runs(candidate.folder):
             raise failed(candidate, f"ended while it was starting:\n{_log_tail(candidate.folder)}")
         if why := asked_back():
             raise withdrawn(candidate, why)

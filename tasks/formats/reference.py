@@ -13,6 +13,8 @@ from typing import Any
 VERSION = 1
 FILE = "reference.json"
 LEVELS = 21
+FEWEST = 20
+"""Answers; fewer say too little for a model to be sent back by."""
 MEASURES = ("length", "entropy", "repetition", "odd")
 """Tokens of an answer; the others as in tasks/formats/answers.py."""
 
@@ -24,11 +26,12 @@ def summary(values: Mapping[str, Sequence[float]], *, prompts: int, max_tokens: 
 
 
 def quantiles_of(told: Any) -> dict[str, list[float]]:
-    """The quantiles of each measure; nothing of what is no such file."""
+    """The quantiles of each measure that enough answers were measured for; nothing of what is no such file."""
     measures = told.get("measures") if isinstance(told, Mapping) and told.get("version") == VERSION else None
     if not isinstance(measures, Mapping):
         return {}
-    return {str(name): [float(value) for value in said["quantiles"]] for name, said in measures.items()}
+    enough = {str(name): said["quantiles"] for name, said in measures.items() if said["count"] >= FEWEST}
+    return {name: [float(value) for value in quantiles] for name, quantiles in enough.items()}
 
 
 def _told(ordered: list[float]) -> dict[str, Any]:

@@ -177,6 +177,7 @@ class Gateway:
             log_level="warning",
             limit_concurrency=limits.connections,
             timeout_graceful_shutdown=DRAIN_SECONDS,
+            proxy_headers=False,
             server_header=False,
             date_header=False,
         )

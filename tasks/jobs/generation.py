@@ -18,7 +18,7 @@ import onnxruntime_genai as genai
 
 from tasks.jobs.serving.contents import Contents, read_contents
 from tasks.jobs.serving.decoder import Decoder
-from tasks.jobs.serving.runtime import Ask, Ending, Unfit
+from tasks.jobs.serving.runtime import Ask, Ending, Unfit, require_text
 from tasks.jobs.serving.sampling import entropy
 from tasks.jobs.serving.text import ByteLevelText
 
@@ -57,10 +57,7 @@ class Generation:
 
     def encode(self, prompt: str) -> list[int]:
         """Tokens of a prompt; raises ValueError when there is nothing to complete or no room left for an answer."""
-        if not prompt or "\x00" in prompt:
-            raise Unfit("the prompt is empty" if not prompt else "the prompt holds a NUL character: leave it out")
-        if any("\ud800" <= letter <= "\udfff" for letter in prompt):
-            raise Unfit("the prompt holds half a character (a lone surrogate): send whole ones")
+        require_text(prompt)
         tokens = [int(token) for token in self._tokenizer.encode(prompt)]
         if not tokens:
             raise Unfit("the prompt has no token that this model knows")

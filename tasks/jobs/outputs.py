@@ -120,10 +120,8 @@ def looked_at(answer: Answer, settings: AnswersConfig) -> Answer:
     if text is not None:
         shown["refused"] = refuses(text)
         shown["unparsed"] = unparsed(prompt, text, settings.expects, finish_reason=answer.finish_reason)
-    kept = {"prompt": None, "text": None}
-    if settings.keep_text:
-        kept = {name: clean(value, settings) for name, value in (("prompt", answer.prompt), ("text", text))}
-    return Answer(**{**vars(answer), **shown, **kept})
+    kept = {name: clean(value, settings) for name, value in (("prompt", answer.prompt), ("text", text))}
+    return Answer(**{**vars(answer), **shown, **(kept if settings.keep_text else dict.fromkeys(kept))})
 
 
 def clean(text: str | None, settings: AnswersConfig) -> str | None:

@@ -1,7 +1,7 @@
 """Promoting: a model version becomes the champion because somebody says so, when it is sound and a signature on it counts.
 
 The order is look, verify, audit, move. Verifying takes as long as reading every byte: who promotes another one meanwhile
-wins, and this promotion is told. The way back is rollback.py; what endpoints serve does not live here. See docs/lineage.md.
+wins, and this promotion is told. The way back is rollback.py; what endpoints serve does not live here. See docs/history.md.
 """
 
 from __future__ import annotations

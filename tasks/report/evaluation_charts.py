@@ -16,6 +16,8 @@ from tasks.report.evaluation_data import Calibration, ComparedSlice, SliceScore
 from tasks.report.evaluation_words import signed
 
 ROW = 30
+TOKENS_HIGH = 0.25
+"""Height of the fullest bin's bar, by that of the drawing."""
 
 
 def slices_chart(slices: Sequence[SliceScore]) -> str:
@@ -61,7 +63,8 @@ def reliability_chart(calibration: Calibration) -> str:
     def draw(axes: Any) -> None:
         sure = [each.probability for each in calibration.bins]
         most = max(each.tokens for each in calibration.bins)
-        axes.bar(sure, [each.tokens / most for each in calibration.bins], width=0.045, color=SOFT, label="tokens")
+        heights = [TOKENS_HIGH * each.tokens / most for each in calibration.bins]
+        axes.bar(sure, heights, width=0.045, color=SOFT, label="tokens, relative to the fullest bin")
         axes.plot([0, 1], [0, 1], color=WARN, linewidth=1.4, linestyle=(0, (4, 3)), label="as sure as right")
         axes.plot(sure, [each.accuracy for each in calibration.bins], color=ACCENT, marker="o", label="this model")
         axes.set_xlim(0, 1)

@@ -12,7 +12,7 @@ SIZES = {
     "validation": {"min_documents": 5},
     "preprocessing": {"heldout_fraction": 0.2, "tokenizer": {"vocab_size": 320, "sample_bytes": 1_000_000}},
     "cluster": {"name": "here", "backend": "local", "ranks_per_node": 2, "gpus_per_node": 0, "threads_per_rank": 1},
-    "benchmark": {"seconds": 1.0, "matmul_size": 256, "largest_megabytes": 2},
+    "benchmark": {"sku": "local-cpu", "seconds": 1.0, "matmul_size": 256, "largest_megabytes": 2},
     "planning": {"checkpoint": {"every_steps": 10}},
     "training": {
         "sequence_length": 64,

@@ -89,13 +89,25 @@ def test_another_learning_rate_reuses_the_data_and_the_champion_is_judged_anew(h
     not_run = dict.fromkeys(("export", "deploy"), "not_run")
     assert worse.statuses() == {**before_train, "plan": "ran", "train": "ran", "evaluate": "gate_closed", **not_run}
 
+    assert names_of_models(home) == {"champion": done.said["endpoint"]["model"]}  # nothing was exported
     allowed = home.retrain(*other, *LAX)
     assert allowed.statuses() == {**everything_reused(), "export": "ran", "deploy": "ran"}
+    first, second = done.said["endpoint"]["model"], allowed.said["endpoint"]["model"]
+    assert names_of_models(home) == {"champion": second, "previous": first}
 
     replaced = home.retrain()  # the champion is another one now: only the comparison is made anew, and it is won
     assert replaced.statuses() == {**everything_reused(), "deploy": "ran"}
     lost = home.retrain(*other)
     assert lost.code == 3 and lost.statuses()["evaluate"] == "gate_closed" and lost.statuses()["train"] == "reused"
+    assert names_of_models(home) == {"champion": first, "previous": second}
+    exported = home.retrain(*other, *LAX, "--to", "export")
+    assert exported.code == 0 and names_of_models(home) == {"champion": first, "previous": second, "challenger": second}
+
+
+def names_of_models(home):
+    """The reference that each alias stands for."""
+    rows = home.ok("models", "tiny").said["models"]
+    return {alias: row["ref"] for row in rows for alias in row["aliases"]}
 
 
 def test_the_lineage_of_the_endpoint_reaches_data_commit_and_config(home, done):

@@ -33,7 +33,7 @@ def run(tmp_path, monkeypatch):
 
 
 def columns(*, rate=2.0, right=0.5, seed=1, hard_script=1.0):
-    """`documents.json` of COUNT documents, every fourth of them in cyrillic; hard as documents are, but the same for all models."""
+    """`documents.json` of COUNT documents, every fourth in cyrillic; how hard each is, is the same for all models."""
     generator = np.random.default_rng(7)
     sizes = generator.lognormal(6.0, 0.8, COUNT).round() + 20
     hard = generator.normal(1.0, 0.15, COUNT).clip(0.5)
@@ -125,7 +125,7 @@ def test_too_few_documents_close_a_rule_and_are_told_where_a_pattern_finds_other
     told = [check for check in run.outcomes["evaluate"].checks if check["warned"]]
     assert [(check["measured"], check["limit"]) for check in told] == [("15 documents", ">= 20 documents")]
     assert failed(scores, {**rule, "min_documents": 61}) == [("bits_per_byte", "60 documents")]
-    every = failed(scores, {**rule, "slices": ["length *"], "min_documents": 16})
+    every = failed(scores, {**rule, "slices": ["length *"], "min_documents": 40})
     assert every == [("bits_per_byte of the slices length *", "no slice with enough documents")]
     few = evaluation(run, "few", suites={"code": suite(samples=3, pass_share=1.0)})
     code = {"metric": "code.pass_share", "at_least": 0.5, "min_documents": 10}
@@ -298,15 +298,15 @@ def test_tokens_of_another_tokenizer_are_compared_in_bits_per_byte_alone(run):
 
 
 def test_what_was_found_is_told_in_a_line(run):
-    class Heard(Unobserved):
-        said = []
+    heard = []
 
+    class Listening(Unobserved):
         def happened(self, stage, kind, text):
-            self.said.append((stage, kind, text))
+            heard.append((stage, kind, text))
 
-    run.observer = Heard()
+    run.observer = Listening()
     failed(evaluation(run, "m", rate=1.9, seed=2), champion=evaluation(run, "champion"))
-    [(stage, kind, text)] = Heard.said
+    [(stage, kind, text)] = heard
     assert (stage, kind) == ("evaluate", "compared")
     assert "fewer bits (95% interval" in text and "worst slice" in text
 

@@ -5,7 +5,18 @@ import time
 import numpy as np
 import pytest
 
-from tasks.scores import bits_per_byte, bits_per_byte_interval, relative_gain, relative_loss
+from tasks.scores import (
+    add_certainty,
+    bits_per_byte,
+    bits_per_byte_interval,
+    calibration_error,
+    no_certainty,
+    ratio,
+    relative_gain,
+    relative_loss,
+    reliability,
+    wilson,
+)
 
 SAMPLING = {"samples": 1000, "confidence": 0.95, "seed": 7}
 
@@ -84,3 +95,40 @@ def test_a_thousand_samples_of_four_thousand_documents_are_quick():
 def test_what_cannot_be_scored_is_refused(bits, sizes):
     with pytest.raises(ValueError, match="documents"):
         bits_per_byte(bits, sizes)
+
+
+def test_calibration_is_counted_by_bins():
+    """Four tokens in two bins, by hand: |1 - (0.6 + 0.62)| and |1 - (0.95 + 0.94)| right less sure, over four tokens."""
+    table = no_certainty(2)
+    add_certainty(table, np.array([0, 0, 1, 1]), [0.60, 0.62, 0.95, 0.94], [True, False, True, False])
+    assert calibration_error(table) == pytest.approx((0.22 + 0.89) / 4)
+    assert calibration_error(table[0]) == pytest.approx(0.22 / 2)
+    first, second = reliability(table)
+    assert (first["from"], first["to"], first["tokens"]) == (9 / 15, 10 / 15, 2)
+    assert (second["probability"], second["accuracy"]) == (pytest.approx(0.945), 0.5)
+    add_certainty(table, np.array([0]), [1.0], [True])
+    assert reliability(table)[-1]["to"] == 1.0
+
+
+def test_a_model_that_is_right_as_often_as_it_says_has_no_error():
+    generator, table = np.random.default_rng(4), no_certainty(1)
+    sure = generator.random(200_000)
+    add_certainty(table, np.zeros(len(sure), np.int64), sure, generator.random(len(sure)) < sure)
+    assert calibration_error(table) < 0.01
+
+
+def test_wilsons_interval_holds_for_none_of_few():
+    none, all_of = wilson(0, 16, confidence=0.95), wilson(16, 16, confidence=0.95)
+    assert (none.estimate, none.low) == (0.0, 0.0) and none.high == pytest.approx(0.1936, abs=1e-4)
+    assert all_of.low == pytest.approx(1 - none.high) and all_of.high == pytest.approx(1.0)
+    half = wilson(8, 16, confidence=0.95)
+    assert (half.low, half.high) == (pytest.approx(0.2800, abs=1e-4), pytest.approx(0.7200, abs=1e-4))
+    with pytest.raises(ValueError, match="0 of 0"):
+        wilson(0, 0, confidence=0.95)
+
+
+def test_every_ratio_is_drawn_from_the_same_documents():
+    sizes, bits = documents(60)
+    assert ratio(bits, sizes, **SAMPLING) == bits_per_byte_interval(bits, sizes, **SAMPLING)
+    doubled = ratio(2 * bits, sizes, **SAMPLING)
+    assert doubled.low == pytest.approx(2 * ratio(bits, sizes, **SAMPLING).low)

@@ -16,6 +16,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from tasks.formats.onnx_data import require_own_data
 from tasks.jobs.serving.contents import Contents
 from tasks.jobs.serving.sampling import Logits
 
@@ -137,6 +138,7 @@ def _open(contents: Contents, name: str, *, threads: int) -> onnxruntime.Inferen
     if ATTENTION not in graph:
         raise ValueError(f"{name} has no {ATTENTION.decode()}: export it with onnxruntime-genai's builder, for the CPU")
     data = {path: value for path, value in contents.items() if path.startswith(name) and path != name}
+    require_own_data(graph, {path: len(value) for path, value in data.items()}, named=name)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     sizes = [len(value) for value in data.values()]

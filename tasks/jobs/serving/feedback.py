@@ -84,8 +84,16 @@ class Feedback:
     def _label(self, said: FeedbackRequest, asked: Answer) -> Label:
         settings = self.outputs.settings
         comment = (clean(said.comment, settings) or "") if settings.keep_text else ""
-        told = {"id": asked.id, "asked": asked.time, "model": asked.model, "rung": asked.rung, "caller": asked.caller}
-        return Label(time=time.time(), right=said.right, comment=comment, **told)
+        return Label(
+            time=time.time(),
+            id=asked.id,
+            asked=asked.time,
+            right=said.right,
+            model=asked.model,
+            rung=asked.rung,
+            caller=asked.caller,
+            comment=comment,
+        )
 
 
 def router(outputs: Outputs, caller_of: Callable[[Request], str]) -> APIRouter:

@@ -112,7 +112,8 @@ def require_guarded(access: AccessConfig, keys_file: Path | None) -> None:
         return
     raise ValueError(
         f"host {access.host} is not loopback, and nobody would be asked who they are: make a key (`headway endpoint key add`), "
-        "set `deployment.access.entra` or `ask_for_keys`, or set `deployment.access.open: true` when something before it keeps others out"
+        "set `deployment.access.entra` or `ask_for_keys`, or set `deployment.access.open: true` when something before it keeps "
+        "others out"
     )
 
 

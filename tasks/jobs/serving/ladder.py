@@ -8,7 +8,6 @@ tasks/jobs/serving/api.py marks what a lower rung answered.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Sequence
@@ -24,7 +23,8 @@ from tasks.jobs.serving.runtime import Golden, Gone, Runtime
 from tasks.storage.manifest import FileEntry
 
 RungName = Literal["full", "previous", "smaller"]
-VARIANTS = "variants"
+ANY = Golden("def ", ())
+"""What a smaller variant is asked while the full model has not said its prompts."""
 LOOK_SECONDS = 0.25
 FLAP_SECONDS = 300.0
 """Crashes within this time count: after the second, the full model must have been up for a while before it is used again."""
@@ -49,7 +49,10 @@ class Rung:
     files: tuple[FileEntry, ...] | None
     """What every byte of `folder` is compared with; None: whoever mounted the folder has verified it."""
     golden: tuple[Golden, ...] = ()
-    """Prompts with the answers that prove it; empty: those of `golden.json` in `folder`."""
+    """Prompts with the answers that prove it; empty: those of `golden.json` in `folder`.
+
+    A smaller variant without that file is proven by answering the full model's prompts in any way.
+    """
 
 
 @dataclass(frozen=True)
@@ -81,32 +84,6 @@ class _Floor:
         if self.rung.files is None:
             return sum(path.stat().st_size for path in self.rung.folder.iterdir() if path.is_file())
         return sum(file.size for file in self.rung.files if "/" not in file.path)
-
-
-def variants(full: Rung) -> list[Rung]:
-    """The smaller rungs that the folder of a full model holds in `variants/NAME/`, the largest first.
-
-    A variant without a `golden.json` of its own is proven by answering the full model's prompts in any way.
-    """
-    names = sorted(path.parent.name for path in full.folder.glob(f"{VARIANTS}/*/genai_config.json"))
-    rungs = [_variant(full, f"{VARIANTS}/{name}") for name in names]
-    return sorted(rungs, key=lambda rung: _Floor(rung).bytes, reverse=True)
-
-
-def _variant(full: Rung, path: str) -> Rung:
-    folder, files = full.folder / path, None
-    if full.files is not None:
-        inside = [file for file in full.files if file.path.startswith(f"{path}/")]
-        files = tuple(file.model_copy(update={"path": file.path.removeprefix(f"{path}/")}) for file in inside)
-    golden = () if (folder / "golden.json").is_file() else tuple(Golden(prompt, ()) for prompt in _prompts(full))
-    return Rung("smaller", f"{full.model_ref}/{path}", folder, files, golden)
-
-
-def _prompts(full: Rung) -> list[str]:
-    if full.golden:
-        return [golden.prompt for golden in full.golden]
-    told = json.loads((full.folder / "golden.json").read_text(encoding="utf-8"))
-    return [str(golden["prompt"]) for golden in told["prompts"]]
 
 
 class Ladder:
@@ -194,11 +171,17 @@ class Ladder:
     async def _load(self, floor: _Floor) -> None:
         rung = floor.rung
         floor.runtime = ProcessRuntime(
-            files=rung.files, golden=rung.golden, named=rung.model_ref, hang_seconds=self._hang_seconds
+            files=rung.files, golden=self._golden(rung), named=rung.model_ref, hang_seconds=self._hang_seconds
         )
         await floor.runtime.start(rung.folder, threads=self._threads)
         if floor is self._full and floor.runtime.pid:
             self._factor = max(memory.resident(floor.runtime.pid) / max(floor.bytes, 1), 1.0)
+
+    def _golden(self, rung: Rung) -> Sequence[Golden]:
+        if rung.golden or rung.name != "smaller" or (rung.folder / "golden.json").exists():
+            return rung.golden
+        known = self._full.runtime.golden if self._full.runtime else ()
+        return [Golden(golden.prompt, ()) for golden in known] or [ANY]
 
     async def _load_lower(self) -> None:
         """The best lower rung that is not loaded, for which there is memory; a rung whose files were changed is never one."""

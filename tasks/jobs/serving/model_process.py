@@ -41,11 +41,13 @@ class ProcessRuntime:
         hang_seconds: float = 30.0,
     ) -> None:
         """`files`: what every byte is compared with at each start; `golden`: what proves it, empty: the folder's golden.json."""
-        self._files, self._golden, self._named, self._hang_seconds = files, tuple(golden), named, hang_seconds
+        self._files, self._named, self._hang_seconds = files, named, hang_seconds
+        self.golden: Sequence[Golden] = tuple(golden)
+        """What it is proven by."""
         self._link: Link | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._context_length = 0
-        self.reason = ""
+        self._reason = ""
         self.refused: IntegrityError | None = None
         self.crashes: list[float] = []
         """When it ended by itself, by the monotonic clock, after it had been up."""
@@ -82,6 +84,11 @@ class ProcessRuntime:
         return self._link is not None and self._link.alive
 
     @property
+    def reason(self) -> str:
+        """Why it does not answer; empty while it is first loaded, and when it is up."""
+        return self._reason or (self._link.reason if self._link else "")
+
+    @property
     def waiting(self) -> int:
         return self._link.waiting if self._link else 0
 
@@ -108,11 +115,11 @@ class ProcessRuntime:
                 lasted = await self._run(load, first)
                 failures = 0 if lasted > STEADY_SECONDS else failures
             except IntegrityError as error:
-                self.refused, self.reason = error, str(error)
+                self.refused, self._reason = error, str(error)
                 _tell(first, error)
                 return
             except Gone as error:
-                self.reason = str(error)
+                self._reason = str(error)
                 _tell(first, error)
             log.warning("model %s: %s", self._named, self.reason)
             await asyncio.sleep(min(FIRST_PAUSE * 2**failures, LONGEST_PAUSE))
@@ -123,12 +130,13 @@ class ProcessRuntime:
         link = await open_link(hang_seconds=self._hang_seconds)
         try:
             said = await link.load(load, seconds=LOAD_SECONDS)
-            await prove(link, self._golden or _golden(said["golden"], self._named))
+            self.golden = self.golden or _golden(said["golden"], self._named)
+            await prove(link, self.golden)
             self._context_length, self.up_since = int(said["context_length"]), time.monotonic()
-            self._link, self.reason = link, ""
+            self._link, self._reason = link, ""
             _tell(first, None)
             await link.ended()
-            self.reason = link.reason
+            self._reason = link.reason
             self.crashes.append(time.monotonic())
             return self.crashes[-1] - self.up_since
         finally:

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from tasks.jobs.serving.runtime import Ask, Ending, Gone, Piece, Unfit
+from tasks.jobs.serving.runtime import Ask, Ending, Gone, Piece, Unfit, require_text
 
 LOOK_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
@@ -49,6 +49,7 @@ class RemoteRuntime:
 
     async def complete(self, ask: Ask) -> AsyncGenerator[Piece | Ending, None]:
         """As Runtime says; no tokens and no entropy, which the API does not tell."""
+        require_text(ask.prompt)
         self._waiting += 1
         waits, answer = True, _Answer(ask)
         try:

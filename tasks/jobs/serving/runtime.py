@@ -68,6 +68,14 @@ class Gone(Exception):
     """The model cannot answer: it crashed, hangs, or is being loaded. The server degrades, or answers 503."""
 
 
+def require_text(prompt: str) -> None:
+    """Raise Unfit for a prompt that no tokenizer takes."""
+    if not prompt or "\x00" in prompt:
+        raise Unfit("the prompt is empty" if not prompt else "the prompt holds a NUL character: leave it out")
+    if any("\ud800" <= letter <= "\udfff" for letter in prompt):
+        raise Unfit("the prompt holds half a character (a lone surrogate): send whole ones")
+
+
 class Runtime(Protocol):
     """One loaded model. Any number of requests at once; what it cannot take yet waits."""
 

