@@ -3,6 +3,7 @@
 So what a gateway does with servers that fail, lie or crawl is tested in seconds. It runs as a supervised process, like ours.
 `behave.json`: `errors` (share of 500s), `seconds` (of an answer), `crowd` (seconds more for each request beside it), `ready`,
 `drop` (share of connections closed without an answer), `text`, `sticky` (keep connections), `die` (exit at the next request).
+With `public.json` it listens on a public port too, as servers of the release before gateways did.
 """
 
 import json
@@ -120,4 +121,8 @@ if __name__ == "__main__":
     Handler.folder = Path(os.environ["HEADWAY_SERVE"])
     Handler.told = read_json(Handler.folder / "serve.json")
     ThreadingHTTPServer.request_queue_size = 128
+    if public := read_json(Handler.folder / "public.json"):
+        ThreadingHTTPServer.allow_reuse_port = True  # from Python 3.11 on
+        old = ThreadingHTTPServer(("127.0.0.1", public["port"]), Handler)
+        threading.Thread(target=old.serve_forever, daemon=True).start()
     ThreadingHTTPServer(("127.0.0.1", Handler.told["port"]), Handler).serve_forever()

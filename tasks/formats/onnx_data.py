@@ -65,7 +65,7 @@ def require_own_data(graph: bytes | bytearray, sizes: Mapping[str, int], *, name
         for where in place.locations:
             if max(place.ends, default=0) > sizes[where]:
                 raise IntegrityError(
-                    f"{where} has {sizes[where]} bytes, the graph {named} reads {max(place.ends)}",
+                    f"{where} has {sizes[where]} bytes, the graph reads {max(place.ends)}: {named}",
                     remedy="Export it again.",
                 )
 

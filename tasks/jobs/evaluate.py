@@ -22,7 +22,7 @@ from tasks.evaluation_config import EvaluationConfig
 from tasks.formats.mmididx import open_tokens
 from tasks.jobs import ngram
 from tasks.jobs.evaluation.figures import figures, metrics
-from tasks.jobs.evaluation.heldout import Encoded, Heldout, encode_for, read_heldout
+from tasks.jobs.evaluation.heldout import HELDOUT, Encoded, Heldout, encode_for, read_heldout
 from tasks.jobs.evaluation.registered import SUITES
 from tasks.jobs.evaluation.scoring import Scored, context_of, load_model, score
 from tasks.jobs.evaluation.suites import Bench, run_suites
@@ -70,10 +70,12 @@ def run(rank: Rank) -> dict[str, Any]:
 def _others(
     model: Any, config: EvaluationConfig, *, context: int, rank: Rank
 ) -> Iterator[tuple[str, tuple[dict[str, Any], NDArray[np.float64]]]]:
-    """The other corpora of a mixture: the name of each, its columns, and how sure the model was."""
+    """The other corpora of a mixture that hold text out: the name of each, its columns, and how sure the model was."""
     for name, tokens in rank.inputs.items():
-        if name.startswith(OTHER):
-            heldout = read_heldout(tokens, config)
+        if not name.startswith(OTHER) or not (tokens / f"{HELDOUT}.idx").is_file():
+            continue
+        heldout = read_heldout(tokens, config, verdict=False)
+        if heldout.texts:
             encoded = encode_for(rank.inputs["checkpoint"], tokens, heldout)
             scored = score(model, encoded, context=context, rank=rank)
             yield name.removeprefix(OTHER), (_columns(heldout, scored), scored.certainty)

@@ -58,8 +58,8 @@ def way_back(store: Store, ref: str, *, to: str = "") -> Step:
     kind, name, version = parse_ref(ref)
     if kind == "endpoint":
         raise ValueError(
-            f"{ref}: an endpoint serves what was deployed to it last, and its traffic cannot be rolled back yet; roll back "
-            "its model, `headway rollback model/NAME`, which moves the champion"
+            f"{ref} is no artifact: `headway rollback endpoint/NAME` gives its traffic to the model before; "
+            "`headway rollback model/NAME` moves the champion"
         )
     if version:
         raise ValueError(f"{ref} names a version: say `headway rollback {kind}/{name} --to {version}`")

@@ -114,7 +114,7 @@ def test_what_cannot_be_done_is_said_and_nothing_changes(desk, store, tmp_path):
     make(store, tmp_path / "tokens", "tokens/tiny", {"data": "1"})
     for words, said in (
         (("rollback", "dataset/tiny"), "say why"),
-        (("rollback", "endpoint/tiny", "--reason", "x"), "roll back its model"),
+        (("rollback", "endpoint/tiny", "--reason", "x"), "there is no endpoint 'tiny'"),
         (("diff", "dataset/tiny", "tokens/tiny"), "different kinds"),
         (("diff", "dataset/tiny", "endpoint/tiny"), "is no artifact"),
         (("artifacts", "tiny", "--history"), "name one of them"),

@@ -85,6 +85,9 @@ def test_another_learning_rate_reuses_the_data_and_the_champion_is_judged_anew(h
     assert worse.code == 3 and worse.said["status"] == "gate_closed"
     assert worse.said["error"]["stage"] == "evaluate"
     assert "champion" in worse.said["error"]["checks"][0]["name"]
+    assert "against the champion" in worse.stderr and "more bits (95% interval" in worse.stderr
+    [picture] = home.path.glob("reports/*/comparison.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
     before_train = dict.fromkeys(("validate", "preprocess", "benchmark"), "reused")
     not_run = dict.fromkeys(("export", "deploy"), "not_run")
     assert worse.statuses() == {**before_train, "plan": "ran", "train": "ran", "evaluate": "gate_closed", **not_run}

@@ -142,7 +142,7 @@ def test_a_champion_that_is_another_version_stays(store, keys, models):
 @pytest.mark.parametrize(
     ("ref", "to", "said"),
     [
-        ("endpoint/tiny", "", "roll back its model, `headway rollback model/NAME`"),
+        ("endpoint/tiny", "", "is no artifact: `headway rollback endpoint/NAME`"),
         ("dataset/tiny@12345678", "", "say `headway rollback dataset/tiny --to 12345678`"),
         ("tiny", "", "is not a reference"),
         ("dataset/tiny", "xyz", "is not a reference"),

@@ -39,10 +39,16 @@ class Heldout:
     """By the tokens' own tokenizer."""
 
 
-def read_heldout(tokens: Path, config: EvaluationConfig) -> Heldout:
-    """Held-out documents in file order until the next one would pass `max_bytes`; ValueError where they are too few."""
+HELDOUT = "heldout_text_document"
+
+
+def read_heldout(tokens: Path, config: EvaluationConfig, *, verdict: bool = True) -> Heldout:
+    """Held-out documents in file order until the next one would pass `max_bytes`.
+
+    Where a `verdict` rests on them, ValueError when they are too few; else there may be none.
+    """
     tokenizer = Tokenizer.from_file(str(tokens / "tokenizer" / "tokenizer.json"))
-    indexed = open_tokens(tokens / "heldout_text_document")
+    indexed = open_tokens(tokens / HELDOUT)
     texts: list[str] = []
     sizes: list[int] = []
     documents: list[NDArray[np.int64]] = []
@@ -57,7 +63,8 @@ def read_heldout(tokens: Path, config: EvaluationConfig) -> Heldout:
         texts.append(text)
         sizes.append(size)
         documents.append(document)
-    _require_documents(len(documents), config, available=indexed.document_count)
+    if verdict:
+        _require_documents(len(documents), config, available=indexed.document_count)
     eod_id = int(read_json(tokens / "tokens.json")["eod_id"])
     return Heldout(texts=texts, byte_counts=np.array(sizes, dtype=np.int64), encoded=Encoded(documents, eod_id))
 

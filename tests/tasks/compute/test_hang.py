@@ -148,6 +148,7 @@ def test_an_elastic_job_may_meet_anew(job):
 PROGRAM = """
 import ctypes, signal, sys, threading, time
 from tasks.jobs.runtime import main
+from tasks.process import write_text
 
 def say(path):
     while True:
@@ -160,7 +161,7 @@ def run(rank):
     begin = int((rank.folder / "saved").read_text()) if (rank.folder / "saved").exists() else 0
     for step in range(begin, 60):
         rank.metrics(step=step)
-        (rank.folder / "saved").write_text(str(step))
+        write_text(rank.folder / "saved", str(step))
         time.sleep(0.05)
         while step == {hold} and not begin:
             ctypes.PyDLL(None).sleep(600)

@@ -6,17 +6,21 @@ import shutil
 import signal
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 from tiny_model import PROMPTS, export_tiny, files_of
 
 from tasks import process
+from tasks.answering.reading import read
 from tasks.endpoints import open_endpoint
 from tasks.endpoints.client import complete, ready_state
 from tasks.endpoints.local import outputs_of
 from tasks.errors import JobFailed, Missing
-from tasks.formats.answers import Answer
-from tasks.jobs.outputs import FIRST_SEGMENTS, MOST_SEGMENTS, SEGMENT_BYTES, Outputs, prune
+from tasks.formats.answers import Answer, line
+from tasks.jobs.outputs import FIRST_SEGMENTS, MOST_SEGMENTS, Outputs, prune
+from tasks.jobs.serving.segments import SEGMENT_BYTES
 from tasks.process import read_json
 
 ONE, TWO = "model/tiny@" + "a" * 64, "model/tiny@" + "b" * 64
@@ -60,7 +64,7 @@ def eventually(said, *, seconds=60.0):
 
 def server_of(endpoint):
     parent = read_json(next(endpoint.folder.glob("servers/*/handle.json")))["pid"]
-    return process.descendants(parent)[-1]
+    return process.descendants(parent)[0]  # its last one is the model, a process of its own
 
 
 def test_every_answer_to_a_user_is_measured_and_no_text_is_kept(endpoint, model):
@@ -80,10 +84,41 @@ def test_every_answer_to_a_user_is_measured_and_no_text_is_kept(endpoint, model)
         assert (answer.status, answer.finish_reason) == (200, reply["choices"][0]["finish_reason"])
         assert answer.entropy > 0 and 0 <= answer.odd <= 1 and 0 < answer.seconds < 60 and answer.time <= time.time()
     assert any(answer.repetition is not None for answer in told)
-    assert (told[-1].status, told[-1].error, told[-1].completion_tokens) == (400, "ValueError", None)
+    assert (told[-1].status, told[-1].error, told[-1].completion_tokens) == (400, "Unfit", None)
     kept = b"".join(path.read_bytes() for path in endpoint.folder.glob("outputs/*/*"))
     words = [SECRET, *(reply["choices"][0]["text"] for reply in said)]
     assert not any(word.encode() in kept or json.dumps(word).encode() in kept for word in words if len(word) > 6)
+
+
+def feedback(url, **said):
+    request = urllib.request.Request(
+        f"{url}/v1/feedback", json.dumps(said).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_a_label_reaches_the_request_that_it_is_about_through_a_real_endpoint(endpoint, model):
+    at = deploy(endpoint, model)
+    said = [complete(at.url, prompt, max_tokens=4) for prompt in PROMPTS[:3]]
+    status, kept = feedback(at.url, request_id=said[0]["id"], label="right", comment=SECRET)
+    assert (status, kept) == (200, {"request_id": said[0]["id"], "model": ONE, "right": 1.0, "comment_kept": False})
+    assert feedback(at.url, request_id=said[1]["id"], score=0.25)[0] == 200
+    unknown, why = feedback(at.url, request_id="cmpl-" + "0" * 32, label="right")
+    assert unknown == 404 and "no answer to a request" in why["error"]["message"]
+    assert feedback(at.url, request_id=said[0]["id"])[0] == 400
+    eventually(lambda: len(lines(endpoint)) == len(said))
+    deploy(endpoint, model, TWO)  # another server, of another model, knows it from the disk
+    assert feedback(at.url, request_id=said[2]["id"], label="wrong")[1]["model"] == ONE
+    labels = read(outputs_of(endpoint.folder, TWO)).labels + read(outputs_of(endpoint.folder, ONE)).labels
+    assert {(label.id, label.right, label.model) for label in labels} == {
+        (said[0]["id"], 1.0, ONE),
+        (said[1]["id"], 0.25, ONE),
+        (said[2]["id"], 0.0, ONE),
+    }
 
 
 def test_a_kill_loses_no_line_that_was_answered_a_moment_ago_and_a_switch_tears_none(endpoint, model):
@@ -188,7 +223,8 @@ def test_a_file_that_is_full_is_followed_by_another_and_one_that_was_taken_away_
     outputs = Outputs(tmp_path / "v", "srv")
     outputs.add(Answer(1.0, 0.1, 8))
     outputs.counting = True
-    count = SEGMENT_BYTES // 150
+    one = len(line(Answer(10_000.0, 0.123456, 64, prompt_tokens=10)))
+    count = SEGMENT_BYTES // one + 1000
     for number in range(count):
         outputs.add(Answer(float(number), 0.123456, 64, prompt_tokens=10))
         while outputs._waiting.qsize() > 5000:

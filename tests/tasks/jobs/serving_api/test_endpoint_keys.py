@@ -1,0 +1,64 @@
+"""`headway endpoint key` and `headway complete` against a real endpoint: a key is shown once, audited, and asked for at once."""
+
+import json
+import time
+
+import httpx
+import pytest
+from support import Home
+from tiny_model import files_of
+
+from tasks.endpoints import open_endpoint
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def served(home, model):
+    endpoint = open_endpoint(home.path / "endpoints", "tiny")
+    golden = json.loads((model / "golden.json").read_text())
+    candidate = endpoint.start(model, "model/tiny@aaaaaaaa", files=files_of(model), golden=golden, timeout=120)
+    yield endpoint.switch(candidate)
+    endpoint.stop()
+
+
+def ask(served, **headers):
+    body = {"prompt": "def ", "max_tokens": 2}
+    return httpx.post(f"{served.url}/v1/completions", json=body, headers=headers, timeout=60, trust_env=False)
+
+
+def settles(served, status, **headers):
+    """Within a second or so the gateway has read the keys again."""
+    deadline = time.monotonic() + 10
+    while ask(served, **headers).status_code != status:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_keys_are_made_shown_once_asked_for_and_revoked(home, served):
+    assert home.ok("endpoint", "key", "list", "tiny").said["keys"] == []
+    assert ask(served).status_code == 200
+    made = home.ok("endpoint", "key", "add", "tiny", "--caller", "team-a", "--reason", "a first caller").said
+    key = {"Authorization": f"Bearer {made['key']}"}
+    settles(served, 401)
+    assert ask(served, **key).status_code == 200
+    assert home.ok("complete", "endpoint/tiny", "def ", "--max-tokens", 2).said["model"] == "model/tiny@aaaaaaaa"
+    listed = home.ok("endpoint", "key", "list", "tiny").said["keys"]
+    assert [one["caller"] for one in listed] == ["headway", "team-a"] and made["key"] not in json.dumps(listed)
+    revoked = home.ok("endpoint", "key", "revoke", "tiny", made["id"], "--reason", "it leaked").said
+    assert revoked["caller"] == "team-a"
+    settles(served, 401, **key)
+    entries = home.ok("audit-log").said["entries"]
+    assert [one["action"] for one in entries] == ["revoke key", "make key"]
+    assert entries[0]["reason"] == "it leaked" and entries[1]["after"] == "team-a"
+    assert all(made["key"].encode() not in path.read_bytes() for path in home.path.rglob("*") if path.is_file())
+
+
+def test_mistakes_are_told(home, served):
+    assert home.run("endpoint", "key", "add", "tiny", "--caller", "Team A").code == 2
+    assert home.run("endpoint", "key", "add", "other", "--caller", "a").code == 2
+    assert home.run("endpoint", "key", "revoke", "tiny", "key-00000000").code == 2
+    assert ask(served).status_code == 200

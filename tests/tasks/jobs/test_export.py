@@ -1,0 +1,269 @@
+"""What is proven of an export and what goes with it: variants, bits per byte, speed, the card, the reference; and encoders."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import yaml
+from base_material import write_tokens_of
+from networks import make_gpt2
+from tiny_model import CORPUS, PROMPTS, VOCABULARY, files_of, make_checkpoint, make_tokenizer
+
+from tasks.export import export_checks
+from tasks.formats.mmididx import TokenWriter, open_tokens
+from tasks.process import read_json
+from tasks.serving_config import ExportConfig
+
+CONFIG = ExportConfig(golden_prompts=PROMPTS[:2], golden_tokens=12, reference_prompts=20, speed_seconds=0.01)
+MADE_FROM = ["dataset/tiny@" + "a" * 64, "checkpoint/tiny@" + "b" * 64]
+ALL = ("int8", "int4", "fp16", "bf16")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\nbase_model: checkpoint/base@1\n---\n\n# Tiny\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokens(checkpoint, tmp_path_factory):
+    folder = write_tokens_of(checkpoint, tmp_path_factory.mktemp("tokens") / "tokens")
+    tokenizer, writer = make_tokenizer(), TokenWriter(folder / "heldout_text_document", VOCABULARY)
+    for start in range(0, len(CORPUS) - 100, 12):
+        writer.add_document([*tokenizer(CORPUS[start : start + 100])["input_ids"], 0])
+    writer.close()
+    return folder
+
+
+def rank_of(folder, checkpoint, config, **inputs):
+    """A rank's view of its job, as the program opens it."""
+    from tasks.jobs.runtime import Rank
+
+    (folder / "out").mkdir(parents=True)
+    settings = {"export": config.model_dump(mode="json"), "threads": 1, "made_from": MADE_FROM}
+    return Rank(
+        folder=folder,
+        rank=0,
+        world_size=1,
+        attempt=1,
+        settings=settings,
+        inputs={"checkpoint": checkpoint, **inputs},
+        output=folder / "out",
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint, tokens, tmp_path_factory):
+    from tasks.jobs.export import run
+
+    rank = rank_of(
+        tmp_path_factory.mktemp("job") / "job", checkpoint, CONFIG.model_copy(update={"variants": ALL}), tokens=tokens
+    )
+    return rank, run(rank)
+
+
+def test_every_variant_is_a_whole_folder_that_a_server_takes_as_a_rung(exported):
+    from tasks.endpoints.servers import smaller_rungs
+    from tasks.jobs.generation import Generation
+
+    out, told = exported[0].output, read_json(exported[0].output / "variants.json")
+    assert tuple(told["variants"]) == ALL
+    assert [name for name, said in told["variants"].items() if not said["passed"]] == []
+    rungs = smaller_rungs(out, "model/tiny@1", files_of(out))
+    assert {rung["model_ref"] for rung in rungs} == {f"model/tiny@1/variants/{name}" for name in ALL}
+    for rung in rungs:
+        generation = Generation(Path(rung["folder"]), 1)
+        assert generation.complete(generation.encode(PROMPTS[0]), 4).tokens
+    sizes = {name: said["onnx_bytes"] for name, said in told["variants"].items()}
+    assert sizes["int4"] < sizes["int8"] < sizes["fp16"] == sizes["bf16"] < exported[1]["metrics"]["onnx_bytes"]
+
+
+def test_what_a_variant_loses_is_measured_beside_the_checkpoint_on_the_same_text(exported):
+    metrics, told = exported[1]["metrics"], read_json(exported[0].output / "variants.json")["variants"]
+    assert metrics["max_logit_error"] < 1e-4 and abs(metrics["loss"]) < 1e-5
+    assert metrics["bits_per_byte"] == pytest.approx(metrics["bits_per_byte_original"], abs=2e-6)
+    for name, said in told.items():
+        expected = said["bits_per_byte"] / metrics["bits_per_byte_original"] - 1
+        assert said["loss"] == pytest.approx(expected, abs=1e-6)
+        assert metrics[f"{name}.loss"] == said["loss"]
+        assert metrics[f"{name}.tokens_per_second_onnx"] > 0
+    errors = [told[name]["max_logit_error"] for name in ("fp16", "bf16", "int4")]
+    assert errors == sorted(errors) and errors[0] > metrics["max_logit_error"]
+
+
+def test_no_speed_is_published(exported):
+    published = [path.read_text() for path in exported[0].output.rglob("*.json")]
+    published.append((exported[0].output / "README.md").read_text())
+    assert not any(word in text for text in published for word in ("per_second", "slowdown", "seconds"))
+
+
+def test_a_variant_that_loses_too_much_is_taken_out_and_told(exported, checkpoint, tokens, tmp_path):
+    from tasks.jobs.exporting.comparison import Original
+    from tasks.jobs.exporting.loss import bits_of, read_sample
+    from tasks.jobs.exporting.variants import Measured, make_variants
+
+        config = CONFIG.model_copy(update={"variants": ("int8",)})
+    rank = rank_of(tmp_path / "job", checkpoint, config, tokens=tokens)
+    original, sample = Original(checkpoint), read_sample(checkpoint, tokens, most_bytes=10_000)
+    better = bits_of(original.network, sample, rank) * 0.9
+    told, metrics = make_variants(checkpoint, Measured(original, better, sample), config, rank, threads=1)
+    said = told["variants"]["int8"]
+    assert not said["passed"] and "more bits, and may need 2.00%" in said["why"]
+    assert said["loss"] > 0.1 and metrics["int8.passed"] == 0
+    assert not (rank.output / "variants" / "int8").exists()
+
+
+def test_a_variant_that_does_not_run_is_left_out_and_the_model_is_not(checkpoint, tokens, tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from tasks.jobs.export import run
+
+    network = AutoModelForCausalLM.from_pretrained(checkpoint)
+    with torch.no_grad():
+        network.model.embed_tokens.weight[7, 7] = 1e6
+    network.save_pretrained(tmp_path / "large")
+    make_tokenizer().save_pretrained(tmp_path / "large")
+    config = CONFIG.model_copy(update={"variants": ("fp16",)})
+    rank = rank_of(tmp_path / "job", tmp_path / "large", config, tokens=tokens)
+    result = run(rank)
+    assert "beyond the range of fp16" in result["variants"]["fp16"]["why"]
+    assert not (rank.output / "variants" / "fp16").exists()
+    assert result["metrics"]["greedy_equal"] == 2
+
+
+def test_variants_of_a_gpt2_come_from_its_own_graph(tokens, tmp_path):
+    from tasks.jobs.export import run
+
+    checkpoint = make_gpt2(tmp_path / "gpt2")
+    config = CONFIG.model_copy(update={"variants": ("int8", "fp16")})
+    result = run(rank_of(tmp_path / "job", checkpoint, config, tokens=tokens))
+    assert [said["passed"] for said in result["variants"].values()] == [True, True]
+    assert result["metrics"]["greedy_equal"] == 2 and result["metrics"]["max_logit_error"] < 1e-4
+
+
+def test_variants_are_measured_on_held_out_text_or_not_made(checkpoint, tmp_path):
+    from tasks.jobs.export import run
+
+    with pytest.raises(ValueError, match="no held-out text"):
+        run(rank_of(tmp_path / "job", checkpoint, CONFIG))
+    with pytest.raises(ValueError, match="name each once"):
+        ExportConfig(variants=("int8", "int8"))
+
+
+def test_the_card_says_what_the_model_is_made_from_and_what_was_measured(exported):
+    from tasks.jobs.exporting.card import lineage_digest
+
+    text = (exported[0].output / "README.md").read_text()
+    matter, words = yaml.safe_load(text.split("---")[1]), text.split("---", 2)[2]
+    assert matter["license"] == "apache-2.0" and matter["base_model"] == "checkpoint/base@1"
+    assert matter["datasets"] == [MADE_FROM[0]]
+    assert matter["lineage_digest"] == lineage_digest(MADE_FROM) == lineage_digest(MADE_FROM[::-1])
+    assert all(ref in words for ref in MADE_FROM)
+    assert f"{exported[1]['metrics']['bits_per_byte']:.4f} (95 % interval " in words
+    assert all(f"`variants/{name}/`" in words for name in ALL)
+
+
+def test_the_artifact_says_how_a_completion_ends(exported):
+    assert read_json(exported[0].output / "generation_config.json")["eos_token_id"] == 0
+
+
+def test_the_reference_is_what_an_endpoint_would_have_measured(exported):
+    from tasks.answering.reference import answers_of_reference
+    from tasks.formats.reference import LEVELS, quantiles_of
+
+    told = read_json(exported[0].output / "reference.json")
+    documents = open_tokens(exported[0].inputs["tokens"] / "heldout_text_document").boundaries[1:]
+    assert len(documents) > 18
+    assert told["count"] == 2 + len(documents) and set(told["measures"]) == {"length", "entropy", "repetition", "odd"}
+    for said in told["measures"].values():
+        assert said["quantiles"] == sorted(said["quantiles"]) and len(said["quantiles"]) == LEVELS
+    assert max(told["measures"]["length"]["quantiles"]) <= CONFIG.golden_tokens
+    assert max(told["measures"]["entropy"]["quantiles"]) <= math.log(VOCABULARY)
+    assert set(quantiles_of(told)) == {"length", "entropy", "odd", "repetition"}
+    assert len(answers_of_reference(exported[0].output)) == 2 + len(documents)
+
+
+def test_few_answers_are_no_reference():
+    from tasks.formats.reference import quantiles_of, summary
+
+    few = summary({"odd": [0.0] * 19}, prompts=19, max_tokens=8)
+    assert quantiles_of(few) == {} and quantiles_of(None) == {} and quantiles_of({"version": 7}) == {}
+    many = summary({"odd": [number / 20 for number in range(21)]}, prompts=21, max_tokens=8)
+    assert quantiles_of(many)["odd"] == pytest.approx([step / 20 for step in range(21)])
+
+
+def checks(**metrics):
+    plain = {"max_logit_error": 1e-6, "greedy_equal": 5.0, "greedy_total": 5.0, "loss": 0.0, "slowdown_low": 1.0}
+    config = ExportConfig(allow_slower=metrics.pop("allow_slower", False))
+    return [check.name.split(",")[0] for check in export_checks({**plain, **metrics}, config) if not check.passed]
+
+
+def test_a_model_that_is_another_one_or_slower_is_refused():
+    assert checks() == checks(loss=-1e-4) == checks(slowdown_low=1.1) == []
+    assert checks(loss=0.002) == checks(loss=-0.002) == checks(loss=math.nan) == ["bits per byte on held-out text"]
+    assert checks(slowdown_low=1.11) == checks(slowdown_low=math.nan) == ["time a token"]
+    assert checks(slowdown_low=1.5, allow_slower=True) == []
+
+
+def test_the_interval_of_a_median_is_that_of_the_sign_test():
+    from tasks.jobs.exporting.speed import outside
+
+    assert [outside(pairs) for pairs in (1, 5, 6, 8, 9, 11, 15)] == [0, 0, 0, 0, 1, 1, 3]
+
+
+def test_a_slow_side_is_found_though_the_machine_is_busy():
+    """One side takes 1.5 times the other's time; every other pair is held up by something else, on either side."""
+    from tasks.jobs.exporting.speed import Race
+
+    noise = np.random.default_rng(1).choice([1.0, 1.0, 6.0], size=(40, 2, 15))
+    slow = [Race(tuple(0.015 * a), tuple(0.010 * b)).told() for a, b in noise]
+    even = [Race(tuple(0.010 * a), tuple(0.010 * b)).told() for a, b in noise]
+    assert all(told["slowdown_low"] <= told["slowdown"] <= told["slowdown_high"] for told in slow + even)
+    assert sum(told["slowdown_low"] > 1.1 for told in even) <= 2
+    quiet = Race((0.015,) * 5, (0.010,) * 5).told()
+    assert quiet["slowdown_low"] == pytest.approx(1.5) and quiet["tokens_per_second_torch"] == pytest.approx(100)
+
+
+def test_both_sides_run_in_turns():
+    from tasks.jobs.exporting.speed import FEWEST_PAIRS, race
+
+    order = []
+    sides = SimpleNamespace(onnx=lambda: order.append("o") or 3, torch=lambda: order.append("t") or 3)
+    found = race(sides.onnx, sides.torch, seconds=0.0)
+    assert len(found.onnx) == len(found.torch) == FEWEST_PAIRS
+    assert "".join(order) == "ot" + "ot" + "to" + "ot" + "to" + "ot"
+
+
+def make_bert(folder):
+    import torch
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(5)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = BertConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **shape, initializer_range=0.2)
+    BertForMaskedLM(config).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_an_encoder_is_exported_by_torch_with_shapes_that_vary(tmp_path):
+    import onnxruntime
+
+    from tasks.jobs.export import run
+
+    rank = rank_of(tmp_path / "job", make_bert(tmp_path / "bert"), CONFIG)
+    result = run(rank)
+    assert result["metrics"]["max_logit_error"] < 1e-4
+    assert {"model.onnx", "model.onnx.data", "README.md", "parity.json"} <= {file["path"] for file in files_of(rank.output)}
+    assert not (rank.output / "golden.json").exists() and not (rank.output / "genai_config.json").exists()
+    assert "not served by the completions endpoint" in (rank.output / "README.md").read_text()
+    session = onnxruntime.InferenceSession(rank.output / "model.onnx", providers=["CPUExecutionProvider"])
+    for shape in ((1, 3), (4, 17)):
+        given = {"input_ids": np.ones(shape, np.int64), "attention_mask": np.ones(shape, np.int64)}
+        assert session.run(["logits"], given)[0].shape == (*shape, VOCABULARY)
+    assert json.loads((rank.output / "parity.json").read_text()) == {"max_logit_error": result["metrics"]["max_logit_error"]}
