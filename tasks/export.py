@@ -1,4 +1,4 @@
-"""Checkpoint, Tokens -> Model: ONNX with KV cache, proven against the checkpoint, with smaller variants; every file hashed, signed.
+"""Checkpoint, Tokens -> Model: ONNX with KV cache, proven against the checkpoint, with smaller variants; hashed and signed.
 
 The program is tasks/jobs/export.py; signatures are tasks/registry/signatures.py. A model that does not answer as the checkpoint
 does is never published, and a checkpoint that nobody trusted signed is never exported. See docs/export.md.
@@ -101,7 +101,7 @@ def _loss_checks(metrics: dict[str, float]) -> tuple[Check, ...]:
 
 
 def _speed_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Check, ...]:
-    """Slower for sure: the low end of the interval of the median. A machine that was busy gives a wide one, and closes no gate."""
+    """Slower for sure: the low end of the interval of the median. A busy machine gives a wide one, and closes no gate."""
     return (
         Check(
             name="time a token, as a multiple of PyTorch's, low end of the interval",

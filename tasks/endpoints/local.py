@@ -7,6 +7,7 @@ local_rollback.py; requests are in client.py. Deploys of one endpoint at a time 
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -24,6 +25,7 @@ from tasks.endpoints.rollout import finish, give_back, roll_out, settle
 from tasks.endpoints.routes import COLOURS, other
 from tasks.endpoints.servers import (
     HOST,
+    POLL_SECONDS,
     ask_back,
     ask_golden,
     await_ready,
@@ -41,6 +43,7 @@ from tasks.process import read_json, write_json
 from tasks.serving_config import DeploymentConfig
 
 STOP_SECONDS = 30.0
+TAKE_BACK_SECONDS = 5.0
 
 
 class LocalEndpoint:
@@ -163,12 +166,19 @@ class LocalEndpoint:
 
     def stop(self, *, journal: Journal | None = None) -> None:
         """See ServingEndpoint.stop. The gateway first: what it has begun, the servers still finish."""
+        self._have_deploy_ended("the endpoint is being stopped")
         record = read_json(self._record) or {}
         if record:
             _tell(journal, "stopped", server=Path(record["folder"]).name, model_ref=record["model_ref"])
         self._gateway.stop()
         for folder in servers_of(self.folder):
             process.stop(folder, timeout=STOP_SECONDS)
+
+    def _have_deploy_ended(self, why: str) -> None:
+        """Whoever deploys would start again what is stopped. One that died ends nothing, and is not waited for long."""
+        deadline = time.monotonic() + TAKE_BACK_SECONDS
+        while self.ask_back(why) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
 
     def _traffic(self, journal: Journal | None = None) -> LocalTraffic:
         change = self.changes.open_change()

@@ -63,6 +63,7 @@ class LocalTraffic:
         seen, state = self._gateway.observed(wanted) or {}, self._gateway.state() or {}
         trip = state.get("tripped") or {}
         lost = str(trip.get("why", "")) if trip.get("server") == green else ""
+        lost = lost if self._gateway.running else "the gateway was stopped"
         return {"blue": Seen(**seen.get(blue, {})), "green": Seen(**seen.get(green, {}), trip=lost)}
 
     def asked_back(self) -> str:

@@ -122,8 +122,11 @@ def take_out_of_service(home: Path, store: Store, endpoint: str, *, reason: str,
 
     With `serving`, a reference, only while it serves that: a deploy may have come in between.
     """
+    port = endpoint_of(home, endpoint)
+    before = port.serves_from()
+    if before and before.running and serving in ("", before.model_ref):
+        port.ask_back(reason)  # whoever deploys holds the lock, for as long as the steps of its rollout take
     with locked(home / "endpoints" / f"{endpoint}.lock"):
-        port = endpoint_of(home, endpoint)
         served = port.serves_from()
         if served is None or not served.running or serving not in ("", served.model_ref):
             return False

@@ -1,4 +1,4 @@
-"""Fault 51: data of a graph that lies outside of its folder is found in the graph's bytes, whatever part of the graph names it."""
+"""Fault 51: data of a graph that lies outside of its folder is found in the graph, whatever part of it names the place."""
 
 import os
 
@@ -97,7 +97,8 @@ def test_data_is_found_wherever_the_graph_names_it(put):
 
 
 @pytest.mark.parametrize(
-    "location", ["../data", "a/../../data", "/etc/passwd", "sub/data", ".", "", "..", "c:\\data", "model.onnx.data\x00x"]
+    "location",
+    ["../data", "a/../../data", "/etc/passwd", "sub/data", ".", "", "..", "c:\\data", "model.onnx.data\x00x"],
 )
 def test_only_a_plain_name_beside_the_graph_is_followed(location):
     sizes = {DATA: 16, location: 16}
@@ -112,14 +113,18 @@ def test_an_entry_that_is_said_twice_is_judged_twice():
         require_own_data(model(graph(twice)).SerializeToString(), {DATA: 16}, named="model.onnx")
 
 
-@pytest.mark.parametrize(("offset", "length"), [("1", "16"), ("0", "17"), ("99999999999", "1"), ("-1", "1"), ("x", "1")])
+@pytest.mark.parametrize(
+    ("offset", "length"), [("1", "16"), ("0", "17"), ("99999999999", "1"), ("-1", "1"), ("x", "1")]
+)
 def test_data_beyond_the_end_of_its_file_is_refused(offset, length):
     made = model(graph(tensor(DATA, offset=offset, length=length))).SerializeToString()
     with pytest.raises(IntegrityError):
         require_own_data(made, {DATA: 16}, named="model.onnx")
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-3], lambda b: b"\xff" * 40, lambda b: b + b"\x0b", lambda b: b + b"\x3a\xff\xff\xff\x7f"])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-3], lambda b: b"\xff" * 40, lambda b: b + b"\x0b", lambda b: b + b"\x3a\xff\xff\xff\x7f"]
+)
 def test_what_is_no_graph_is_refused(damage):
     made = model(graph(tensor(DATA))).SerializeToString()
     with pytest.raises(IntegrityError, match="no ONNX graph"):

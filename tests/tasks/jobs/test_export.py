@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from base_material import write_tokens_of
-from networks import make_gpt2
-from tiny_model import CORPUS, PROMPTS, VOCABULARY, files_of, make_checkpoint, make_tokenizer
+from tiny_model import CORPUS, PROMPTS, VOCABULARY, files_of, make_checkpoint, make_gpt2, make_tokenizer
 
 from tasks.export import export_checks
 from tasks.formats.mmididx import TokenWriter, open_tokens
@@ -106,7 +105,7 @@ def test_a_variant_that_loses_too_much_is_taken_out_and_told(exported, checkpoin
     from tasks.jobs.exporting.loss import bits_of, read_sample
     from tasks.jobs.exporting.variants import Measured, make_variants
 
-        config = CONFIG.model_copy(update={"variants": ("int8",)})
+    config = CONFIG.model_copy(update={"variants": ("int8",)})
     rank = rank_of(tmp_path / "job", checkpoint, config, tokens=tokens)
     original, sample = Original(checkpoint), read_sample(checkpoint, tokens, most_bytes=10_000)
     better = bits_of(original.network, sample, rank) * 0.9
@@ -259,11 +258,15 @@ def test_an_encoder_is_exported_by_torch_with_shapes_that_vary(tmp_path):
     rank = rank_of(tmp_path / "job", make_bert(tmp_path / "bert"), CONFIG)
     result = run(rank)
     assert result["metrics"]["max_logit_error"] < 1e-4
-    assert {"model.onnx", "model.onnx.data", "README.md", "parity.json"} <= {file["path"] for file in files_of(rank.output)}
+    assert {"model.onnx", "model.onnx.data", "README.md", "parity.json"} <= {
+        file["path"] for file in files_of(rank.output)
+    }
     assert not (rank.output / "golden.json").exists() and not (rank.output / "genai_config.json").exists()
     assert "not served by the completions endpoint" in (rank.output / "README.md").read_text()
     session = onnxruntime.InferenceSession(rank.output / "model.onnx", providers=["CPUExecutionProvider"])
     for shape in ((1, 3), (4, 17)):
         given = {"input_ids": np.ones(shape, np.int64), "attention_mask": np.ones(shape, np.int64)}
         assert session.run(["logits"], given)[0].shape == (*shape, VOCABULARY)
-    assert json.loads((rank.output / "parity.json").read_text()) == {"max_logit_error": result["metrics"]["max_logit_error"]}
+    assert json.loads((rank.output / "parity.json").read_text()) == {
+        "max_logit_error": result["metrics"]["max_logit_error"]
+    }

@@ -3,22 +3,7 @@
 import json
 
 import pytest
-from tiny_model import CONTEXT, PROMPTS, VOCABULARY, make_tokenizer, start_export
-
-
-def make_gpt2(folder):
-    """Random weights, biases and norms too: as they begin, biases are nothing and would prove nothing."""
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(3)
-    shape = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
-    network = GPT2LMHeadModel(GPT2Config(**shape, vocab_size=VOCABULARY, bos_token_id=None, eos_token_id=0))
-    for name, parameter in network.named_parameters():
-        torch.nn.init.normal_(parameter, mean=float("ln_" in name and name.endswith("weight")), std=0.2)
-    network.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    return folder
+from tiny_model import CONTEXT, PROMPTS, make_gpt2, start_export
 
 
 @pytest.fixture(scope="module")
