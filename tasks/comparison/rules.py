@@ -112,7 +112,9 @@ def _judged(rule: GateRule, slice: str, mine: Side, theirs: Side | None, config:
 
 
 def _too_few(rule: GateRule, slice: str, count: int, fewest: int, *, passed: bool) -> Check:
-    what = "samples" if "." in rule.metric else "documents"
+    what, more = "documents", "give more held-out text"
+    if "." in rule.metric:
+        what, more = "samples", "raise evaluation.probe_samples, or give the suite more tasks"
     return Check(
         name=_name(rule, slice),
         measured=f"{count} {what}",
@@ -120,7 +122,7 @@ def _too_few(rule: GateRule, slice: str, count: int, fewest: int, *, passed: boo
         passed=passed,
         warned=passed,
         count=count,
-        remedy=f"Too few {what} to judge by: give more held-out text, or lower min_documents of the rule.",
+        remedy=f"Too few {what} to judge by: {more}, or lower min_documents of the rule.",
     )
 
 

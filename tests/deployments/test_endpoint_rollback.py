@@ -32,9 +32,7 @@ def home(tmp_path):
 def deploy(home, model, ref):
     endpoint, golden = endpoint_of(home.path, "api"), read_json(model / "golden.json")
     config = DeploymentConfig(endpoint="api")
-    return endpoint.switch(
-        endpoint.start(model, ref, files=files_of(model), golden=golden, timeout=120, config=config)
-    )
+    return endpoint.switch(endpoint.start(model, ref, files=files_of(model), golden=golden, timeout=120, config=config))
 
 
 def test_the_traffic_goes_back_in_seconds_with_a_reason_and_the_model_stays_away_until_it_is_promoted(home, model):
@@ -65,7 +63,9 @@ def test_the_server_before_is_a_rung_of_the_new_one_and_the_settings_reach_both(
     deploy(home, model, ONE)
     deploy(home, model, TWO)
     folder = home.path / "endpoints" / "api"
-    started = read_json(next(path for path in folder.glob("servers/*/serve.json") if read_json(path)["model_ref"] == TWO))
+    started = read_json(
+        next(path for path in folder.glob("servers/*/serve.json") if read_json(path)["model_ref"] == TWO)
+    )
     assert [(rung["name"], rung["model_ref"]) for rung in started["ladder"]] == [("previous", ONE)]
     assert started["limits"]["waiting"] == read_json(folder / "gateway" / "gateway.json")["limits"]["waiting"] == 32
 

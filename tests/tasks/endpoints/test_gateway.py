@@ -223,7 +223,9 @@ def test_the_private_port_asks_for_its_token_and_listens_on_loopback_only(endpoi
     text = ask(control["port"], method="GET", path="/metrics", headers=good)[2].decode()
     assert 'headway_gateway_weight{colour="blue"} 100' in text
     assert (endpoint.folder / "gateway" / "control.json").stat().st_mode & 0o077 == 0
-    assert ask(endpoint.port, method="GET", path="/state")[0] == 200  # the server's own affair: nothing of the gateway's
+    assert (
+        ask(endpoint.port, method="GET", path="/state")[0] == 200
+    )  # the server's own affair: nothing of the gateway's
     assert b"weights" not in ask(endpoint.port, method="GET", path="/state")[2]
 
 

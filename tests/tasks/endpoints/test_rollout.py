@@ -41,7 +41,9 @@ def model_now(endpoint):
 
 
 def seen(requests=100, failures=0, pace=0.01, **measures):
-    return Seen(requests, failures, [pace] * (requests - failures), {name: [v] * requests for name, v in measures.items()})
+    return Seen(
+        requests, failures, [pace] * (requests - failures), {name: [v] * requests for name, v in measures.items()}
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,9 @@ def test_a_step_ends_with_its_requests_or_its_time():
 
 def test_figures_by_hand():
     assert (percentile([1, 2, 3, 4], 0.5), percentile(range(1, 101), 0.95), percentile([7], 0.95)) == (2, 95, 7)
-    assert distance([1, 2], [3, 4]) == 1 and distance([1, 2], [1, 2]) == 0 and distance([1, 2, 3, 4], [1, 2, 9, 9]) == 0.5
+    assert (
+        distance([1, 2], [3, 4]) == 1 and distance([1, 2], [1, 2]) == 0 and distance([1, 2, 3, 4], [1, 2, 9, 9]) == 0.5
+    )
     assert not too_many_errors(10, 2, 0.02) and too_many_errors(10, 3, 0.02)
     assert [(s.name, s.weights["green"], s.mirror) for s in steps_of(AT_ONCE)] == [
         ("mirror", 0, 10), ("10 %", 10, 0), ("50 %", 50, 0), ("100 %", 100, 0)
@@ -191,7 +195,9 @@ def killed_and_settled(endpoint, at, after):
     return code
 
 
-@pytest.mark.parametrize(("at", "after"), random.Random(SEED).sample([(n, w) for n in range(WRITES) for w in (0, 1)], 3))
+@pytest.mark.parametrize(
+    ("at", "after"), random.Random(SEED).sample([(n, w) for n in range(WRITES) for w in (0, 1)], 3)
+)
 def test_a_deployer_that_is_killed_at_a_step_is_finished_or_reverted_by_the_next_start(endpoint, at, after):
     assert killed_and_settled(endpoint, at, after) == -9
 

@@ -5,16 +5,17 @@ from training_runs import all_lines, error, numbers, result, said_by, steps_of_c
 
 from tasks.jobs.checkpoint_files import quarantined
 
-KILLED_AT_20 = """
-import os, signal, tasks.jobs.training.torch_engine as engine
-plain, steps = engine.TorchEngine.clip, [0]
+KILLED = """
+import os, pathlib, signal, time, tasks.jobs.training.torch_engine as engine
+plain, checkpoints = engine.TorchEngine.clip, pathlib.Path(os.environ["HEADWAY_JOB"]) / "checkpoints"
 def clip(self):
-    steps[0] += 1
-    if steps[0] == 20:
+    time.sleep(0.05)
+    if len(list(checkpoints.glob("*/*/manifest.json"))) > 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return plain(self)
 engine.TorchEngine.clip = clip
 """
+"""Once there are two checkpoints, however slow their writers are."""
 BREAKS = """
 import tasks.jobs.training.torch_engine as engine
 def restore(self, root, found):
@@ -26,7 +27,7 @@ engine.TorchEngine.restore = restore
 @pytest.fixture
 def killed(forks, tokens, tmp_path):
     job = write_job(tmp_path / "job", tokens)
-    assert 0 not in forks(job, fault=KILLED_AT_20)
+    assert 0 not in forks(job, fault=KILLED)
     return job
 
 
