@@ -1,10 +1,10 @@
 """Overload of a server: ten times the clients that it can take. Accepted requests stay quick, refused ones are told at once.
 
-    python benchmarks/overload.py [SECONDS] [MODEL_FOLDER]
+    python benchmarks/overload.py [SECONDS] [MODEL_FOLDER] [PAUSE]
 
 A closed loop of clients in a process of their own, pinned to one core; the server and its model are pinned to another. First as
 many clients as the server lets in, which is its load without overload; then ten times as many, for SECONDS (60). A client that is
-refused is told to come back in a second, and does so in 50 ms. max_tokens is 4, the model the tests' tiny one.
+refused is told to come back in a second, and does so after PAUSE (0.05 s). max_tokens is 4, the model the tests' tiny one.
 Goals: p95 of what is accepted at most twice what it was, refusals within 50 ms, memory flat.
 """
 
@@ -91,7 +91,7 @@ def memory(pid: int) -> float:
     return sum(pages) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def measure(model: Path, folder: Path, seconds: float) -> dict[str, object]:
+def measure(model: Path, folder: Path, seconds: float, pause: float) -> dict[str, object]:
     """Both loads on one server."""
     from api_stand import serving
 
@@ -100,16 +100,17 @@ def measure(model: Path, folder: Path, seconds: float) -> dict[str, object]:
     os.sched_setaffinity(0, {theirs})  # what is started from here inherits it: the server
     limits = {"waiting": WAITING, "requests_per_minute": 10**9, "tokens_per_minute": 10**12}
     with serving(folder, model, limits=limits) as server:
-        clients_of(server.port, 10 * WAITING, 5, core=ours, pause=0.05)
+        clients_of(server.port, 10 * WAITING, 5, core=ours, pause=pause)
         calm, storm, used = list[tuple[int, float]](), list[tuple[int, float]](), [memory(server.process.pid)]
         for _ in range(ROUNDS):  # in turn: other work on the machine must not meet one of them only
             calm += clients_of(server.port, WAITING, seconds / ROUNDS / 3, core=ours, pause=0)
-            storm += clients_of(server.port, 10 * WAITING, seconds / ROUNDS, core=ours, pause=0.05)
+            storm += clients_of(server.port, 10 * WAITING, seconds / ROUNDS, core=ours, pause=pause)
             used.append(memory(server.process.pid))
         assert server.process.poll() is None
     unloaded, overloaded = figures(calm, seconds / 3), figures(storm, seconds)
     return {
         "load_average": os.getloadavg()[0],
+        "pause": pause,
         "unloaded": unloaded,
         "overloaded": overloaded,
         "slowdown_p95": overloaded["accepted_p95_ms"] / unloaded["accepted_p95_ms"],
@@ -124,6 +125,7 @@ def main() -> None:
         print(json.dumps(asyncio.run(load(int(port), int(clients), seconds, pause))))
         return
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
+    pause = float(sys.argv[3]) if len(sys.argv) > 3 else 0.05
     with tempfile.TemporaryDirectory() as scratch:
         if len(sys.argv) > 2:
             model = Path(sys.argv[2])
@@ -131,7 +133,7 @@ def main() -> None:
             from tiny_model import export_tiny
 
             model = export_tiny(Path(scratch) / "tiny")
-        print(json.dumps(measure(model, Path(scratch) / "server", seconds), indent=1))
+        print(json.dumps(measure(model, Path(scratch) / "server", seconds, pause), indent=1))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How fast answers come: Headway's server beside `transformers` generate behind the same kind of FastAPI, in one run.
 
-    python -m benchmarks.serving [--tokens 48] [--rounds 5] [--threads 2] [--clients 1 4 16] [--variants int8]
+    python -m benchmarks.serving [--tokens 32] [--rounds 5] [--threads 2] [--clients 1 4 16] [--variants int8]
 
 One Llama of 29 M parameters made by its configuration, with random weights, exported by Headway. Each client sends one request
 after the other; tokens a second are those of all clients, the percentiles those of whole answers. Rounds are interleaved; the
@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -48,9 +50,11 @@ class Way:
 
 def main() -> None:
     given = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers end as well
     if given.rival:
         serve_rival(Path(given.rival), port=given.port, threads=given.threads)
         return
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory() as name:
         checkpoint = make_checkpoint(Path(name) / "checkpoint")
         models = {kind: export(checkpoint, Path(name) / kind, kind) for kind in ("fp32", *given.variants)}
@@ -62,7 +66,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in {"tokens": 48, "rounds": 5, "threads": 2, "port": 0}.items():
+    for name, value in {"tokens": 32, "rounds": 5, "threads": 2, "port": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--variants", nargs="*", default=["int8"])
@@ -184,6 +188,7 @@ async def measure(ways: dict[str, Way], given: argparse.Namespace) -> dict[str, 
                 rate, seconds = await load(way.url, clients=clients, tokens=given.tokens)
                 way.rates.setdefault(clients, []).append(rate)
                 way.seconds.setdefault(clients, []).extend(seconds)
+        print(f"{len(ways[RIVAL].rates[given.clients[-1]])} of {given.rounds} rounds", file=sys.stderr, flush=True)
     return equal
 
 
@@ -199,7 +204,7 @@ async def compared(ways: dict[str, Way], tokens: int) -> dict[str, int]:
 
 async def load(url: str, *, clients: int, tokens: int) -> tuple[float, list[float]]:
     """Tokens a second of all clients together, and each answer's seconds; at least four answers."""
-    each = max(1, 4 // clients) if clients < 16 else 2
+    each = max(1, 4 // clients)
     async with httpx.AsyncClient(base_url=url, timeout=300, trust_env=False) as client:
 
         async def ask(first: int) -> list[tuple[float, int, str]]:

@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from tasks.compute import use_files
+from tasks.azureml_door import use_files
 from tasks.compute.reconcile import reconcile
 from tasks.errors import Cancelled, GateFailed
 from tasks.lineage import words

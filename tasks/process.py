@@ -46,6 +46,8 @@ class ProcessSpec:
     log: str = "process.log"
     restarts: int = 0
     """Restarts without progress before the process counts as failed."""
+    pause: float = 0.4
+    """Seconds before the first restart; doubled with each further one without progress, up to 5."""
     progress: str = ""
     """A file whose content changes when the work got further: then the count of restarts starts again."""
     steady: float | None = None
@@ -258,7 +260,7 @@ class _Supervision:
             failures = 1 if steady or marker != self._marker() else failures + 1
             if failures > self.spec.restarts:
                 break
-            time.sleep(min(0.2 * 2**failures, 5.0))
+            time.sleep(min(self.spec.pause * 2 ** (failures - 1), 5.0))
         self._clean_up()
         ended = {"code": code, "reason": reason, "attempts": self.attempt, "ended": time.time()}
         if self.spec.owner:

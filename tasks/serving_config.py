@@ -135,9 +135,68 @@ class AnswersConfig(Settings):
     """What answers are to be: one that ended by itself and cannot be parsed as that is counted. Empty: nothing is expected."""
 
 
+class AzureEndpointConfig(Settings):
+    """A managed online endpoint of Azure Machine Learning, for `deployment.backend: azureml`. See docs/azureml.md."""
+
+    subscription_id: str = ""
+    """Subscription of the workspace; this and the next four, where they are empty: those of `cluster.azureml`."""
+    resource_group: str = ""
+    """Resource group of the workspace."""
+    workspace: str = ""
+    """Name of the workspace."""
+    endpoint: str = ""
+    """Azure Resource Manager of the cloud."""
+    store: str = ""
+    """Store of stores.yaml, on Azure Blob, that the model lies in."""
+    name: str = Field("", pattern=r"^$|^[a-z][a-z0-9-]{1,30}[a-z0-9]$")
+    """Name of the endpoint, which only one in a region can have; empty: `deployment.endpoint` and a digest of the workspace."""
+    location: str = ""
+    """Region; empty: the workspace's."""
+    image: str = ""
+    """Image of docker/endpoint.Dockerfile, in a registry that the endpoint's identity may pull from."""
+    instance_type: str = ""
+    """VM size, such as Standard_DS3_v2; empty: the smallest of a short list that the model fits in."""
+    instances: Positive = 1
+    """Machines of a deployment, or the fewest of them when it scales."""
+    most_instances: Positive = 1
+    """Machines up to which the autoscale rules go."""
+    at_once: Positive = 8
+    """Requests that one machine works at; more wait for `queue_ms`, and are then answered 429 by Azure ML."""
+    queue_ms: Positive = 500
+    """Time in milliseconds."""
+    auth: Literal["key", "aad_token"] = "key"
+    """What callers show: a key of the endpoint, or a token of Microsoft Entra."""
+    identity: str = ""
+    """Resource id of a user-assigned identity that pulls the image and reads the model; empty: one of the system's."""
+    public: bool = True
+    """Whether the endpoint is reached from outside the workspace's own network."""
+    egress: bool = True
+    """Whether its machines reach the internet: false needs a workspace with a network of its own."""
+    create_minutes: float = Field(30.0, gt=0)
+    """Time in which a deployment must have come up, and any other change must be done."""
+    poll_seconds: float = Field(5.0, gt=0)
+    """Time between two looks at a change, where Azure ML does not say how long to wait."""
+    expires_hours: float = Field(0.0, ge=0)
+    """Time after which the endpoint, a test one, is deleted by the watch; 0: never."""
+    log_analytics: str = ""
+    """Resource id of a Log Analytics workspace that diagnostic settings send to; empty: none are written."""
+    tags: dict[str, str] = Field(default={})
+    """Tags of the endpoint and its deployments."""
+
+    @model_validator(mode="after")
+    def _order(self) -> Self:
+        if self.instances > self.most_instances:
+            raise ValueError(
+                f"azureml.instances is {self.instances}, over azureml.most_instances, {self.most_instances}: raise the latter"
+            )
+        return self
+
+
 class DeploymentConfig(Settings):
     """Where the model is served."""
 
+    backend: Literal["local", "azureml"] = "local"
+    """Where it is served: on this machine, or by a managed online endpoint of Azure ML."""
     endpoint: Name = "local"
     """Name of the endpoint."""
     port: int | None = Field(None, ge=1, le=65535)
@@ -151,3 +210,4 @@ class DeploymentConfig(Settings):
     answers: AnswersConfig = AnswersConfig()
     degrade: bool = True
     """Whether a smaller variant or the previous model answers while the model cannot; each such answer says so in a header."""
+    azureml: AzureEndpointConfig = AzureEndpointConfig()

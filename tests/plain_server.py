@@ -25,6 +25,8 @@ class Handler(BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1
     folder, told, lock, inflight = Path(), {}, threading.Lock(), 0
 
     def log_message(self, *_):

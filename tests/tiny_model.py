@@ -87,11 +87,12 @@ def make_gpt2(folder):
     return folder
 
 
-def start_export(job, checkpoint, *, hash_seed="0"):
+def start_export(job, checkpoint, *, hash_seed="0", tokens=None, **settings):
+    """The real program on a checkpoint; `settings` are ExportConfig's. Without tokens there are no variants."""
     job.mkdir(parents=True)
-    export = {"golden_prompts": PROMPTS, "golden_tokens": 24, "variants": [], "speed_seconds": 0.1}
-    settings = {"export": export, "threads": 1}
-    config = {"program": "tasks.jobs.export", "settings": settings, "inputs": {"checkpoint": str(checkpoint)}}
+    export = {"golden_prompts": PROMPTS, "golden_tokens": 24, "variants": [], "speed_seconds": 0.1, **settings}
+    inputs = {"checkpoint": str(checkpoint), **({"tokens": str(tokens)} if tokens else {})}
+    config = {"program": "tasks.jobs.export", "settings": {"export": export, "threads": 1}, "inputs": inputs}
     (job / "config.json").write_text(json.dumps(config))
     environment = {**os.environ, "HEADWAY_JOB": str(job), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": hash_seed}
     return subprocess.Popen([sys.executable, "-m", "tasks.jobs.export"], env=environment)

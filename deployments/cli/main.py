@@ -64,7 +64,7 @@ def _look_at_home() -> None:
     from functools import partial
 
     from deployments.platform.checks import not_newer
-    from tasks.compute import use_files
+    from tasks.azureml_door import use_files
     from tasks.settings import home
     from tasks.storage import open_files
 

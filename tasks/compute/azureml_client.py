@@ -1,7 +1,7 @@
-"""The door to a workspace of Azure ML: the SDK's own REST operations, with our waits, and its errors in words.
+"""The door to a workspace of Azure ML: the SDK's own REST operations, for jobs and what they need.
 
-What is sent is made in azureml_render.py; what a state means is azureml_states.py. Asking again is the SDK's: it waits as long as
-the service says (Retry-After), and gives up after a minute.
+What is sent is made in azureml_render.py; what a state means is azureml_states.py; how it is sent, and what an error means to a
+person, is tasks/azureml_door.py.
 """
 
 from __future__ import annotations
@@ -9,28 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
 
+from tasks.azureml_door import OF_THE_WORKSPACE, code_of, explain, transport
 from tasks.cluster_config import AzureMlConfig
-from tasks.compute.azureml_states import MISTAKES, QUOTA
-from tasks.errors import HeadwayError, JobFailed, Missing
-
-if TYPE_CHECKING:
-    from azure.core.exceptions import AzureError
 
 T = TypeVar("T")
 API_VERSION = "2025-01-01-preview"
 """The one that azure-ai-ml 1.35 itself puts command jobs with."""
-SCOPE = "https://management.azure.com/.default"
 JOB_SCOPE = "https://ml.azure.com/.default"
 """Of the token with which Azure ML acts as whoever submits."""
-PATIENCE = {"retry_total": 3, "retry_backoff_factor": 0.4, "retry_backoff_max": 15, "timeout": 60}
-CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
 LISTED = 500
 """Most jobs of a listing that are looked at; what is older is asked for by its name."""
-OF_THE_WORKSPACE = ("ResourceNotFound", "ResourceGroupNotFound", "SubscriptionNotFound", "WorkspaceNotFound")
-LOGIN = "Log in again: az login (or look at the credential of the store in stores.yaml, which is used here too)."
 
 
 class Workspace:
@@ -115,7 +105,7 @@ class Workspace:
                 self.config.subscription_id,
                 base_url=self.config.endpoint,
                 api_version=API_VERSION,
-                **self._transport(self.config.endpoint),
+                **transport(self.config.endpoint, self._token()),
             )
         return self._connected
 
@@ -130,23 +120,8 @@ class Workspace:
             told = self._client._client.send_request(HttpRequest("GET", workspace.properties.discovery_url))
             told.raise_for_status()
             address = str(told.json()["api"])
-            self._histories = RunHistoryClient(self._token(), base_url=address, **self._transport(address))
+            self._histories = RunHistoryClient(self._token(), base_url=address, **transport(address, self._token()))
         return self._histories
-
-    def _transport(self, address: str) -> dict[str, Any]:
-        from azure.core.pipeline.policies import BearerTokenCredentialPolicy
-
-        class OnLoopback(BearerTokenCredentialPolicy):  # type: ignore[type-arg]
-            """Lets a token go to this machine itself without TLS: to an emulator."""
-
-            def on_request(self, request: Any) -> None:
-                request.context.options["enforce_https"] = False
-                super().on_request(request)
-
-        here = urlsplit(address).hostname in ("127.0.0.1", "localhost")
-        policy = OnLoopback if here else BearerTokenCredentialPolicy
-        waits = {"connection_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS}
-        return {"authentication_policy": policy(self._token(), SCOPE), **PATIENCE, **waits}
 
     def _user_token(self) -> str:
         with self._told():
@@ -173,53 +148,3 @@ class Workspace:
             yield
         except AzureError as error:
             raise explain(error, self.config) from error
-
-
-def code_of(error: AzureError) -> str:
-    """The service's own word for an error; empty without one."""
-    return str(getattr(getattr(error, "error", None), "code", "") or "")
-
-
-def explain(error: AzureError, config: AzureMlConfig) -> HeadwayError | ValueError:
-    """What an error of the service means to a person."""
-    from azure.core.exceptions import ClientAuthenticationError
-
-    where = f"the Azure ML workspace {config.workspace}"
-    status, said = getattr(error, "status_code", None), _first_lines(error)
-    if isinstance(error, ClientAuthenticationError) or status == 401:
-        return Missing(f"{where} does not know who we are, or no longer: {said}", remedy=LOGIN)
-    if status == 403:
-        return Missing(
-            f"{where} does not let us do this: {said}",
-            remedy="Give this identity the role AzureML Data Scientist on the workspace, or log in as another: az login.",
-        )
-    if status == 404:
-        return ValueError(
-            f"{where} is not there ({said}): look at azureml.subscription_id ({config.subscription_id}), "
-            f"azureml.resource_group ({config.resource_group}) and azureml.workspace"
-        )
-    if status in (400, 409, 422):
-        return _refused(where, f"{code_of(error)} {said}".strip())
-    if status is None:
-        return Missing(f"{where} does not answer: {said}", remedy=f"Look at the network and at {config.endpoint}.")
-    return Missing(
-        f"{where} answers {status}: {said}", remedy="Run the same command later: nothing is submitted twice."
-    )
-
-
-def _refused(where: str, said: str) -> HeadwayError | ValueError:
-    """400 and its like: quota, a mistake in the settings, or something that nobody foresaw."""
-    if QUOTA.search(said):
-        return Missing(
-            f"{where} has no quota for this: {said}", remedy="Ask for quota in the studio, or take another size."
-        )
-    for pattern, remedy in MISTAKES:
-        if pattern.search(said):
-            return ValueError(f"{where} refused the job: {said}. {remedy}")
-    return JobFailed(f"{where} refused the job: {said}", failure="user", folder="", remedy="Change what it names.")
-
-
-def _first_lines(error: AzureError) -> str:
-    text = getattr(getattr(error, "error", None), "message", None) or error.message or error
-    lines = [line.strip() for line in str(text).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:400] or type(error).__name__

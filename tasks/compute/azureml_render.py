@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks import azureml_door
 from tasks.artifacts import parse_ref
 from tasks.cluster_config import AzureMlConfig, ClusterConfig
 from tasks.compute.azureml_code import code_name
@@ -56,8 +56,7 @@ class Rendering:
     @property
     def workspace(self) -> str:
         """The workspace's id in Azure Resource Manager."""
-        group = f"/subscriptions/{self.config.subscription_id}/resourceGroups/{self.config.resource_group}"
-        return f"{group}/providers/Microsoft.MachineLearningServices/workspaces/{self.config.workspace}"
+        return azureml_door.workspace_id(self.config)
 
     def rendered(self) -> Rendered:
         """The request, and the same as files for the Azure CLI."""
@@ -253,10 +252,7 @@ def asset_name(ref: str) -> str:
 
 def rest(entity: Any) -> dict[str, Any]:
     """An entity as the SDK sends it."""
-    from azure.ai.ml._restclient.arm_ml_service._utils.model_base import SdkJSONEncoder
-
-    body: dict[str, Any] = json.loads(json.dumps(entity._to_rest_object(), cls=SdkJSONEncoder, exclude_readonly=True))
-    return body
+    return azureml_door.rest(entity._to_rest_object())
 
 
 def _yaml(entity: Any) -> str:

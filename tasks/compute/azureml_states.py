@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tasks.azureml_door import QUOTA
 from tasks.compute.job import Failure, JobState
 from tasks.compute.nodes import ended_state
 
@@ -19,15 +20,6 @@ RUNNING = ("Running", "Finalizing", "CancelRequested", "Paused", "NotResponding"
 """NotResponding: the service's own agent is silent; the job may well run, and its marks and heartbeats tell."""
 OVER = ("Completed", "Failed", "Canceled")
 
-QUOTA = re.compile(
-    r"quota|CoreLimit|NotEnoughCores|SkuNotAvailable|not available in .*(region|location)|capacity", re.I
-)
-MISTAKES = (
-    (re.compile(r"compute", re.I), "Look at azureml.compute."),
-    (re.compile(r"image|environment|docker", re.I), "Look at cluster.image and azureml.environment."),
-    (re.compile(r"identity", re.I), "Look at azureml.identity, and at the identity of the compute cluster."),
-    (re.compile(r"distribution|instanceCount|node", re.I), "Look at cluster.nodes."),
-)
 CAUSES: tuple[tuple[re.Pattern[str], Failure, str], ...] = (
     (re.compile(r"preempt|evict|low.?priority.*(lost|taken|unavailable)", re.I), "preempted", ""),
     (QUOTA, "missing", "Ask for quota in the studio, or set azureml.compute to a cluster of another size or tier."),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tasks.endpoints.endpoint import ServingEndpoint
+if TYPE_CHECKING:
+    from tasks.endpoints.endpoint import ServingEndpoint
 
 
 def open_endpoint(root: Path, name: str) -> ServingEndpoint:

@@ -22,6 +22,8 @@ POLL_SECONDS = 0.02
 GRACE_SECONDS = 20.0
 RESTARTS = 20
 STEADY_SECONDS = 2.0
+PAUSE_SECONDS = 0.02
+"""Before a gateway that crashed is started again: nobody is answered meanwhile."""
 
 
 class Gateway:
@@ -92,5 +94,6 @@ def _spec(folder: Path) -> ProcessSpec:
         log="gateway.log",
         restarts=RESTARTS,
         steady=STEADY_SECONDS,
+        pause=PAUSE_SECONDS,
         grace=GRACE_SECONDS,
     )

@@ -130,12 +130,28 @@ def _header(path: Path) -> dict[str, tuple[int, ...]]:
         except ValueError as error:
             raise ValueError(f"{path} is no safetensors file: {error}") from None
     tensors = {name: said for name, said in header.items() if name != "__metadata__"}
-    ends = max((said["data_offsets"][1] for said in tensors.values()), default=0)
+    ends = _end_of_tensors(path, tensors)
     if 8 + length + ends != size:
         raise ValueError(
             f"{path} has {size} bytes, its header speaks of {8 + length + ends}: it was cut off, copy it again"
         )
     return {name: tuple(said["shape"]) for name, said in tensors.items()}
+
+
+def _end_of_tensors(path: Path, tensors: dict[str, Any]) -> int:
+    """Where the last tensor ends. Raises ValueError for tensors that overlap, leave gaps, or have no numbers to lie at."""
+    try:
+        places = sorted((int(said["data_offsets"][0]), int(said["data_offsets"][1])) for said in tensors.values())
+    except (TypeError, KeyError, IndexError, ValueError):
+        raise ValueError(f"{path} is no safetensors file: a tensor has no place in it; copy it again") from None
+    ends = 0
+    for begin, end in places:
+        if begin != ends or end < begin:
+            raise ValueError(
+                f"{path} has tensors that overlap or leave a gap at byte {begin}: it was tampered with or damaged, copy it again"
+            )
+        ends = end
+    return ends
 
 
 def _first(config: dict[str, Any], *names: str) -> Any:

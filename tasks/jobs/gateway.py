@@ -3,188 +3,63 @@
 The folder named by HEADWAY_GATEWAY holds `gateway.json` {"routes", "servers", "limits", "access", "keys"}: where routes.json
 (tasks/endpoints/routes.py) and the servers' folders lie, and what is asked of callers. Both files are looked at 20 times a second
 and followed without losing a request. It writes `control.json` {"port", "token", "pid"}. When it crashes, its parent
-(tasks/process.py) starts it again, and it goes on with the same files. Its rooms are tasks/jobs/routing/.
+(tasks/process.py) starts it again, and it goes on with the same files. It is put together in routing/gateway.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import logging
 import os
-import secrets
-import signal
 import socket
 import struct
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import uvicorn
 
 from tasks import process
-from tasks.access_config import AccessConfig
-from tasks.endpoints.routes import read_routes
-from tasks.jobs.routing.breaker import Breaker
-from tasks.jobs.routing.control import Control
-from tasks.jobs.routing.counts import Counts
-from tasks.jobs.routing.health import Watch
-from tasks.jobs.routing.proxy import Proxy
-from tasks.jobs.routing.scaling import Scaler
-from tasks.jobs.routing.table import Table
-from tasks.jobs.serving.edge import Edge
-from tasks.jobs.serving.keys import require_guarded
-from tasks.listening import impatient, listen
-from tasks.serving_config import LimitsConfig
 
-HOST = "127.0.0.1"
-POLL_SECONDS = 0.05
-DRAIN_SECONDS = 15
-MARGIN_SECONDS = 10.0
-"""Beyond the time that a server gives a request: it is the one to give up."""
+LOOPBACK = "127.0.0.1"
+BACKLOG = 1024
 SO_ATTACH_REUSEPORT_CBPF = 51
-log = logging.getLogger("headway.gateway")
 
 
-class Settings:
-    """gateway.json."""
+class Listeners:
+    """Opens listening sockets. State: those that were opened before anybody asked for them."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.routes, self.servers = Path(told["routes"]), Path(told["servers"])
-        self.limits = LimitsConfig.model_validate(told.get("limits") or {})
-        self.access = AccessConfig.model_validate(told.get("access") or {})
-        self.keys = Path(told["keys"]) if told.get("keys") else None
+    def __init__(self) -> None:
+        self._ready: dict[tuple[str, int], socket.socket] = {}
 
+    def open_early(self, folder: Path) -> None:
+        """Listen where the gateway before this one did: callers wait a moment, and are not refused, while this one loads."""
+        told = process.read_json(folder / "gateway.json") or {}
+        routes = process.read_json(Path(told["routes"])) if "routes" in told else None
+        host = (told.get("access") or {}).get("host", LOOPBACK)
+        if routes and host == LOOPBACK:  # another address is guarded first
+            try:
+                self._ready[host, int(routes["port"])] = self._listen(host, int(routes["port"]))
+            except OSError:
+                return  # it is said when the gateway tries it
 
-class _Server(uvicorn.Server):
-    """A listener of this process; signals are handled once, in `Gateway.run`."""
+    def __call__(self, host: str, port: int) -> socket.socket:
+        """The socket of an address; port 0 is any free one, and shared with nobody. Raises OSError."""
+        return self._ready.pop((host, port), None) or self._listen(host, port)
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class Gateway:
-    """State: the routes that it follows, the application before them, and where it listens."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.settings = Settings(process.read_json(folder / "gateway.json"))
-        self.table, self.counts = Table(), Counts()
-        self.breaker = Breaker(folder, self.table, self.counts)
-        self.scaler = Scaler(self.settings.servers, self.table)
-        self.watch = Watch(self.settings.servers, self.table)
-        self.control = Control(secrets.token_urlsafe(32), self.table, self.counts)
-        self._edge = self._front()
-        self._public: tuple[tuple[str, int], _Server] | None = None
-        self._marks: dict[Path, int] = {}
-        self._group: asyncio.TaskGroup | None = None
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One request, by the settings of this moment."""
-        await self._edge(scope, receive, send)
-
-    async def run(self) -> None:
-        """Serve until SIGTERM; then requests under way are finished."""
-        stopping = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-        async with asyncio.TaskGroup() as group:
-            self._group = group
-            private = self._listen(self.control, HOST, 0, shared=False)
-            self._follow()
-            self.scaler.adopt()
-            work = [group.create_task(one) for one in (self.watch.run(), self.scaler.run(), self._keep_up())]
-            port = private[1]
-            told = {"port": port, "token": self.control._token.decode(), "pid": os.getpid()}
-            process.write_json(self.folder / "control.json", told)
-            await stopping.wait()
-            self._edge.draining = True
-            for one in work:
-                one.cancel()
-            for server in (private[0], *([self._public[1]] if self._public else [])):
-                server.should_exit = True
-
-    async def _keep_up(self) -> None:
-        """Follow both files, and look whether the deployer lives."""
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            self._follow()
-            self.breaker.look_for_deployer()
-
-    def _follow(self) -> None:
-        """What cannot be followed is told, and what held before holds."""
+    def _listen(self, host: str, port: int) -> socket.socket:
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
-            if self._changed(self.folder / "gateway.json"):
-                self.settings = Settings(process.read_json(self.folder / "gateway.json"))
-                self._edge = self._front()
-            if self._changed(self.settings.routes) and (routes := read_routes(self.settings.routes)):
-                self.table.apply(routes)
-                self.counts.keep_only(place.server for colour in routes.colours.values() for place in colour.servers)
-            self._listen_where_wanted()
-            self.control.problem = ""
-        except (ValueError, OSError) as error:
-            if self.control.problem != str(error):
-                log.error("%s", error)
-            self.control.problem = str(error)
-
-    def _changed(self, path: Path) -> bool:
-        try:
-            mark = path.stat()
-        except FileNotFoundError:
-            return False
-        seen = hash((mark.st_mtime_ns, mark.st_ino))
-        changed = self._marks.get(path) != seen
-        self._marks[path] = seen
-        return changed
-
-    def _front(self) -> Edge:
-        limits = self.settings.limits
-        timeout = limits.request_seconds + MARGIN_SECONDS
-        proxy = Proxy(self.table, self.counts, self.breaker, timeout=timeout, most_bytes=limits.body_bytes)
-        return Edge(proxy, limits=limits, access=self.settings.access, keys_file=self.settings.keys, model=self._model)
-
-    def _model(self) -> str:
-        routes = self.table.routes
-        return routes.colours[routes.main].model_ref if routes else ""
-
-    def _listen_where_wanted(self) -> None:
-        """On another port or address than before: first there, then no longer here."""
-        routes = self.table.routes
-        wanted = (self.settings.access.host, routes.port) if routes else None
-        if wanted is None or (self._public and self._public[0] == wanted):
-            return
-        require_guarded(self.settings.access, self.settings.keys)
-        server, _ = self._listen(self, *wanted, shared=True)
-        if self._public:
-            self._public[1].should_exit = True
-        self._public = (wanted, server)
-        self.control.listening = wanted[1]
-        log.warning("listening on %s:%s", *wanted)
-
-    def _listen(self, app: Any, host: str, port: int, *, shared: bool) -> tuple[_Server, int]:
-        limits = self.settings.limits
-        listener = listen(host, port, shared=shared)
-        if shared and sys.platform == "linux":
+            listener.bind((host, port))
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        if port and sys.platform == "linux":
             _take_all_connections(listener)
-        config = uvicorn.Config(
-            app,
-            http=impatient(head_seconds=limits.read_seconds, connections=limits.connections),
-            lifespan="off",
-            access_log=False,
-            log_level="warning",
-            limit_concurrency=limits.connections,
-            timeout_graceful_shutdown=DRAIN_SECONDS,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-        )
-        server = _Server(config)
-        assert self._group is not None
-        self._group.create_task(server.serve(sockets=[listener]))
-        return server, int(listener.getsockname()[1])
+        return listener
 
 
 def _take_all_connections(listener: socket.socket) -> None:
@@ -199,9 +74,13 @@ def _take_all_connections(listener: socket.socket) -> None:
 
 
 def main(folder: Path) -> None:
-    """Run the gateway of a folder."""
+    """Run the gateway of a folder. What takes long to load is loaded once the port is open."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    asyncio.run(Gateway(folder).run())
+    listeners = Listeners()
+    listeners.open_early(folder)
+    from tasks.jobs.routing.gateway import Gateway
+
+    asyncio.run(Gateway(folder, listeners).run())
 
 
 if __name__ == "__main__":

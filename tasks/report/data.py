@@ -19,6 +19,7 @@ from tasks.report.published import (
     QualificationReport,
     TokensReport,
     ValidationReport,
+    Variants,
 )
 from tasks.report.training_data import TrainingReport
 
@@ -141,6 +142,7 @@ class RunReport(Value):
     champion: Champion | None = None
     comparison: ComparisonReport | None = None
     parity: Parity | None = None
+    variants: Variants | None = None
     lineage: Lineage = Lineage()
     endpoint: EndpointReport | None = None
     sample: Sample | None = None

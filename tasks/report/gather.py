@@ -62,6 +62,7 @@ def gather(store: Store, stages: list[dict[str, Any]], endpoint: dict[str, Any] 
     return {
         **parts,
         "parity": _read_json(store, by_name.get("export"), "parity.json"),
+        "variants": _read_json(store, by_name.get("export"), "variants.json"),
         "loss": [json.loads(line) for line in log.splitlines()] if log else [],
         "training": _training(by_name.get("train")),
         "lineage": _lineage(store, made[-1], endpoint) if made else {},

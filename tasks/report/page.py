@@ -21,6 +21,7 @@ from tasks.report.evaluation import evaluation_section
 from tasks.report.lineage_graph import lineage_graph
 from tasks.report.markup import SIGNS, Html, checks_grid, figure, folded, join, measured, table, tag, tally
 from tasks.report.training import training_section
+from tasks.report.variants import variants_section
 
 FOLDER = Path(__file__).parent
 METRICS_SHOWN = 5
@@ -42,6 +43,7 @@ def render_page(data: RunReport) -> str:
         "Data": corpus_section(data),
         "Cluster": _cluster(data),
         "Evaluation": evaluation_section(data),
+        "Variants": variants_section(data),
         "Lineage": _lineage(data),
         "Configuration": _configuration(data),
         "Identifiers": _identifiers(data),

@@ -212,6 +212,23 @@ class EvaluationReport(Published):
     suites: Mapping[str, SuiteReport] = {}
 
 
+class Variant(Published):
+    """One of `variants.json`; what does not run was not measured."""
+
+    passed: bool
+    why: str = ""
+    bits_per_byte: float | None = None
+    loss: float | None = None
+    onnx_bytes: int | None = None
+
+
+class Variants(Published):
+    """`variants.json`: smaller forms of a model, and what they lose."""
+
+    limit: float
+    variants: Mapping[str, Variant]
+
+
 class Parity(Published):
     """`parity.json`: the exported model against the one that was trained."""
 

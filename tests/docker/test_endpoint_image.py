@@ -9,6 +9,7 @@ import urllib.request
 import pytest
 from containers import DOCKER, environment, json_form
 from stand import free_ports, launch
+from tiny_model import export_tiny
 
 ENDPOINT = DOCKER / "endpoint.Dockerfile"
 
@@ -25,11 +26,10 @@ def start(folder, installed, model, **changed):
     return port, launch("endpoint", argv, env=env, path=[installed["endpoint"]], folder=folder, check=check)
 
 
-@pytest.fixture
-def model(home, done):
-    """The files of the model that the tiny lifecycle exported."""
-    ref = next(ref for ref in done.stage("export")["outputs"] if ref.startswith("model/"))
-    return home.folder_of(ref) / "files"
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The files of a model."""
+    return export_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 def test_the_image_serves_a_model_with_the_packages_that_it_has(installed, model, tmp_path):
@@ -87,6 +87,9 @@ def wait_for_reason(port, running):
         ({"PORT": "8080; true"}, "whole numbers"),
         ({"THREADS": ""}, "whole numbers"),
         ({"MODEL_FOLDER": "/nowhere"}, "holds no exported model"),
+        ({"HOST": '0.0.0.0", "open": true, "x": "'}, "an address to listen on"),
+        ({"OPEN": "yes"}, "true or false"),
+        ({"KEYS": '/a"b'}, "a quote or a backslash"),
     ],
 )
 def test_a_wrong_setting_is_refused_before_the_server_starts(installed, tmp_path, changed, said):
@@ -95,3 +98,44 @@ def test_a_wrong_setting_is_refused_before_the_server_starts(installed, tmp_path
     assert running.process.wait(20) == 2
     assert said in running.log.read_text()
     assert not (tmp_path / "run" / "serve.json").exists()
+
+
+def whole_version(model, folder):
+    """A published version, as a folder: its manifest beside its files. Returns its reference."""
+    from tasks.storage.manifest import Content, Manifest, Provenance, describe
+
+    shutil.copytree(model, folder / "files")
+    manifest = Manifest(
+        content=Content(kind="model", files=describe(folder / "files")), provenance=Provenance(name="tiny")
+    )
+    (folder / "manifest.json").write_text(manifest.model_dump_json())
+    return manifest.ref
+
+
+def test_azure_mls_variables_are_understood_and_a_version_is_verified(installed, model, tmp_path):
+    """A registered folder is mounted with its own name below AZUREML_MODEL_DIR; the container listens for others."""
+    ref = whole_version(model, tmp_path / "mounted" / "tiny")
+    told = {"MODEL_FOLDER": "", "AZUREML_MODEL_DIR": str(tmp_path / "mounted"), "MODEL_REF": ref}
+    port, running = start(
+        tmp_path / "run", installed, model, **told, HOST="0.0.0.0", OPEN="true", LIMITS='{"waiting": 3}'
+    )
+    try:
+        running.wait(90)
+        body = {"input_data": {"input_string": ["def "], "parameters": {"max_new_tokens": 3, "do_sample": False}}}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/score", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert list(json.load(answer)[0]) == ["0"] and answer.headers["X-Headway-Model"] == ref
+    finally:
+        running.stop()
+
+
+def test_a_container_that_others_reach_asks_who_they_are_or_does_not_start(installed, model, tmp_path):
+    _, running = start(tmp_path / "run", installed, model, HOST="0.0.0.0")
+    assert running.process.wait(60) == 2
+    assert "not loopback" in running.log.read_text()
+    whole_version(model, tmp_path / "version")
+    _, other = start(tmp_path / "other", installed, tmp_path / "version", MODEL_REF=f"model/tiny@{'0' * 64}")
+    assert other.process.wait(60) == 2
+    assert "the manifest is of another version" in other.log.read_text()

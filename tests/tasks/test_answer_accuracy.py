@@ -82,6 +82,18 @@ def test_as_many_alarms_as_the_setting_says_with_labels_beside_in_200_windows():
     assert told.count("anomaly") <= 18
 
 
+@pytest.mark.soak
+def test_at_most_five_alarms_of_a_hundred_windows_at_the_shipped_setting():
+    """At most 10 of 200 at 1 %, where 2 are to be expected."""
+    seed = int(os.environ.get("SEED", "1")) * 1000
+    told = [
+        compare(old, new, CONFIG, labels=sides)["verdict"]
+        for old, new, sides in map(null_window, range(seed, seed + 200))
+    ]
+    print(f"{told.count('anomaly')} alarms of 200 at {CONFIG.false_alarm_rate:g}, seed {seed}")
+    assert told.count("anomaly") <= 10
+
+
 POWER = {
     "a tenth of the answers loop": lambda made: every(10, made, lambda a: replace(a, repetition=0.9)),
     "a fifth of the answers loop": lambda made: every(5, made, lambda a: replace(a, repetition=0.9)),

@@ -17,7 +17,7 @@ from tasks.scores import Estimate
 LIMITS = """## Limits
 
 It completes text, as its training data does. It was not taught to follow instructions, to refuse or to be right, and may repeat
-what it was trained on. What it was measured on beyond the table above are artifacts of their own: `headway lineage` shows them."""
+what it was trained on. Its evaluations are artifacts of their own: `headway lineage` shows them."""
 SERVED = """## How to use it
 
 `headway deploy` serves the folder with an OpenAI-compatible API. By itself, with Headway's code:

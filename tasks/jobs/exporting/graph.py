@@ -19,7 +19,7 @@ MODEL = "model.onnx"
 DATA = "model.onnx.data"
 GPT2 = "GPT2LMHeadModel"
 """Built by tasks/jobs/gpt2_graph.py."""
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "int8": {"accuracy_level": 4},
     "int4": {"accuracy_level": 4, "algo_config": "k_quant_mixed", "block_size": 32},
 }

@@ -53,7 +53,8 @@ def make_variants(
     checkpoint: Path, against: Measured, config: ExportConfig, rank: Rank, *, threads: int
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Build each variant below the output, and keep those that pass. What is published of them, and their metrics, speeds too."""
-    told, metrics = {}, {}
+    told: dict[str, dict[str, Any]] = {}
+    metrics: dict[str, float] = {}
     for number, name in enumerate(config.variants):
         rank.progress(number, len(config.variants), f"the variant {name}")
         folder = rank.output / FOLDER / name

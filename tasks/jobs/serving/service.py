@@ -59,6 +59,9 @@ class Service:
         self.since = int(time.time())
         self.outputs, self.metrics, self.limits = outputs, metrics, limits
         metrics.watch("model_up", "Whether the full model is up and proven", lambda: float(ladder.ready))
+        metrics.watch(
+            "rungs_up", "Models that would answer now, the full one among them", lambda: float(sum(ladder.up.values()))
+        )
         metrics.watch("waiting", "Requests that have got no text yet", lambda: float(ladder.waiting))
 
     def take(self, model: str | None, told: Told) -> Taken:

@@ -11,7 +11,8 @@ from azureml_service import TOKEN, WHERE, Trouble, cluster
 from azureml_stand import standing
 from store_stand import fill
 
-from tasks.compute import open_backend, use_files
+from tasks.azureml_door import use_files
+from tasks.compute import open_backend
 from tasks.compute.azureml_findings import azureml_findings
 from tasks.compute.job import Job
 from tasks.errors import JobFailed, Missing

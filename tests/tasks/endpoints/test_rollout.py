@@ -167,7 +167,7 @@ def dying(descriptor):
 os.fsync = dying
 roll_out(traffic, RolloutConfig(), journal)
 """
-WRITES = 11
+WRITES = 13
 """Times that a rollout of four steps writes something that must last; a later kill finds it done."""
 
 

@@ -122,9 +122,15 @@ def test_data_beyond_the_end_of_its_file_is_refused(offset, length):
         require_own_data(made, {DATA: 16}, named="model.onnx")
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda b: b[:-3], lambda b: b"\xff" * 40, lambda b: b + b"\x0b", lambda b: b + b"\x3a\xff\xff\xff\x7f"]
+DAMAGES = (
+    lambda data: data[:-3],
+    lambda data: b"\xff" * 40,
+    lambda data: data + b"\x0b",
+    lambda data: data + b"\x3a\xff\xff\xff\x7f",
 )
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_no_graph_is_refused(damage):
     made = model(graph(tensor(DATA))).SerializeToString()
     with pytest.raises(IntegrityError, match="no ONNX graph"):

@@ -317,7 +317,7 @@ def test_too_many_waiting_requests_are_sent_away_and_the_rest_answered(served):
     with ThreadPoolExecutor(80) as pool:
         replies = list(pool.map(lambda _: ask(served[1].port, "POST", "/v1/completions", body), range(80)))
     assert {reply.status for reply, _ in replies} == {200, 429}
-    assert sum(reply.status == 200 for reply, _ in replies) >= 33
+    assert sum(reply.status == 200 for reply, _ in replies) >= 32
     assert {reply.getheader("Retry-After") for reply, _ in replies if reply.status == 429} == {"1"}
     assert len({said["choices"][0]["text"] for reply, said in replies if reply.status == 200}) == 1
 

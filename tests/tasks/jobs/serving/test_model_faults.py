@@ -7,7 +7,8 @@ import signal
 import time
 
 import pytest
-from serving_stand import BEFORE, REF, asked, flip, serving, until, whole
+from api_stand import serving
+from serving_stand import BEFORE, REF, asked, flip, until, whole
 
 from tasks.errors import IntegrityError
 from tasks.jobs.serving import ladder as rungs
@@ -15,7 +16,7 @@ from tasks.jobs.serving import memory
 from tasks.jobs.serving.ladder import Ladder, Rung
 from tasks.jobs.serving.model_process import ProcessRuntime
 from tasks.jobs.serving.runtime import Ask, Gone
-from tasks.process import process_started
+from tasks.process import descendants, process_started
 from tasks.storage.manifest import describe
 
 
@@ -247,28 +248,29 @@ def test_a_container_has_the_memory_that_its_limit_leaves(tmp_path):
 
 
 def test_a_server_whose_model_segfaults_stays_answers_degraded_and_is_ready_again(model, tmp_path):
-    before = {"name": "previous", "model_ref": BEFORE, "folder": str(model)}
-    with serving(tmp_path / "server", model, fault="segfault:crash me", ladder=[before]) as served:
-        run_until(lambda: model_of(served.complete("def ", max_tokens=2)) == REF)
-        run_until(lambda: "previous" in degraded_answers(served))
-        run_until(lambda: served.get("/readyz")[0] == 200 and model_of(served.complete("def ", max_tokens=2)) == REF)
-        assert served.process.poll() is None
+    below = [{"name": "previous", "model_ref": BEFORE, "folder": str(model)}]
+    fault = {"HEADWAY_MODEL_FAULT": "segfault:crash me"}
+    with serving(tmp_path / "server", model, environment=fault, ladder=below, model_ref="model/tiny") as server:
+        assert server.complete(max_tokens=2).headers["X-Headway-Model"] == "model/tiny"
+        run_until(lambda: "previous" in rungs_after_a_crash(server))
+        run_until(lambda: server.complete(max_tokens=2).headers["X-Headway-Model"] == "model/tiny")
+        assert server.client.get("/readyz").status_code == 200 and server.process.poll() is None
+        models = descendants(server.process.pid)
+        assert models
+        server.process.kill()
+        run_until(lambda: not any(map(process_started, models)))
 
 
-def degraded_answers(served):
-    """Crash the full model, and ask until it is back: which rungs answered."""
-    status, said, headers = served.complete("crash me", max_tokens=2)
-    assert status == 503 and "SIGSEGV" in said["error"]["message"] and int(headers["Retry-After"]) >= 1
-    assert served.get("/livez")[0] == 200
+def rungs_after_a_crash(server):
+    """Crash the full model, and ask until it is back: which rungs answered, or with which status."""
+    crashed = server.complete("crash me", max_tokens=2)
+    assert crashed.status_code == 503 and int(crashed.headers["Retry-After"]) >= 1 and "SIGSEGV" in crashed.text
+    assert server.client.get("/livez").status_code == 200
     seen, deadline = set(), time.monotonic() + 60
     while "full" not in seen and time.monotonic() < deadline:
-        status, _, headers = served.complete("def ", max_tokens=2)
-        seen.add(headers.get("X-Headway-Degraded", "full") if status == 200 else status)
+        said = server.complete(max_tokens=2)
+        seen.add(said.headers.get("X-Headway-Degraded", "full") if said.status_code == 200 else said.status_code)
     return seen
-
-
-def model_of(answer):
-    return answer[2].get("X-Headway-Model")
 
 
 def run_until(said, *, seconds=90.0):

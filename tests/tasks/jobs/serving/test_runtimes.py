@@ -11,8 +11,11 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import httpx
 import pytest
-from serving_stand import Served, asked, free_port, serving, until, whole
+from api_stand import serving
+from serving_stand import asked, until, whole
+from stand import free_ports
 from tiny_model import CONTEXT, make_checkpoint
 
 from tasks.jobs.serving.decoder import ROWS
@@ -30,30 +33,30 @@ def over_process(folder, model):
 
 @contextmanager
 def over_server(folder, model):
-    with serving(folder / "server", model) as served:
-        yield RemoteRuntime(served.url)
+    with serving(folder / "server", model, limits={"waiting": 64}) as server:
+        yield RemoteRuntime(server.url)
 
 
 @contextmanager
 def over_vllm(folder, model):
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed here: it needs a GPU")
-    port = free_port()
+    port = free_ports("vllm")["vllm"]
     checkpoint = make_checkpoint(folder / "checkpoint")
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
     process = subprocess.Popen([*argv, "--port", str(port), "--dtype", "float32", "--enforce-eager"])
     try:
-        asyncio.run(until(lambda: answers_at(Served(f"http://127.0.0.1:{port}", process)), seconds=600))
+        asyncio.run(until(lambda: answers_at(f"http://127.0.0.1:{port}/v1/models"), seconds=600))
         yield RemoteRuntime(f"http://127.0.0.1:{port}")
     finally:
         process.terminate()
         process.wait(60)
 
 
-def answers_at(served):
+def answers_at(url):
     try:
-        return served.get("/v1/models")[0] == 200
-    except OSError:
+        return httpx.get(url, trust_env=False).status_code == 200
+    except httpx.TransportError:
         return False
 
 
@@ -186,7 +189,7 @@ def test_entropy_is_told_where_the_runtime_knows_it(stand, model, golden):
 
 def test_a_server_that_is_not_there_is_gone(run):
     async def look():
-        runtime = RemoteRuntime(f"http://127.0.0.1:{free_port()}", hang_seconds=2)
+        runtime = RemoteRuntime(f"http://127.0.0.1:{free_ports('none')['none']}", hang_seconds=2)
         with pytest.raises(Gone, match="names no model"):
             await runtime.start(None, threads=1)
         with pytest.raises(Gone, match="does not answer"):

@@ -215,3 +215,31 @@ def test_a_kill_of_the_model_is_no_end_of_the_server(model, tmp_path):
             time.sleep(0.05)
         assert seen == {200, 503}
         server.wait()
+
+
+def test_fault_63_a_segfault_is_answered_degraded_until_the_full_model_is_back(model, golden, tmp_path):
+    """Marked in the header, the figures and what is kept; the request that the model died of is not sent to another."""
+    before = {"name": "previous", "model_ref": "model/tiny@before", "folder": str(model), "files": files_of(model)}
+    entry = golden[1]
+    with serving(
+        tmp_path / "server", model, ladder=[before], environment={"HEADWAY_MODEL_FAULT": "segfault:boom"}
+    ) as server:
+        deadline = time.monotonic() + 60
+        while server.figure("rungs_up") < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)  # the second one is held ready where there is memory
+        died = server.complete("boom", max_tokens=4)
+        assert died.status_code == 503 and int(died.headers["Retry-After"]) >= 1
+        assert server.client.get("/readyz").status_code == 503
+        said = server.complete(entry["prompt"], max_tokens=24)
+        assert said.headers["X-Headway-Degraded"] == "previous"
+        assert said.headers["X-Headway-Model"] == said.json()["model"] == "model/tiny@before"
+        assert said.json()["choices"][0]["text"] == entry["completion"]
+        assert server.figure('degraded_total{rung="previous"}') == 1
+        server.wait()
+        back = server.complete(entry["prompt"], max_tokens=24)
+        assert "X-Headway-Degraded" not in back.headers and back.json()["model"] == "model/tiny"
+        assert server.stop() == 0
+    kept = [
+        json.loads(line) for path in server.folder.glob("outputs/*/*.jsonl") for line in path.read_text().splitlines()
+    ]
+    assert [line.get("rung", "") for line in kept if line["status"] == 200] == ["previous", ""]

@@ -1,0 +1,180 @@
+"""The gateway as a whole: it follows its two files, and listens where they say. Program: tasks/jobs/gateway.py.
+
+Handing requests on is proxy.py, who gets them table.py; what is asked of callers, tasks/jobs/serving/edge.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from tasks import process
+from tasks.access_config import AccessConfig
+from tasks.endpoints.routes import read_routes
+from tasks.jobs.routing.breaker import Breaker
+from tasks.jobs.routing.control import Control
+from tasks.jobs.routing.counts import Counts
+from tasks.jobs.routing.health import Watch
+from tasks.jobs.routing.proxy import Proxy
+from tasks.jobs.routing.scaling import Scaler
+from tasks.jobs.routing.table import Table
+from tasks.jobs.serving.edge import Edge
+from tasks.jobs.serving.keys import require_guarded
+from tasks.listening import impatient
+from tasks.serving_config import LimitsConfig
+
+HOST = "127.0.0.1"
+POLL_SECONDS = 0.05
+DRAIN_SECONDS = 15
+MARGIN_SECONDS = 10.0
+"""Beyond the time that a server gives a request: it is the one to give up."""
+log = logging.getLogger("headway.gateway")
+
+
+class Settings:
+    """gateway.json."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.routes, self.servers = Path(told["routes"]), Path(told["servers"])
+        self.limits = LimitsConfig.model_validate(told.get("limits") or {})
+        self.access = AccessConfig.model_validate(told.get("access") or {})
+        self.keys = Path(told["keys"]) if told.get("keys") else None
+
+
+class _Server(uvicorn.Server):
+    """A listener of this process; signals are handled once, in `Gateway.run`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Gateway:
+    """State: the routes that it follows, the application before them, and where it listens."""
+
+    def __init__(self, folder: Path, listen: Callable[[str, int], socket.socket]) -> None:
+        """`listen` gives the listening socket of an address; the first one may be open already."""
+        self.folder, self._open = folder, listen
+        self.settings = Settings(process.read_json(folder / "gateway.json"))
+        self.table, self.counts = Table(), Counts()
+        self.breaker = Breaker(folder, self.table, self.counts)
+        self.scaler = Scaler(self.settings.servers, self.table)
+        self.watch = Watch(self.settings.servers, self.table)
+        self.control = Control(secrets.token_urlsafe(32), self.table, self.counts)
+        self._edge = self._front()
+        self._public: tuple[tuple[str, int], _Server] | None = None
+        self._marks: dict[Path, int] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One request, by the settings of this moment."""
+        await self._edge(scope, receive, send)
+
+    async def run(self) -> None:
+        """Serve until SIGTERM; then requests under way are finished."""
+        stopping = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            private = self._listen(self.control, HOST, 0)
+            self._follow()
+            self.scaler.adopt()
+            work = [group.create_task(one) for one in (self.watch.run(), self.scaler.run(), self._keep_up())]
+            port = private[1]
+            told = {"port": port, "token": self.control._token.decode(), "pid": os.getpid()}
+            process.write_json(self.folder / "control.json", told)
+            await stopping.wait()
+            self._edge.draining = True
+            for one in work:
+                one.cancel()
+            for server in (private[0], *([self._public[1]] if self._public else [])):
+                server.should_exit = True
+
+    async def _keep_up(self) -> None:
+        """Follow both files, and look whether the deployer lives."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            self._follow()
+            self.breaker.look_for_deployer()
+
+    def _follow(self) -> None:
+        """What cannot be followed is told, and what held before holds."""
+        try:
+            if self._changed(self.folder / "gateway.json"):
+                self.settings = Settings(process.read_json(self.folder / "gateway.json"))
+                self._edge = self._front()
+            if self._changed(self.settings.routes) and (routes := read_routes(self.settings.routes)):
+                self.table.apply(routes)
+                self.counts.keep_only(place.server for colour in routes.colours.values() for place in colour.servers)
+            self._listen_where_wanted()
+            self.control.problem = ""
+        except (ValueError, OSError) as error:
+            if self.control.problem != str(error):
+                log.error("%s", error)
+            self.control.problem = str(error)
+
+    def _changed(self, path: Path) -> bool:
+        try:
+            mark = path.stat()
+        except FileNotFoundError:
+            return False
+        seen = hash((mark.st_mtime_ns, mark.st_ino))
+        changed = self._marks.get(path) != seen
+        self._marks[path] = seen
+        return changed
+
+    def _front(self) -> Edge:
+        limits = self.settings.limits
+        timeout = limits.request_seconds + MARGIN_SECONDS
+        proxy = Proxy(self.table, self.counts, self.breaker, timeout=timeout, most_bytes=limits.body_bytes)
+        return Edge(proxy, limits=limits, access=self.settings.access, keys_file=self.settings.keys, model=self._model)
+
+    def _model(self) -> str:
+        routes = self.table.routes
+        return routes.colours[routes.main].model_ref if routes else ""
+
+    def _listen_where_wanted(self) -> None:
+        """On another port or address than before: first there, then no longer here."""
+        routes = self.table.routes
+        wanted = (self.settings.access.host, routes.port) if routes else None
+        if wanted is None or (self._public and self._public[0] == wanted):
+            return
+        require_guarded(self.settings.access, self.settings.keys)
+        require_guarded(self.settings.access, self.settings.keys)
+        server, _ = self._listen(self, *wanted)
+        if self._public:
+            self._public[1].should_exit = True
+        self._public = (wanted, server)
+        self.control.listening = wanted[1]
+        log.warning("listening on %s:%s", *wanted)
+
+    def _listen(self, app: Any, host: str, port: int) -> tuple[_Server, int]:
+        limits = self.settings.limits
+        listener = self._open(host, port)
+        config = uvicorn.Config(
+            app,
+            http=impatient(head_seconds=limits.read_seconds, connections=limits.connections),
+            lifespan="off",
+            access_log=False,
+            log_level="warning",
+            limit_concurrency=limits.connections,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+        )
+        server = _Server(config)
+        assert self._group is not None
+        self._group.create_task(server.serve(sockets=[listener]))
+        return server, int(listener.getsockname()[1])
