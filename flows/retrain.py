@@ -121,7 +121,7 @@ def chain(name: str, config: RetrainConfig, continue_from: ContinueFrom | None =
     proven = compare(scores, champion, config.evaluation, config.comparison)
     model = export(proven, tokens, config.export, under=scores, on=cluster)
     with allowed(model, scores, config):
-        return deploy(model, config.deployment)
+        return deploy(model, config.served)
 
 
 def champion_scores(

@@ -12,17 +12,18 @@ from pydantic import Field, field_validator
 
 from tasks.settings import Settings
 
+TENANT = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class EntraConfig(Settings):
     """Tokens of Microsoft Entra that are believed: as Event Grid sends them to the bridge, or applications to an endpoint."""
 
-    tenant: Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+    tenant: Annotated[str, Field(pattern=TENANT, validate_default=True)] = ""
     """Directory (tenant) id, in lower case. Not `common`, and no domain: it is compared with what a token says."""
-    audience: Annotated[str, Field(min_length=1)]
+    audience: Annotated[str, Field(min_length=1, validate_default=True)] = ""
     """Application id or URI that tokens are made out to: `aud` of the token."""
-    applications: tuple[str, ...] = Field(min_length=1)
+    applications: Annotated[tuple[str, ...], Field(min_length=1, validate_default=True)] = ()
     """Client ids (`azp`, or `appid` in version 1.0) that may come in."""
     authority: str = "https://login.microsoftonline.com"
     """Where its keys are had from, and from nowhere else: https, or loopback."""

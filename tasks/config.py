@@ -109,6 +109,25 @@ class RetrainConfig(Settings):
         require_engine_fits(self.training, self.execution)
         return self
 
+    @model_validator(mode="after")
+    def _can_be_served(self) -> RetrainConfig:
+        azureml = self.served.azureml
+        named = ("subscription_id", "resource_group", "workspace", "image")
+        empty = [name for name in named if self.deployment.backend == "azureml" and not getattr(azureml, name)]
+        if empty:
+            raise ValueError(f"deployment.backend is azureml: set deployment.azureml.{empty[0]} (docs/azureml.md)")
+        return self
+
+    @property
+    def served(self) -> DeploymentConfig:
+        """The deployment, of Azure ML with the workspace of the cluster where it names none of its own."""
+        if self.deployment.backend != "azureml":
+            return self.deployment
+        of_cluster = ("subscription_id", "resource_group", "workspace", "endpoint", "store")
+        own = self.deployment.azureml
+        filled = {name: getattr(own, name) or getattr(self.cluster.azureml, name) for name in of_cluster}
+        return self.deployment.model_copy(update={"azureml": own.model_copy(update=filled)})
+
     _one_text = model_validator(mode="after")(_one_text_field)
     _fewest = model_validator(mode="after")(_fewest_machines)
 

@@ -25,7 +25,7 @@ SAMPLE_TOKENS = 64
 
 def serves(model: Model, config: DeploymentConfig) -> bool:
     """Whether the endpoint, as observed, serves the wanted model where it is wanted."""
-    served = endpoint_of(home(), config.endpoint).observe()
+    served = endpoint_of(home(), config.endpoint, config.backend).observe()
     same_port = served is not None and config.port in (None, served.port)
     return served is not None and served.ready and same_port and served.model_ref == model.ref
 
@@ -40,8 +40,9 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
     require_signed(model)  # before any byte is moved; fetch then holds every byte to the digests that were signed
     folder = fetch(model)
     require_data_beside(folder)
-    endpoint = endpoint_of(home_folder(""), config.endpoint)
+    endpoint = endpoint_of(home_folder(""), config.endpoint, config.backend)
     golden = json.loads((folder / "golden.json").read_text())
+    content = manifest_of(model).content
 
     def write_down(event: str, details: dict[str, Any]) -> None:
         note(f"endpoints/{config.endpoint}", {"event": event, **details})
@@ -50,7 +51,8 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
         candidate = endpoint.start(
             folder,
             model.ref,
-            files=[file.model_dump() for file in manifest_of(model).content.files],
+            files=[file.model_dump() for file in content.files],
+            inputs=content.inputs,
             golden=golden,
             timeout=config.start_timeout_seconds,
             port=config.port,

@@ -6,9 +6,75 @@ docs/configuration.md and in Prefect's form.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
 from tasks.settings import Positive, Settings
+
+MetricName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
+SHIPPED = "shipped"
+"""What `evaluation.code.problems` says for the functions that Headway brings along."""
+
+
+class CodeSuiteConfig(Settings):
+    """Functions that the model is to complete, each run against the examples of its docstring in a sandbox."""
+
+    problems: str = ""
+    """`shipped`: 20 small Python functions. Else a dataset's reference, or an absolute path, of JSON lines with `name` and
+    `prompt`. Empty: no code is written and none is run."""
+    tokens: int = Field(128, gt=0, le=2048)
+    """Most tokens of a completion."""
+    seconds: Positive = 10
+    """Of the clock, that one completion may run."""
+    cpu_seconds: Positive = 5
+    """Of CPU time, that one completion may use."""
+    memory_mib: int = Field(512, ge=128)
+    """Address space of one completion, in MiB."""
+    allow_without_namespaces: bool = False
+    """Run completions even where the machine allows no namespaces: as another user (which only root can do), with limits, but
+    with the network and the sight of files. Otherwise the stage ends there."""
+
+
+class LabelledFile(Settings):
+    """Texts with the right label: accuracy and F1 by which label the model holds for the likeliest continuation."""
+
+    name: MetricName = "labelled"
+    """What its metrics begin with: `labelled.NAME_accuracy`."""
+    file: str = ""
+    """A dataset's reference, or an absolute path, of JSON lines with `text` and `label`."""
+    prompt: str = "{text}\nLabel:"
+    """What stands before the label, with `{text}` in it once. A space and the label follow."""
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> LabelledFile:
+        if not self.file:
+            raise ValueError(
+                f"the labelled file {self.name} is not named: set evaluation.labelled[].file to a dataset or a path"
+            )
+        if self.prompt.count("{text}") != 1:
+            raise ValueError(f"evaluation.labelled[].prompt = {self.prompt!r}: write {{text}} in it, once")
+        return self
+
+
+class LmEvalConfig(Settings):
+    """Tasks of lm-evaluation-harness, by name, with their data given as files: nothing is loaded from a hub."""
+
+    tasks: tuple[str, ...] = ()
+    """Names of tasks. Empty: none are run."""
+    data: str = ""
+    """A dataset's reference, or an absolute path of a folder: `TASK.SPLIT.jsonl` for a task that the harness knows, or a task's
+    own YAML, whose data files are named relative to it."""
+    limit: int = Field(0, ge=0)
+    """Most samples of each task. 0: all."""
+
+    @model_validator(mode="after")
+    def _has_data(self) -> LmEvalConfig:
+        if self.tasks and not self.data:
+            raise ValueError(
+                f"evaluation.lm_eval.tasks names {self.tasks[0]}, and no data: set evaluation.lm_eval.data"
+            )
+        return self
 
 
 class EvaluationConfig(Settings):
@@ -38,10 +104,27 @@ class EvaluationConfig(Settings):
     suite_seconds: Positive = 900
     """Longest time that one suite may take. One that takes longer has no metrics, and closes a gate that asks for one."""
 
+    code: CodeSuiteConfig = CodeSuiteConfig()
+    """Does what the model writes parse, and does it run?"""
+    labelled: tuple[LabelledFile, ...] = ()
+    """Texts with labels."""
+    lm_eval: LmEvalConfig = LmEvalConfig()
+    """Tasks of lm-evaluation-harness."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> EvaluationConfig:
+        names = [each.name for each in self.labelled]
+        if len(set(names)) < len(names):
+            raise ValueError(
+                f"evaluation.labelled has two files of one name ({', '.join(sorted(names))}): name each another way"
+            )
+        return self
+
     @property
     def files(self) -> tuple[str, ...]:
         """References of the datasets that suites read, each once: the stage hands them to the job as `files-NAME`."""
-        return tuple(dict.fromkeys(ref for ref in (self.toxic_words,) if ref))
+        named = (self.toxic_words, self.code.problems, self.lm_eval.data, *(each.file for each in self.labelled))
+        return tuple(dict.fromkeys(ref for ref in named if ref and ref != SHIPPED and not ref.startswith("/")))
 
 
 class GateRule(Settings):

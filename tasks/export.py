@@ -18,6 +18,10 @@ from tasks.workbench import publish, run_job
 MOST_LOSS = 1e-3
 """Share of bits by which an fp32 model may differ from its checkpoint on held-out text: what float32 sums in another order."""
 
+PLAIN_LOGIT = 10.0
+"""Logits beyond this one may differ in proportion: float32 rounds by shares. SmolLM2-135M has logits of 30, and PyTorch's own in
+float32 are 7e-5 away from those in float64."""
+
 
 @stage(version=2)
 def export(checkpoint: Checkpoint, tokens: Tokens, config: ExportConfig, *, under: Evaluation, on: Cluster) -> Model:
@@ -70,12 +74,13 @@ def parity_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Chec
     """PyTorch and ONNX Runtime must agree."""
     equal, total = metrics["greedy_equal"], metrics["greedy_total"]
     remedy = "Look at the exporter's log; a model that answers differently is not published."
+    most = config.max_logit_error * max(1.0, metrics["logit_scale"] / PLAIN_LOGIT)
     return (
         Check(
             name="logit error, largest absolute",
             measured=metrics["max_logit_error"],
-            limit=f"<= {config.max_logit_error:.4g}",
-            passed=metrics["max_logit_error"] <= config.max_logit_error,
+            limit=f"<= {most:.4g}",
+            passed=metrics["max_logit_error"] <= most,
             remedy=remedy,
         ),
         Check(

@@ -22,7 +22,7 @@ class ExportConfig(Settings):
     precision: Literal["fp32"] = "fp32"
     """Of the model itself: it must answer as the checkpoint does, and only `fp32` does."""
     max_logit_error: float = Field(1e-4, gt=0)
-    """Largest absolute difference of a logit between PyTorch and ONNX Runtime."""
+    """Largest absolute difference of a logit between PyTorch and ONNX Runtime; in proportion where logits are beyond 10."""
     golden_prompts: tuple[str, ...] = ("def ", "import ", "class ", "for i in range(", "return self.")
     """Prompts whose greedy completions must be equal, token for token, and which a new endpoint must answer."""
     golden_tokens: Positive = 24

@@ -28,6 +28,11 @@ def refusal(
     return _unknown(properties, where, assets or {}, clusters or {})
 
 
+def problem(model: Model, sent: Any) -> str:
+    """The first way in which what was sent is not what its model says; empty without one."""
+    return _problem(model, sent, "")
+
+
 def _unknown(
     job: dict[str, Any], where: str, assets: Mapping[str, Any], clusters: Mapping[str, Any]
 ) -> tuple[str, str] | None:

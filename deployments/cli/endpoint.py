@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli import endpoint_keys
+from deployments.cli import endpoint_keys, endpoint_render
 from deployments.cli.output import say, short_ref
 from deployments.cli.person import As, Reason, asked
 
 app = typer.Typer(help="What is served: list it, stop it; who may ask it.", no_args_is_help=True)
 app.add_typer(endpoint_keys.app, name="key")
+app.command("render")(endpoint_render.render)
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 

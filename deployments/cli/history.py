@@ -153,7 +153,7 @@ def _subject(what: str) -> tuple[str, str]:
 
 def _used() -> dict[str, str]:
     """What the endpoints of this home serve, and what its flow runs that are at work have read and made; with by whom."""
-    from tasks.endpoints.known import known_endpoints, served_model
+    from tasks.endpoints.known import known_endpoints, models_before, served_model
     from tasks.runlog import logged_runs
     from tasks.settings import home
 
@@ -163,6 +163,7 @@ def _used() -> dict[str, str]:
             ended = [event["outcome"] for event in run.events if event["event"] == "ended"]
             refs = [ref for outcome in ended for ref in (*outcome["inputs"], *outcome["outputs"])]
             found |= {ref: f"the run {run.identity[:8]} is at work" for ref in refs}
+    found |= {ref: f"endpoint/{name} would go back to it" for ref, name in models_before(home()).items()}
     return found | {served_model(home(), name): f"endpoint/{name} serves it" for name in known_endpoints(home())}
 
 

@@ -117,7 +117,9 @@ class Online:
         from azure.core.rest import HttpRequest
 
         with self._told(path.rpartition("/")[2]):
-            reply = self._client._client.send_request(HttpRequest("GET", self.where.endpoint + path, params=dict(params)))
+            reply = self._client._client.send_request(
+                HttpRequest("GET", self.where.endpoint + path, params=dict(params))
+            )
             reply.raise_for_status()
             found: dict[str, Any] = reply.json()
             return found

@@ -8,11 +8,12 @@ https://learn.microsoft.com/azure/machine-learning/reference-yaml-deployment-man
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from tasks import azureml_door
 from tasks.artifacts import parse_ref
@@ -209,9 +210,8 @@ def model_prefix(ref: str) -> str:
 
 def yaml_of(entity: Any) -> str:
     """An entity as `az ml ... --file` takes it."""
-    text = io.StringIO()
-    entity.dump(text)
-    return text.getvalue().replace("path: azureml:https://", "path: https://")  # the SDK takes an address for a name
+    said = yaml.safe_dump(json.loads(json.dumps(entity._to_dict())), sort_keys=True)
+    return said.replace("path: azureml:https://", "path: https://")  # the SDK takes an address for a name
 
 
 def require_complete(config: AzureEndpointConfig) -> None:

@@ -76,12 +76,14 @@ class ServingEndpoint(Protocol):
         port: int | None = None,
         threads: int = 1,
         config: DeploymentConfig | None = None,
+        inputs: Sequence[str] = (),
         journal: Journal | None = None,
     ) -> Candidate:
         """Start a server beside the one in service and ask it every prompt of `golden` (the content of golden.json).
 
         `files` is path, size and sha256 of every file of the model. The server compares each byte at each of its starts, also
-        after a crash, and does not get ready when one differs, or when there is a file more.
+        after a crash, and does not get ready when one differs, or when there is a file more. `inputs` are the versions that the
+        model was made from, for a server that has only the model's version to go by.
 
         `timeout` is in seconds. Raises JobFailed when it does not get ready or answers otherwise, and ValueError when
         `port` is taken; the one in service is left alone. What a deployer before left open is finished or reverted first.

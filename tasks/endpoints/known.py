@@ -15,9 +15,9 @@ from tasks.errors import GateFailed, Missing, Unknown
 from tasks.process import locked, read_json
 
 
-def endpoint_of(home: Path, name: str) -> ServingEndpoint:
-    """The endpoint of a name, whether it was ever deployed or not."""
-    return open_endpoint(home / "endpoints", name)
+def endpoint_of(home: Path, name: str, backend: str = "") -> ServingEndpoint:
+    """The endpoint of a name, whether it was ever deployed or not; `backend` is where it is wanted, empty: where it is."""
+    return open_endpoint(home / "endpoints", name, backend)
 
 
 def known_endpoints(home: Path) -> list[str]:
@@ -39,6 +39,16 @@ def served_model(home: Path, name: str) -> str:
     """Reference of the model that an endpoint serves, or served before it was stopped."""
     record = read_json(home / "endpoints" / require_known(home, name) / "endpoint.json")
     return str(record["model_ref"])
+
+
+def models_before(home: Path) -> dict[str, str]:
+    """What endpoints would go back to, by reference: the name of the endpoint."""
+    found = {}
+    for name in known_endpoints(home):
+        before = (read_json(home / "endpoints" / name / "endpoint.json") or {}).get("previous") or {}
+        if "model_ref" in before:
+            found[str(before["model_ref"])] = name
+    return found
 
 
 def ask(home: Path, name: str, prompt: str, *, max_tokens: int) -> dict[str, Any]:

@@ -92,6 +92,7 @@ class LocalEndpoint:
         port: int | None = None,
         threads: int = 1,
         config: DeploymentConfig | None = None,
+        inputs: Sequence[str] = (),
         journal: Journal | None = None,
     ) -> Candidate:
         """See ServingEndpoint.start."""

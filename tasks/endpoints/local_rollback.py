@@ -79,7 +79,7 @@ def _swap(endpoint: Path, changes: Journal, record: Record, *, reason: str, told
     except HeadwayError as error:
         give_back(traffic, changes, why=str(error))
         raise
-    _remember(endpoint, record["model_ref"], reason)
+    remember_refused(endpoint, record["model_ref"], reason)
     changes.write("commit")
     told("switched", {"server": Path(before["folder"]).name, "model_ref": before["model_ref"], "port": before["port"]})
     finish(traffic, changes)
@@ -109,7 +109,8 @@ def _keep_warm(endpoint: Path, changes: Journal) -> float:
     return float(begun[-1]["config"]["keep_warm_seconds"]) if begun else 0.0
 
 
-def _remember(endpoint: Path, model_ref: str, reason: str) -> None:
+def remember_refused(endpoint: Path, model_ref: str, reason: str) -> None:
+    """A person rolled a model back: it is deployed here again only when a person promotes it."""
     write_json(
         endpoint / "refused.json", {**refused_models(endpoint), model_ref: {"reason": reason, "time": time.time()}}
     )

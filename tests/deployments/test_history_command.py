@@ -165,12 +165,14 @@ def test_what_endpoints_serve_and_runs_at_work_use_is_never_pruned(desk, store, 
     models = [make(store, tmp_path / f"m{n}", "model/tiny", {"onnx": f"{n}"}, inputs=[of]) for n, of in enumerate(data)]
     backdate(store, 7200)
     (desk.path / "endpoints" / "tiny").mkdir(parents=True)
-    (desk.path / "endpoints" / "tiny" / "endpoint.json").write_text(json.dumps({"model_ref": models[0].ref}))
+    record = {"model_ref": models[0].ref, "previous": {"model_ref": models[3].ref}}
+    (desk.path / "endpoints" / "tiny" / "endpoint.json").write_text(json.dumps(record))
     run_at_work(desk, pid=os.getpid(), inputs=[data[1].ref])
     run_at_work(desk, pid=2**22 + 1, inputs=[data[2].ref])  # one that is dead
     said = desk.ok("prune", "--keep", "2").said
     why = {one["ref"]: one["why"] for one in said["kept"]}
     assert why[models[0].ref] == ["endpoint/tiny serves it"]
+    assert "endpoint/tiny would go back to it" in why[models[3].ref]
     assert why[data[0].ref] == [f"model/tiny@{models[0].version[:12]} stands on it"]
     assert why[data[1].ref] == [f"the run {str(os.getpid())[:8]} is at work"]
     goes = [data[2], models[1], models[2]]

@@ -1,6 +1,7 @@
 """Fault 55: Headway unpacks no archive that somebody hands it, so paths that lead out of one, links and bombs have no door.
 
-Single compressed files of text are read as streams, with limits of their own (tests of the corpus). What it writes is one zip of its own code for Azure ML, and what unpacks that on the node is the job that carries its digest.
+Single compressed files of text are read as streams, with limits of their own (tests of the corpus). What Headway writes is one
+zip of its own code for Azure ML, and what unpacks that on the node is the job that carries its digest.
 """
 
 import ast

@@ -194,7 +194,7 @@ def test_a_comparison_waits_for_what_is_pending(run):
 
 def test_a_model_that_answers_differently_is_not_exported():
     def failed(**metrics):
-        plain = {"max_logit_error": 1e-4, "greedy_equal": 120.0, "greedy_total": 120.0}
+        plain = {"max_logit_error": 1e-4, "logit_scale": 5.0, "greedy_equal": 120.0, "greedy_total": 120.0}
         return failed_of(parity_checks({**plain, **metrics}, ExportConfig()))
 
     assert failed() == []

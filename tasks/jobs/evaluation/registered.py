@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from tasks.jobs.evaluation.code_suite import code
+from tasks.jobs.evaluation.labelled import labelled
 from tasks.jobs.evaluation.leakage import leakage, toxicity
 from tasks.jobs.evaluation.memorisation import memorisation
 from tasks.jobs.evaluation.suites import Measure
 
-SUITES: dict[str, Measure] = {"memorisation": memorisation, "leakage": leakage, "toxicity": toxicity}
+SUITES: dict[str, Measure] = {
+    "memorisation": memorisation,
+    "leakage": leakage,
+    "toxicity": toxicity,
+    "code": code,
+    "labelled": labelled,
+}

@@ -20,7 +20,7 @@ It completes text, as its training data does. It was not taught to follow instru
 what it was trained on. Its evaluations are artifacts of their own: `headway lineage` shows them."""
 SERVED = """## How to use it
 
-`headway deploy` serves the folder with an OpenAI-compatible API. By itself, with Headway's code:
+The stage deploy serves the folder with an OpenAI-compatible API. By itself, with Headway's code:
 
 ```python
 from pathlib import Path

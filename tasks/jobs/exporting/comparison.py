@@ -33,6 +33,8 @@ class Answer:
     """Whether both encoded the prompt to the same tokens and completed it with the same tokens."""
     logit_error: float
     """Largest absolute difference of a logit, over the prompt's positions and the vocabulary."""
+    logit_scale: float
+    """Largest absolute logit of PyTorch's."""
 
 
 class Original:
@@ -121,12 +123,14 @@ def answer(original: Original, exported: Exported, prompt: str, *, max_tokens: i
     limit = min(max_tokens, generation.context_length - len(tokens))
     said = generation.complete(tokens, limit)
     expected = original.greedy(known, limit, ends=generation.end_tokens)
+    right, ours = original.logits(known), exported.network.logits(np.asarray([known]))
     return Answer(
         prompt=prompt,
         onnx=said,
         torch_tokens=expected,
         equal=tokens == known and said.tokens == expected,
-        logit_error=float(np.abs(exported.network.logits(np.asarray([known])) - original.logits(known)).max()),
+        logit_error=float(np.abs(ours - right).max()),
+        logit_scale=float(np.abs(right).max()),
     )
 
 
@@ -134,6 +138,7 @@ def parity(answers: list[Answer]) -> dict[str, float]:
     """What is published of the proof: largest logit error, and how many completions are equal."""
     return {
         "max_logit_error": max(one.logit_error for one in answers),
+        "logit_scale": max(one.logit_scale for one in answers),
         "greedy_equal": sum(one.equal for one in answers),
         "greedy_total": len(answers),
     }

@@ -24,7 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "int4": {"accuracy_level": 4, "algo_config": "k_quant_mixed", "block_size": 32},
 }
 """Of the builder's quantiser. 4: activations are int8 too, which is what is fast on a CPU. `k_quant_mixed` keeps in int8 what
-hurts most (the last matrix, and some layers). Both lose less than the builder's own choice, see docs/export.md."""
+hurts most (the last matrix, and some layers). What it costs is in docs/export.md."""
 
 
 def build(checkpoint: Path, output: Path, *, precision: str) -> None:

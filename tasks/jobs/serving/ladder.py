@@ -34,7 +34,9 @@ LEAVE_SECONDS = 30.0
 SPARE = 2.0
 """A lower rung is held ready when this many times its memory is available."""
 UNMEASURED = 2.0
-"""Memory of a loaded model by the size of its files, until the full one was measured (1.0 to 1.7 seen, fp32 and int8)."""
+"""Memory of a loaded model by the size of its files, until the full one was measured (29 M parameters: fp32 1.8, int8 1.9)."""
+PROCESS_BYTES = 100 << 20
+"""What a process of a model holds besides it."""
 log = logging.getLogger("headway.serve")
 
 
@@ -110,6 +112,12 @@ class Ladder:
             await self._load(self._full)
         self._minding = asyncio.create_task(self._mind())
 
+    async def lost(self) -> None:
+        """Never return; raise IntegrityError once the full model's files were found changed and no rung below may answer."""
+        while self.refused is None or not all(floor.refused for floor in self._lower):
+            await asyncio.sleep(LOOK_SECONDS)
+        raise self.refused
+
     def take(self) -> Taken | None:
         """The best rung that would answer now; None when there is none: 503, and try again in `retry_seconds`.
 
@@ -175,7 +183,8 @@ class Ladder:
         )
         await floor.runtime.start(rung.folder, threads=self._threads)
         if floor is self._full and floor.runtime.pid:
-            self._factor = max(memory.resident(floor.runtime.pid) / max(floor.bytes, 1), 1.0)
+            held = memory.resident(floor.runtime.pid) - PROCESS_BYTES
+            self._factor = min(max(held / max(floor.bytes, 1), 1.0), UNMEASURED)
 
     def _golden(self, rung: Rung) -> Sequence[Golden]:
         if rung.golden or rung.name != "smaller" or (rung.folder / "golden.json").exists():
@@ -224,7 +233,7 @@ class Ladder:
 
     def _fits(self, floor: _Floor, *, times: float) -> bool:
         """Whether there is memory for a rung; while it is loaded, its files are held beside it."""
-        fits = floor.bytes * (self._factor + 1) * times <= memory.available()
+        fits = (PROCESS_BYTES + floor.bytes * (self._factor + 1)) * times <= memory.available()
         if not fits:
             log.warning("there is no memory for %s", floor.rung.model_ref)
         return fits

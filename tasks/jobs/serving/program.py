@@ -88,6 +88,7 @@ class Program:
         """Load the model. Changed files are told to whoever asks for a moment, before they end the server."""
         try:
             await self.service.ladder.start()
+            await self.service.ladder.lost()
         except IntegrityError:
             await asyncio.sleep(REFUSED_SECONDS)
             raise

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import yaml
 from base_material import write_tokens_of
 from tiny_model import CORPUS, PROMPTS, VOCABULARY, files_of, make_checkpoint, make_gpt2, make_tokenizer
 
+from tasks.errors import IntegrityError
 from tasks.export import export_checks
 from tasks.formats.mmididx import TokenWriter
 from tasks.process import read_json
@@ -135,6 +137,22 @@ def test_a_variant_that_does_not_run_is_left_out_and_the_model_is_not(checkpoint
     assert result["metrics"]["greedy_equal"] == 2
 
 
+@pytest.mark.parametrize("below", ["", "variants/int8"])
+def test_a_server_does_not_load_a_graph_that_reads_elsewhere(exported, below, tmp_path):
+    """Fault 51, before load: the file exists where the graph points, and nothing of it is read."""
+    import onnx
+
+    from tasks.jobs.generation import Generation
+
+    folder = shutil.copytree(exported[0].output / below, tmp_path / "model")
+    shutil.copyfile(folder / "model.onnx.data", tmp_path / "data")
+    graph = onnx.load(folder / "model.onnx", load_external_data=False)
+    next(e for e in graph.graph.initializer[0].external_data if e.key == "location").value = "../data"
+    (folder / "model.onnx").write_bytes(graph.SerializeToString())
+    with pytest.raises(IntegrityError, match=r"\.\./data"):
+        Generation(folder, 1)
+
+
 def test_variants_of_a_gpt2_come_from_its_own_graph(tokens, tmp_path):
     from tasks.jobs.export import run
 
@@ -196,12 +214,15 @@ def test_few_answers_are_no_reference():
 
 def checks(**metrics):
     plain = {"max_logit_error": 1e-6, "greedy_equal": 5.0, "greedy_total": 5.0, "loss": 0.0, "slowdown_low": 1.0}
+    plain["logit_scale"] = 8.0
     config = ExportConfig(allow_slower=metrics.pop("allow_slower", False))
     return [check.name.split(",")[0] for check in export_checks({**plain, **metrics}, config) if not check.passed]
 
 
 def test_a_model_that_is_another_one_or_slower_is_refused():
     assert checks() == checks(loss=-1e-4) == checks(slowdown_low=1.1) == []
+    assert checks(max_logit_error=2e-4) == checks(max_logit_error=4e-4, logit_scale=30.0) == ["logit error"]
+    assert checks(max_logit_error=2e-4, logit_scale=30.0) == []
     assert checks(loss=0.002) == checks(loss=-0.002) == checks(loss=math.nan) == ["bits per byte on held-out text"]
     assert checks(slowdown_low=1.11) == checks(slowdown_low=math.nan) == ["time a token"]
     assert checks(slowdown_low=1.5, allow_slower=True) == []

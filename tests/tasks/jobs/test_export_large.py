@@ -43,9 +43,11 @@ def make_large(folder):
 @pytest.mark.timeout(1800)
 def test_a_model_over_two_gigabytes_is_exported_loaded_and_answers(tmp_path):
     """Peak memory of the job: 13 GB allowed; both sides are in memory at once, ours twice."""
-    made = f"import sys; sys.path[:0] = {sys.path!r}; from test_export_large import make_large; make_large({str(tmp_path / 'm')!r})"
+    made = f"from test_export_large import make_large; make_large({str(tmp_path / 'm')!r})"
     subprocess.run(
-        [sys.executable, "-c", made], check=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+        [sys.executable, "-c", made],
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])},
     )
     child = start_export(tmp_path / "job", tmp_path / "m", golden_prompts=["def "], golden_tokens=4, speed_seconds=0.01)
     _, status, used = os.wait4(child.pid, 0)
@@ -85,7 +87,7 @@ def test_smollm2_is_exported_with_its_variants(tmp_path):
     assert child.wait(3000) == 0, (tmp_path / "job" / "logs" / "rank-0.log").read_text()[-2000:]
     out, result = tmp_path / "job" / "out", read_json(tmp_path / "job" / "result.json")
     print(json.dumps(result["metrics"]))
-    assert result["metrics"]["greedy_equal"] == 2 and result["metrics"]["max_logit_error"] < 1e-4
+    assert result["metrics"]["greedy_equal"] == 2 and result["metrics"]["max_logit_error"] < 3e-4
     assert result["variants"]["int8"]["passed"] and result["variants"]["int8"]["loss"] < 0.02
     assert "Paris" in result["golden"]["prompts"][1]["completion"]
     assert {"variants/int8/model.onnx", "README.md", "reference.json"} <= {file["path"] for file in files_of(out)}

@@ -261,6 +261,15 @@ def test_a_server_whose_model_segfaults_stays_answers_degraded_and_is_ready_agai
         run_until(lambda: not any(map(process_started, models)))
 
 
+def test_a_server_whose_model_was_changed_ends_when_no_other_may_answer(copy, tmp_path):
+    files = [file.model_dump() for file in describe(copy)]
+    with serving(tmp_path / "server", copy, files=files) as server:
+        flip(copy / "model.onnx.data")
+        os.kill(descendants(server.process.pid)[-1], signal.SIGKILL)
+        assert server.process.wait(60) == IntegrityError.exit_code
+        assert "model.onnx.data (sha256)" in server.log
+
+
 def rungs_after_a_crash(server):
     """Crash the full model, and ask until it is back: which rungs answered, or with which status."""
     crashed = server.complete("crash me", max_tokens=2)

@@ -1,0 +1,129 @@
+"""The suite `code`: functions that the model completes greedily from signature and docstring. Does it parse, does it run?
+
+What runs it is sandbox.py. A completion ends before the first line that is not indented, as in HumanEval (Chen et al. 2021), and
+is greedy: so `pass_share` is pass@1 of one sample. Completions are never published.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+from collections import Counter
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from tasks.evaluation_config import SHIPPED, CodeSuiteConfig
+from tasks.jobs.evaluation.generating import before_end, continued
+from tasks.jobs.evaluation.given_files import Line, lines_of, place_of
+from tasks.jobs.evaluation.sandbox import Limits, best_limits, run_code
+from tasks.jobs.evaluation.suites import Bench, Suite
+from tasks.scores import wilson
+
+SETTING = "evaluation.code.problems"
+SHIPPED_FILE = Path(__file__).with_name("data") / "functions.jsonl"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A function without its body."""
+
+    name: str
+    prompt: str
+    """Signature and docstring, with what it imports before them; ends in a line feed."""
+    examples: str
+    """The docstring: what is run are the examples in it, not those of what the model wrote."""
+
+
+def code(bench: Bench) -> Suite | None:
+    """Shares of the functions that parse, and that give what the examples say."""
+    config = bench.config.code
+    if not config.problems:
+        return None
+    problems = read_problems(bench)
+    limits = best_limits(limits_of(config), fall_back=config.allow_without_namespaces)
+    outcomes: Counter[str] = Counter()
+    for problem, text in zip(problems, _completions(bench, problems), strict=True):
+        bench.check_time()
+        outcomes[judge(problem, text, limits)] += 1
+    return _suite(outcomes, limits, bench.config.confidence)
+
+
+def limits_of(config: CodeSuiteConfig) -> Limits:
+    """What one completion may use."""
+    return Limits(
+        seconds=float(config.seconds),
+        cpu_seconds=config.cpu_seconds,
+        memory_bytes=config.memory_mib << 20,
+    )
+
+
+def read_problems(bench: Bench) -> list[Problem]:
+    """The problems that the settings name. Raises ValueError, with the line, for what is no function with examples."""
+    ref = bench.config.code.problems
+    place = SHIPPED_FILE if ref == SHIPPED else place_of(bench, ref, setting=SETTING)
+    return [_problem(line) for line in lines_of(place, setting=SETTING, fields=("name", "prompt"))]
+
+
+def _problem(line: Line) -> Problem:
+    name, prompt = line.record["name"], line.record["prompt"].rstrip() + "\n"
+    try:
+        functions = [node for node in ast.parse(prompt).body if isinstance(node, ast.FunctionDef)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{SETTING}: {line.place}: the prompt of {name} is not Python ({error})") from None
+    docstring = (ast.get_docstring(functions[-1]) or "") if functions else ""
+    try:
+        examples = doctest.DocTestParser().get_examples(docstring)
+    except ValueError as error:
+        raise ValueError(f"{SETTING}: {line.place}: the examples of {name} cannot be read ({error})") from None
+    if not examples:
+        raise ValueError(f"{SETTING}: {line.place}: {name} must end in a function's docstring with examples (>>> ...)")
+    return Problem(name, prompt, docstring)
+
+
+def judge(problem: Problem, text: str, limits: Limits) -> str:
+    """What became of a completion: `unparsed`, or what the sandbox says."""
+    source = problem.prompt + body_of(text)
+    return run_code(source, problem.examples, limits) if parses(source) else "unparsed"
+
+
+def body_of(text: str) -> str:
+    """What belongs to the function: up to the first line that is neither empty nor indented."""
+    kept = takewhile(lambda line: not line.strip() or line[0] in " \t", text.split("\n"))
+    return "\n".join(kept) + "\n"
+
+
+def parses(source: str) -> bool:
+    """Whether it is Python, and its last function has a body behind the docstring."""
+    try:
+        last = ast.parse(source).body[-1]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return isinstance(last, ast.FunctionDef) and len(last.body) > 1
+
+
+def _completions(bench: Bench, problems: list[Problem]) -> list[str]:
+    config = bench.config.code
+    prompts = [bench.tokenizer.encode(each.prompt, add_special_tokens=False).ids for each in problems]
+    longest = max(map(len, prompts))
+    room = bench.context - 1 - longest
+    if room < 1:
+        raise ValueError(
+            f"{SETTING}: a prompt has {longest} tokens, and the model takes {bench.context}: leave the longest out, or "
+            "measure a model with a longer context"
+        )
+    rows = continued(bench, [[bench.eod_id, *prompt] for prompt in prompts], min(config.tokens, room))
+    return [bench.tokenizer.decode(before_end(row, bench.eod_id)) for row in rows]
+
+
+def _suite(outcomes: Counter[str], limits: Limits, confidence: float) -> Suite:
+    samples = outcomes.total()
+    counts = {"parse": samples - outcomes["unparsed"], "pass": outcomes["passed"]}
+    metrics: dict[str, float] = {}
+    for name, count in counts.items():
+        share = wilson(count, samples, confidence=confidence)
+        values = {"count": float(count), "share": share.estimate, "low": share.low, "high": share.high}
+        metrics |= {f"{name}_{part}": value for part, value in values.items()}
+    return Suite(
+        metrics, samples, details={"outcomes": dict(sorted(outcomes.items())), "namespaces": limits.namespaces}
+    )

@@ -1,0 +1,134 @@
+"""The suite `labelled`: texts with labels, told apart by which label the model holds for the likeliest continuation.
+
+The label's probability is that of all its tokens behind the prompt, without regard to its length. Accuracy has Wilson's interval;
+macro-F1 is the mean over labels of 2 tp / (2 tp + fp + fn); `majority_share` is what always saying the commonest label would
+give. Greedy scoring, so the same files give the same figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tasks.evaluation_config import LabelledFile
+from tasks.jobs.evaluation.given_files import lines_of, place_of
+from tasks.jobs.evaluation.scoring import BATCH_LOGITS, BATCH_POSITIONS
+from tasks.jobs.evaluation.suites import Bench, Suite
+from tasks.scores import wilson
+
+LABELS = 64
+"""Most labels of a file: each is scored behind each text."""
+
+
+class Labelled(NamedTuple):
+    """A file as it was read."""
+
+    texts: list[str]
+    labels: list[str]
+
+
+class _Row(NamedTuple):
+    """One text with one label behind it, as tokens."""
+
+    place: int
+    """In the flat table of texts and labels."""
+    tokens: list[int]
+    start: int
+    """Where the label begins."""
+
+
+def labelled(bench: Bench) -> Suite | None:
+    """Accuracy and macro-F1 of each file; `samples` is the number of texts of the shortest one."""
+    files = bench.config.labelled
+    if not files:
+        return None
+    metrics: dict[str, float] = {}
+    samples, details = [], {}
+    for file in files:
+        read = read_labelled(bench, file)
+        names = sorted(set(read.labels))
+        said = [names[best] for best in label_scores(bench, file, read.texts, names).argmax(axis=1)]
+        found = figures_of(read.labels, said, confidence=bench.config.confidence)
+        metrics |= {f"{file.name}_{name}": value for name, value in found.items()}
+        samples.append(len(said))
+        details[file.name] = {"samples": len(said), "labels": {name: read.labels.count(name) for name in names}}
+    return Suite(metrics, min(samples), details={"files": details})
+
+
+def read_labelled(bench: Bench, file: LabelledFile) -> Labelled:
+    """Texts and labels. Raises ValueError for a bad line, for one label only, and for too many."""
+    setting = f"evaluation.labelled.{file.name}"
+    place = place_of(bench, file.file, setting=setting)
+    records = [line.record for line in lines_of(place, setting=setting, fields=("text", "label"))]
+    read = Labelled([each["text"] for each in records], [each["label"].strip() for each in records])
+    count = len(set(read.labels))
+    if not 2 <= count <= LABELS:
+        raise ValueError(f"{setting}: {file.file} has {count} different labels; give 2 to {LABELS}")
+    return read
+
+
+def figures_of(labels: Sequence[str], said: Sequence[str], *, confidence: float) -> dict[str, float]:
+    """Accuracy with its interval, macro-F1 over the labels that there are, and the share of the commonest label."""
+    right = [label for label, answer in zip(labels, said, strict=True) if label == answer]
+    names = sorted(set(labels))
+    scores = [2 * right.count(name) / (labels.count(name) + said.count(name)) for name in names]
+    share = wilson(len(right), len(labels), confidence=confidence)
+    return {
+        "count": float(len(right)),
+        "accuracy": share.estimate,
+        "low": share.low,
+        "high": share.high,
+        "macro_f1": sum(scores) / len(scores),
+        "majority_share": max(map(labels.count, names)) / len(labels),
+    }
+
+
+def label_scores(bench: Bench, file: LabelledFile, texts: Sequence[str], names: Sequence[str]) -> NDArray[np.float64]:
+    """The natural logarithm of each label's probability behind each text, shape [texts, labels].
+
+    A prompt that does not fit the model's context loses its beginning. Raises SuiteTimeout; ValueError for a label that does not
+    fit, and for a model without finite probabilities.
+    """
+    scores = np.zeros(len(texts) * len(names))
+    rows = sorted(_rows(bench, file, texts, names), key=lambda row: (len(row.tokens), row.place))
+    most = min(BATCH_POSITIONS, BATCH_LOGITS // bench.model.config.vocab_size)
+    while rows:
+        bench.check_time()
+        count = max(1, most // len(rows[-1].tokens))
+        batch, rows = rows[-count:], rows[:-count]
+        scores[[row.place for row in batch]] = _scored(bench, batch)
+    if not np.isfinite(scores).all():
+        raise ValueError("the model gives no finite probability to a label: its weights are broken")
+    return scores.reshape(len(texts), len(names))
+
+
+def _rows(bench: Bench, file: LabelledFile, texts: Sequence[str], names: Sequence[str]) -> Iterator[_Row]:
+    ends = [bench.tokenizer.encode(f" {name}", add_special_tokens=False).ids for name in names]
+    room = bench.context - max(map(len, ends))
+    if room < 1:
+        raise ValueError(
+            f"evaluation.labelled.{file.name}: a label has more tokens than the model takes: {bench.context}"
+        )
+    for number, text in enumerate(texts):
+        prompt = bench.tokenizer.encode(file.prompt.replace("{text}", text), add_special_tokens=False).ids
+        kept = [bench.eod_id, *prompt][-room:]
+        for column, end in enumerate(ends):
+            yield _Row(number * len(names) + column, [*kept, *end], len(kept))
+
+
+@torch.inference_mode()
+def _scored(bench: Bench, batch: Sequence[_Row]) -> list[float]:
+    """Padding is on the right, where causal attention does not see it from any scored position: no mask is needed."""
+    longest = max(len(row.tokens) for row in batch)
+    read = torch.tensor([row.tokens + [bench.eod_id] * (longest - len(row.tokens)) for row in batch])
+    logits = bench.model(input_ids=read, use_cache=False).logits
+    found = []
+    for row, seen in zip(batch, logits, strict=True):
+        spread = torch.log_softmax(seen[row.start - 1 : len(row.tokens) - 1].double(), dim=-1)
+        wanted = torch.tensor(row.tokens[row.start :]).unsqueeze(-1)
+        found.append(float(spread.gather(-1, wanted).sum()))
+    return found

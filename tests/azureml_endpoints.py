@@ -1,0 +1,339 @@
+"""Managed online endpoints of a workspace behind the SDK's own HTTP edge: state, long operations, and failure at any step.
+
+Every request must have a token and the API version, a body must be one by the SDK's own models (azureml_bodies.py), and what the
+real service refuses is refused: shares that do not sum to 100, traffic for what is not there or not up, a second change while one
+is under way, deleting what has traffic. A deployment answers golden prompts, and can be slow, wrong or broken.
+"""
+
+import json
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import azureml_bodies
+from azure.ai.ml._restclient.arm_ml_service import models
+from azureml_service import TOKEN, WHERE, Trouble
+
+API_VERSION = "2025-01-01-preview"
+KEY = "a key of the endpoint"
+OPERATION_SECONDS = 0.05
+MOVING = ("Creating", "Updating", "Deleting")
+ROOTS = {
+    "onlineEndpoints": models.OnlineEndpoint,
+    "deployments": models.OnlineDeployment,
+    "models": models.ModelVersion,
+    "environments": models.EnvironmentVersion,
+}
+Reply = tuple[int, Any, dict[str, str]]
+
+
+@dataclass
+class Resource:
+    """An endpoint or a deployment, as the service keeps it."""
+
+    body: dict[str, Any]
+    state: str = "Creating"
+
+    def told(self, identity: str, **more: Any) -> dict[str, Any]:
+        name = identity.rpartition("/")[2]
+        properties = {**self.body["properties"], "provisioningState": self.state, **more}
+        return {**self.body, "id": f"{WHERE}/{identity}", "name": name, "properties": properties}
+
+
+@dataclass
+class Behaviour:
+    """How a deployment answers."""
+
+    fails: bool = False
+    wrong: bool = False
+    seconds: float = 0.0
+
+
+@dataclass
+class Operation:
+    """An asynchronous change; it is done when its time has come."""
+
+    finish: Callable[[], None]
+    due: float
+    error: tuple[str, str] | None = None
+    over: bool = False
+
+
+@dataclass
+class State:
+    """Everything that a test may look at or bring about."""
+
+    golden: Mapping[str, Any]
+    resources: dict[str, Resource] = field(default_factory=dict)
+    assets: dict[str, dict[str, Any]] = field(default_factory=dict)
+    operations: dict[str, Operation] = field(default_factory=dict)
+    trouble: list[Trouble] = field(default_factory=list)
+    failing: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Pattern of `METHOD path`, and the code and message with which the operation ends that it begins."""
+    behaviour: dict[str, Behaviour] = field(default_factory=dict)
+    """By model reference."""
+    metrics: list[dict[str, Any]] | None = None
+    """Of Azure Monitor; None: it has no right to answer us."""
+    log: list[str] = field(default_factory=list)
+    traffic: list[dict[str, int]] = field(default_factory=list)
+    """Every state of the shares, in their order."""
+    mirrors: list[dict[str, int]] = field(default_factory=list)
+    heard: list[tuple[str, bool]] = field(default_factory=list)
+    """Deployment of each request to a model, and whether the header named it."""
+    done: Callable[[str], None] = lambda said: None
+    """Called with `METHOD path` after each change, before its answer."""
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def shares(self, name: str) -> dict[str, int]:
+        return dict(self.resources[f"onlineEndpoints/{name}"].body["properties"].get("traffic") or {})
+
+    def deployments(self, name: str) -> list[str]:
+        start = f"onlineEndpoints/{name}/deployments/"
+        return sorted(key.removeprefix(start) for key in self.resources if key.startswith(start))
+
+    def begin(self, said: str, finish: Callable[[], None], undo: Callable[[], None]) -> str:
+        error = next((error for pattern, error in self.failing.items() if re.search(pattern, said)), None)
+        number = uuid.uuid4().hex
+        self.operations[number] = Operation(undo if error else finish, time.monotonic() + OPERATION_SECONDS, error)
+        return number
+
+    def advance(self) -> None:
+        """Finish what is due: the service does so whether anybody asks or not."""
+        for operation in self.operations.values():
+            if not operation.over and time.monotonic() >= operation.due:
+                operation.over = True
+                operation.finish()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._answer("GET")
+
+    def do_PUT(self) -> None:
+        self._answer("PUT")
+
+    def do_POST(self) -> None:
+        self._answer("POST")
+
+    def do_DELETE(self) -> None:
+        self._answer("DELETE")
+
+    @property
+    def state(self) -> State:
+        return self.server.state  # type: ignore[attr-defined]
+
+    def _answer(self, method: str) -> None:
+        size = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(size)) if size else {}
+        path = urlsplit(self.path).path
+        if path == "/score":
+            return self._send(*self._score(body))
+        said = f"{method} {path.removeprefix(WHERE).strip('/')}"
+        with self.state.lock:
+            self.state.log.append(said)
+            self.state.advance()
+            trouble = next((t for t in self.state.trouble if t.method == method and re.search(t.path, path) and t.times), None)
+            if trouble:
+                trouble.times -= 1
+            if trouble and not trouble.lost:
+                return self._send(trouble.status, _error(trouble.code, trouble.message), trouble.headers)
+            reply = self._refused(path) or self._route(method, said.partition(" ")[2], body)
+        if method in ("PUT", "DELETE") and reply[0] < 300:
+            self.state.done(said)
+        if trouble:
+            self.close_connection = True
+            return self.connection.close()
+        return self._send(*reply)
+
+    def _send(self, code: int, said: Any, headers: dict[str, str]) -> None:
+        data = json.dumps(said).encode() if said is not None else b""
+        self.send_response(code)
+        for key, value in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _refused(self, path: str) -> Reply | None:
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return 401, _error("InvalidAuthenticationToken", "The access token is invalid or has expired."), {}
+        asked = parse_qs(urlsplit(self.path).query).get("api-version", [""])[0]
+        if asked != ("2018-01-01" if path.endswith("/metrics") else API_VERSION):
+            return 400, _error("InvalidApiVersionParameter", f"The api-version '{asked}' is invalid."), {}
+        if not path.startswith((WHERE, "/operations/")):
+            return 404, _error("ResourceNotFound", f"The resource {path} was not found."), {}
+        return None
+
+    def _route(self, method: str, rest: str, body: Any) -> Reply:
+        endpoint = r"onlineEndpoints/[^/]+"
+        routes: list[tuple[str, str, Callable[..., Reply]]] = [
+            ("GET", r"", lambda: (200, {"id": WHERE, "name": "w", "location": "eastus", "properties": {}}, {})),
+            ("GET", r"operations/([^/]+)", self._operation),
+            ("PUT", r"(models|environments)/([^/]+)/versions/([^/]+)", lambda *key: self._put_asset(body, *key)),
+            ("POST", rf"({endpoint})/listKeys", lambda _: (200, {"primaryKey": KEY, "secondaryKey": "other"}, {})),
+            ("POST", rf"({endpoint})/token", lambda _: (200, {"accessToken": KEY, "tokenType": "Bearer"}, {})),
+            ("GET", rf"{endpoint}/providers/Microsoft.Insights/metrics", self._metrics),
+            ("GET", rf"({endpoint}(?:/deployments/[^/]+)?)", self._get),
+            ("PUT", rf"({endpoint})", lambda key: self._put_endpoint(key, body)),
+            ("PUT", rf"({endpoint}/deployments/[^/]+)", lambda key: self._put_deployment(key, body)),
+            ("DELETE", rf"({endpoint}(?:/deployments/[^/]+)?)", self._delete),
+        ]
+        for verb, pattern, do in routes:
+            if verb == method and (found := re.fullmatch(pattern, rest)):
+                return do(*found.groups())
+        return 404, _error("NotFound", f"{method} {rest}"), {}
+
+    def _get(self, key: str) -> Reply:
+        found = self.state.resources.get(key)
+        if found is None:
+            return 404, _error("NotFound", f"{key} not found"), {}
+        more = {} if "/deployments/" in key else {"scoringUri": f"http://127.0.0.1:{self.server.server_address[1]}/score"}
+        return 200, found.told(key, **more), {}
+
+    def _put_asset(self, body: Any, kind: str, name: str, version: str) -> Reply:
+        if wrong := problem(kind, body):
+            return 400, _error("ValidationError", wrong), {}
+        self.state.assets[f"{WHERE}/{kind}/{name}/versions/{version}"] = body
+        return 201, {"id": f"{WHERE}/{kind}/{name}/versions/{version}", "name": version, **body}, {}
+
+    def _put_endpoint(self, key: str, body: Any) -> Reply:
+        there = self.state.resources.get(key)
+        wrong = problem("onlineEndpoints", body) or self._wrong_traffic(key, body["properties"])
+        if wrong:
+            return 400, _error("ValidationError", wrong), {}
+        if there and there.state in MOVING:
+            return 409, _error("Conflict", f"{key} is {there.state}"), {}
+        kept, now = there, Resource(body, "Updating" if there else "Creating")
+
+        def finish() -> None:
+            now.state = "Succeeded"
+            self.state.traffic.append(dict(body["properties"].get("traffic") or {}))
+            self.state.mirrors.append(dict(body["properties"].get("mirrorTraffic") or {}))
+
+        def undo() -> None:
+            self.state.resources[key] = Resource(kept.body, "Succeeded") if kept else Resource(body, "Failed")
+
+        self.state.resources[key] = now
+        return self._accepted("PUT", key, finish, undo, status=200 if there else 201)
+
+    def _put_deployment(self, key: str, body: Any) -> Reply:
+        endpoint = self.state.resources.get(key.partition("/deployments/")[0])
+        if endpoint is None:
+            return 404, _error("NotFound", f"the endpoint of {key} not found"), {}
+        if wrong := problem("deployments", body) or self._unknown(body["properties"]):
+            return 400, _error("ValidationError", wrong), {}
+        if endpoint.state in MOVING or (key in self.state.resources and self.state.resources[key].state in MOVING):
+            return 409, _error("Conflict", f"{key} or its endpoint is being changed"), {}
+        made = self.state.resources[key] = Resource(body)
+        return self._accepted("PUT", key, lambda: _become(made, "Succeeded"), lambda: _become(made, "Failed"), status=201)
+
+    def _delete(self, key: str) -> Reply:
+        found = self.state.resources.get(key)
+        if found is None:
+            return 204, None, {}
+        name, _, colour = key.partition("/deployments/")
+        if colour and self.state.shares(name.partition("/")[2]).get(colour):
+            return 400, _error("ValidationError", f"{colour} has traffic: set it to 0 first"), {}
+        if found.state in MOVING:
+            return 409, _error("Conflict", f"{key} is {found.state}"), {}
+        found.state = "Deleting"
+
+        def gone() -> None:
+            for each in [one for one in self.state.resources if one == key or one.startswith(f"{key}/")]:
+                del self.state.resources[each]
+
+        return self._accepted("DELETE", key, gone, lambda: _become(found, "Succeeded"), status=202)
+
+    def _accepted(
+        self, method: str, key: str, finish: Callable[[], None], undo: Callable[[], None], *, status: int
+    ) -> Reply:
+        number = self.state.begin(f"{method} {key}", finish, undo)
+        page = f"http://127.0.0.1:{self.server.server_address[1]}/operations/{number}?api-version={API_VERSION}"
+        headers = {"Azure-AsyncOperation": page, "Location": page}
+        return status, None if status == 202 else self._get(key)[1], headers
+
+    def _operation(self, number: str) -> Reply:
+        operation = self.state.operations[number]
+        if not operation.over:
+            return 200, {"status": "InProgress"}, {}
+        if operation.error:
+            return 200, {"status": "Failed", **_error(*operation.error)}, {}
+        return 200, {"status": "Succeeded"}, {}
+
+    def _metrics(self) -> Reply:
+        if self.state.metrics is None:
+            return 403, _error("AuthorizationFailed", "does not have authorization to read metrics"), {}
+        return 200, {"value": [{"name": {"value": "RequestsPerMinute"}, "timeseries": self.state.metrics}]}, {}
+
+    def _wrong_traffic(self, key: str, said: dict[str, Any]) -> str:
+        shares, mirror = said.get("traffic") or {}, said.get("mirrorTraffic") or {}
+        if shares and sum(shares.values()) != 100:
+            return f"traffic {shares} does not sum to 100"
+        if len(mirror) > 1 or any(share > 50 or shares.get(name) for name, share in mirror.items()):
+            return f"mirrorTraffic {mirror} is for one deployment without traffic, at most 50"
+        for name in [*shares, *mirror]:
+            found = self.state.resources.get(f"{key}/deployments/{name}")
+            if found is None or found.state != "Succeeded":
+                return f"the deployment {name} is not there, or not up"
+        return ""
+
+    def _unknown(self, said: dict[str, Any]) -> str:
+        missing = [said[field] for field in ("model", "environmentId") if said[field] not in self.state.assets]
+        return f"{missing[0]} not found" if missing else ""
+
+    def _score(self, body: Any) -> Reply:
+        if self.headers.get("Authorization") != f"Bearer {KEY}":
+            return 401, {"error": "unauthorized"}, {}
+        colour = self.headers.get("azureml-model-deployment", "")
+        with self.state.lock:
+            self.state.advance()
+            found = next((one for key, one in self.state.resources.items() if key.endswith(f"/deployments/{colour}")), None)
+            self.state.heard.append((colour, bool(colour)))
+        if found is None or found.state != "Succeeded":
+            return 404, {"error": "no such deployment"}, {}
+        ref = found.body["properties"]["environmentVariables"]["MODEL_REF"]
+        how = self.state.behaviour.get(ref, Behaviour())
+        time.sleep(how.seconds)
+        if how.fails:
+            return 502, {"error": "broken"}, {}
+        [prompt] = body["input_data"]["input_string"]
+        known = {one["prompt"]: one["completion"] for one in self.state.golden["prompts"]}
+        return 200, [{"0": "something else" if how.wrong else known[prompt]}], {"X-Headway-Model": ref}
+
+
+def problem(kind: str, body: Any) -> str:
+    """What is wrong with a body by the SDK's own model; empty when nothing is."""
+    return azureml_bodies.problem(ROOTS[kind]._deserialize(body, []), body)
+
+
+def _become(resource: Resource, state: str) -> None:
+    resource.state = state
+
+
+def _error(code: str, message: str) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message}}
+
+
+@contextmanager
+def serving(golden: Mapping[str, Any]) -> Iterator[tuple[str, State]]:
+    """The workspace's address and state, while the block runs."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server.daemon_threads = True
+    server.state = state = State(golden)  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", state
+    finally:
+        server.shutdown()
+        server.server_close()

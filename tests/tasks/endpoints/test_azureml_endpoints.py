@@ -1,0 +1,282 @@
+"""A model on a managed online endpoint of Azure ML, against a fake of its REST edge: steps, failures, kill -9, refusals."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from functools import partial
+from pathlib import Path
+
+import pytest
+from azureml_endpoints import API_VERSION, Behaviour, serving
+from azureml_service import TOKEN, WHERE, Trouble
+from azureml_stand import standing
+
+from tasks.azureml_door import use_files
+from tasks.endpoints import open_endpoint
+from tasks.errors import GateFailed, JobFailed, Missing
+from tasks.serving_config import DeploymentConfig
+from tasks.storage import open_files
+
+GOLDEN = {"prompts": [{"prompt": "def ", "completion": "f(x):", "tokens": [1, 2, 3]}]}
+ONE, TWO = f"model/tiny@{'1' * 64}", f"model/tiny@{'2' * 64}"
+DEPLOYER = """
+import json, sys
+sys.path[:0] = [{root!r}, {root!r} + "/tests", {root!r} + "/tests/tasks/endpoints"]
+from functools import partial
+from pathlib import Path
+from test_azureml_endpoints import deploy
+from tasks.azureml_door import use_files
+from tasks.storage import open_files
+use_files(partial(open_files, Path({home!r})))
+deploy(Path({base!r}), {ref!r}, {url!r})
+"""
+
+
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory):
+    with standing(tmp_path_factory.mktemp("azureml")) as stand:
+        use_files(partial(open_files, stand.home))
+        yield stand
+
+
+@pytest.fixture
+def service(stand):
+    with serving(GOLDEN) as (url, state):
+        state.url = url
+        yield state
+
+
+def config(url: str, *, rollout=None, **azureml) -> DeploymentConfig:
+    where = {"subscription_id": "s", "resource_group": "g", "workspace": "w", "endpoint": url}
+    said = {**where, "image": "x.azurecr.io/headway/endpoint:0.1.0", "poll_seconds": 0.02, "create_minutes": 0.5, **azureml}
+    return DeploymentConfig(backend="azureml", endpoint="chat", azureml=said, rollout=rollout or {})
+
+
+def model_files(folder: Path) -> list[dict]:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "golden.json").write_text(json.dumps(GOLDEN))
+    data = (folder / "golden.json").read_bytes()
+    return [{"path": "golden.json", "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}]
+
+
+def deploy(base: Path, ref: str, url: str, told=None, **changed):
+    """As tasks/deploy.py does it."""
+    folder = base / "models" / ref[-4:]
+    files, wanted = model_files(folder), config(url, **changed)
+    endpoint = open_endpoint(base / "endpoints", "chat", "azureml")
+    candidate = endpoint.start(folder, ref, files=files, golden=GOLDEN, timeout=5, config=wanted, journal=told)
+    return endpoint.switch(candidate, journal=told)
+
+
+def opened(base: Path):
+    return open_endpoint(base / "endpoints", "chat")
+
+
+def name_of(service) -> str:
+    return next(key for key in service.resources if "/deployments/" not in key).partition("/")[2]
+
+
+def always_100(service) -> bool:
+    """In every state that the service was in once anything had traffic."""
+    return all(sum(shares.values()) in ((0,) if not shares else (100,)) for shares in service.traffic)
+
+
+def test_two_models_one_after_the_other(service, tmp_path):
+    events = []
+    first = deploy(tmp_path, ONE, service.url)
+    assert first.model_ref == ONE and service.traffic == [{}, {"blue": 100}]
+    second = deploy(tmp_path, TWO, service.url, told=lambda event, details: events.append(event))
+    assert second.model_ref == TWO and opened(tmp_path).observe().ready
+    shares = [{"blue": 100}, {"blue": 90, "green": 10}, {"blue": 50, "green": 50}, {"green": 100}]
+    assert service.traffic[2:] == shares and {"green": 10} in service.mirrors
+    assert events == ["starting", "answering", "step", "step", "step", "step", "switched"]
+    assert all(named for _, named in service.heard)
+    assert service.deployments(name_of(service)) == ["blue", "green"]
+
+
+def test_the_old_one_goes_when_it_was_kept_warm(service, tmp_path):
+    deploy(tmp_path, ONE, service.url)
+    deploy(tmp_path, TWO, service.url)
+    endpoint, until = opened(tmp_path), json.loads((tmp_path / "endpoints/chat/endpoint.json").read_text())["previous"]["until"]
+    assert endpoint.tidy(until - 1) == [] and endpoint.tidy(until + 1) == [f"{name_of(service)}/blue"]
+    assert service.deployments(name_of(service)) == ["green"]
+    with pytest.raises(ValueError, match="no way back"):
+        endpoint.go_back("it is rude")
+
+
+def test_going_back_is_one_put(service, tmp_path):
+    deploy(tmp_path, ONE, service.url)
+    deploy(tmp_path, TWO, service.url)
+    before = len(service.traffic)
+    assert opened(tmp_path).go_back("it is rude").model_ref == ONE
+    assert service.traffic[before:] == [{"blue": 100}] and opened(tmp_path).observe().model_ref == ONE
+
+
+STEPS = {
+    "the endpoint's look": Trouble("GET", r"onlineEndpoints/[^/]+$", 500, times=4),
+    "model asset": Trouble("PUT", r"models/", 500, times=4),
+    "environment": Trouble("PUT", r"environments/", 500, times=4),
+    "deployment": Trouble("PUT", r"deployments/green", 500, times=4),
+    "quota": Trouble("PUT", r"deployments/green", 400, code="OutOfQuota", message="Not enough quota for Standard_DS2_v2"),
+    "keys": Trouble("POST", r"listKeys", 500, times=4),
+    "first share": Trouble("PUT", r"onlineEndpoints/[^/]+$", 500, times=4),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_failure_at_a_step_reverts(service, tmp_path, step):
+    deploy(tmp_path, ONE, service.url)
+    trouble = STEPS[step]
+    service.trouble = [Trouble(**{**vars(trouble)})]
+    with pytest.raises((Missing, ValueError, JobFailed)):
+        deploy(tmp_path, TWO, service.url)
+    service.trouble = []
+    opened(tmp_path).settle()
+    assert service.shares(name_of(service)) == {"blue": 100} and always_100(service)
+    assert service.deployments(name_of(service)) == ["blue"] and opened(tmp_path).observe().model_ref == ONE
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_an_operation_that_fails_at_a_share_reverts(service, tmp_path, nth):
+    deploy(tmp_path, ONE, service.url)
+    name, puts = name_of(service), []
+
+    def done(said: str) -> None:
+        puts.append(said) if said == f"PUT onlineEndpoints/{name}" else None
+        service.failing = {r"^PUT onlineEndpoints/[^/]+$": ("Bad", "the share was not taken")} if len(puts) == nth else {}
+
+    service.done = done
+    with pytest.raises((Missing, ValueError, JobFailed), match="not taken"):
+        deploy(tmp_path, TWO, service.url)
+    assert service.shares(name) == {"blue": 100} and always_100(service) and service.deployments(name) == ["blue"]
+
+
+def test_a_deployment_that_does_not_come_up_reverts(service, tmp_path):
+    deploy(tmp_path, ONE, service.url)
+    service.failing = {"PUT .*deployments/green": ("ImageNotFound", "the image x was not found")}
+    with pytest.raises((ValueError, JobFailed, Missing), match="image"):
+        deploy(tmp_path, TWO, service.url)
+    assert service.deployments(name_of(service)) == ["blue"]
+
+
+@pytest.mark.parametrize("how", [Behaviour(wrong=True), Behaviour(fails=True)], ids=["wrong", "broken"])
+def test_a_model_that_does_not_answer_gets_no_traffic(service, tmp_path, how):
+    deploy(tmp_path, ONE, service.url)
+    service.behaviour[TWO] = how
+    with pytest.raises(JobFailed, match="green"):
+        deploy(tmp_path, TWO, service.url)
+    assert all("green" not in shares for shares in service.traffic) and service.deployments(name_of(service)) == ["blue"]
+
+
+def test_a_model_that_breaks_under_traffic_loses_it(service, tmp_path):
+    deploy(tmp_path, ONE, service.url)
+    name = name_of(service)
+
+    def done(said: str) -> None:
+        if service.traffic[-1].get("green") or "green" in service.shares(name):
+            service.behaviour[TWO] = Behaviour(fails=True)
+
+    service.done = done
+    slow = {"step_requests": 50, "step_seconds": 20.0, "mirror": 0}
+    with pytest.raises(GateFailed, match="errors"):
+        deploy(tmp_path, TWO, service.url, rollout=slow)
+    assert service.shares(name) == {"blue": 100} and always_100(service) and service.deployments(name) == ["blue"]
+
+
+def test_azure_monitor_judges_where_it_counts(service, tmp_path):
+    deploy(tmp_path, ONE, service.url)
+    dimensions = [{"name": {"value": "deployment"}, "value": "green"}, {"name": {"value": "statusCodeClass"}, "value": "5xx"}]
+    service.metrics = [{"metadatavalues": dimensions, "data": [{"average": 40.0}, {"average": None}]}]
+    with pytest.raises(GateFailed, match="40 of 40 requests failed"):
+        deploy(tmp_path, TWO, service.url)
+    assert service.shares(name_of(service)) == {"blue": 100}
+
+
+@pytest.mark.parametrize("place", [0, 2, 3, 5])
+def test_a_deployer_that_is_killed_between_two_puts(service, stand, tmp_path, place):
+    deploy(tmp_path, ONE, service.url)
+    script = DEPLOYER.format(root=str(Path.cwd()), home=str(stand.home), base=str(tmp_path), ref=TWO, url=service.url)
+    changes, name = [], name_of(service)
+    child = subprocess.Popen([sys.executable, "-c", script], env=os.environ)
+
+    def done(said: str) -> None:
+        if "models/" in said or "environments/" in said:
+            return
+        changes.append(said)
+        if len(changes) == place + 1:
+            os.kill(child.pid, signal.SIGKILL)
+
+    service.done = done
+    assert child.wait(60) == -signal.SIGKILL, changes
+    service.done = lambda said: None
+    lines = [json.loads(line)["event"] for line in (tmp_path / "endpoints/chat/journal.jsonl").read_text().splitlines()]
+    committed = "commit" in lines[lines.index("done") + 1 :]
+    assert opened(tmp_path).settle() == ("done" if committed else "reverted")
+    assert service.shares(name) == ({"green": 100} if committed else {"blue": 100}) and always_100(service)
+    assert opened(tmp_path).observe().model_ref == (TWO if committed else ONE)
+    assert deploy(tmp_path, TWO, service.url).model_ref == TWO
+
+
+def test_what_is_there_already_is_taken_as_it_is(service, tmp_path):
+    deploy(tmp_path, ONE, service.url)
+    (tmp_path / "endpoints/chat/journal.jsonl").unlink()
+    (tmp_path / "endpoints/chat/endpoint.json").unlink()
+    service.log.clear()
+    assert deploy(tmp_path, ONE, service.url).model_ref == ONE
+    assert not [said for said in service.log if said.startswith("PUT onlineEndpoints")]
+
+
+def test_a_test_endpoint_expires(service, tmp_path):
+    deploy(tmp_path, ONE, service.url, expires_hours=1.0)
+    expires = json.loads((tmp_path / "endpoints/chat/endpoint.json").read_text())["expires"]
+    [body] = [one.body for key, one in service.resources.items() if "/deployments/" not in key]
+    assert body["tags"]["expires"] == f"{expires:.0f}"
+    assert opened(tmp_path).tidy(expires - 1) == [] and opened(tmp_path).tidy(expires + 1) and not service.resources
+
+
+def test_nothing_is_sent_without_an_image(service, tmp_path):
+    with pytest.raises(ValueError, match="azureml.image is empty"):
+        deploy(tmp_path, ONE, service.url, image="")
+    assert service.log == []
+
+
+def test_an_endpoint_stays_where_it_is(service, tmp_path):
+    deploy(tmp_path, ONE, service.url)
+    with pytest.raises(ValueError, match="on the backend azureml"):
+        open_endpoint(tmp_path / "endpoints", "chat", "local")
+
+
+@pytest.mark.parametrize(
+    ("changed", "version", "token", "status"),
+    [
+        ({"colour": "red"}, API_VERSION, TOKEN, 400),
+        ({"traffic": {"blue": 60}}, API_VERSION, TOKEN, 400),
+        ({"traffic": {"blue": 100}}, API_VERSION, TOKEN, 400),
+        ({"mirrorTraffic": {"blue": 60}}, API_VERSION, TOKEN, 400),
+        ({"authMode": None}, API_VERSION, TOKEN, 400),
+        ({}, "2019-01-01", TOKEN, 400),
+        ({}, API_VERSION, "", 401),
+        ({}, API_VERSION, TOKEN, 201),
+    ],
+)
+def test_the_fake_refuses_what_the_real_one_refuses(service, changed, version, token, status):
+    properties = {key: value for key, value in {"authMode": "Key", **changed}.items() if value is not None}
+    body = {"location": "eastus", "properties": properties}
+    request = urllib.request.Request(
+        f"{service.url}{WHERE}/onlineEndpoints/x?api-version={version}",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", "Authorization": f"Bearer {token}"},
+        method="PUT",
+    )
+    try:
+        with urllib.request.urlopen(request) as reply:
+            got = reply.status
+    except urllib.error.HTTPError as error:
+        with error:
+            got = error.code
+    assert got == status

@@ -1,0 +1,195 @@
+"""The suite `code`: completions that parse and run, and hostile ones that do no harm: to files, processes, network, memory, time."""
+
+import json
+import os
+import socket
+import tempfile
+import time
+
+import pytest
+from suite_material import suite_bench, tiny_measured
+
+from tasks.jobs.evaluation.code_suite import SHIPPED_FILE, Problem, body_of, code, judge, parses
+from tasks.jobs.evaluation.sandbox import Limits, best_limits, run_code
+from tasks.jobs.evaluation.suites import run_suites
+
+LIMITS = Limits(seconds=20.0, cpu_seconds=10, memory_bytes=512 << 20)
+EXAMPLES = ">>> good()\n1\n"
+GOOD = "\ndef good():\n    return 1\n"
+
+
+def shipped():
+    return [json.loads(line) for line in SHIPPED_FILE.read_text().splitlines()]
+
+
+def as_problem(record):
+    return Problem(record["name"], record["prompt"], record["prompt"])
+
+
+@pytest.fixture(scope="module")
+def suite_model(tmp_path_factory):
+    return tiny_measured(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def allowed():
+    assert best_limits(LIMITS, fall_back=False).namespaces, "this machine allows no namespaces"
+
+
+def test_each_shipped_function_passes_with_its_solution_and_fails_with_another_body():
+    records = shipped()
+    assert len(records) == 20 == len({record["name"] for record in records})
+    solved = {record["name"]: judge(as_problem(record), record["solution"], LIMITS) for record in records}
+    assert set(solved.values()) == {"passed"}, solved
+    empty = {record["name"]: judge(as_problem(record), "    return None\n", LIMITS) for record in records}
+    assert set(empty.values()) == {"failed"}, empty
+
+
+def test_a_completion_ends_where_the_function_does_and_needs_a_body():
+    assert body_of("    return 1\n\n    # more\n\ndef other():\n    boom(") == "    return 1\n\n    # more\n\n"
+    prompt = 'def f():\n    """Doc."""\n'
+    assert parses(prompt + "    return 1\n")
+    assert not parses(prompt) and not parses(prompt + "    return (\n") and not parses("x = 1\n")
+    assert not parses(prompt + "    return " + "(" * 5000)
+
+
+def test_what_raises_what_is_wrong_and_what_leaves_early_does_not_pass():
+    assert run_code(GOOD, EXAMPLES, LIMITS) == "passed"
+    assert run_code("def good():\n    return 2\n", EXAMPLES, LIMITS) == "failed"
+    assert run_code("raise SystemExit(0)", EXAMPLES, LIMITS) == "raised"
+    assert run_code("import os\nos._exit(0)", EXAMPLES, LIMITS) == "died"
+    assert run_code("import numpy" + GOOD, EXAMPLES, LIMITS) == "raised"  # the standard library is all there is
+    forged = 'import os\nos.write(1, b\'{"attempted": 1, "failed": 0, "verdict": {"attempted": 1, "failed": 0}}\\n\')\nos._exit(0)'
+    assert run_code(forged, EXAMPLES, LIMITS) == "died"
+
+
+def test_the_harness_itself_is_cut_from_what_the_code_may_see():
+    seen = "import os\nassert os.environ == {}, 1\nassert os.getuid() == 65534\nassert os.getpid() == 1\n"
+    seen += "assert sorted(os.listdir('/tmp')) == [] == [n for n in os.listdir('/') if n in ('work', 'proc', 'dev', 'home')]\n"
+    seen += "assert len(os.listdir('/')) < 10\n"
+    assert run_code(seen + GOOD, EXAMPLES, LIMITS) == "passed"
+
+
+def caught(statement):
+    """Code that passes only when the statement was refused."""
+    return f"import os, socket, threading\ntry:\n    {statement}\nexcept (OSError, RuntimeError):\n    pass\nelse:\n    good = None\n"
+
+
+def refused(statement):
+    source = caught(statement)
+    return run_code(GOOD + source, EXAMPLES, LIMITS) == "passed"
+
+
+def test_files_can_neither_be_written_nor_removed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("as it was")
+    os.chmod(tmp_path, 0o777)
+    os.chmod(victim, 0o666)
+    for path in (str(victim), "/tmp/new", "new", "/usr/new", str(SHIPPED_FILE)):
+        assert refused(f"open({path!r}, 'w').write('harm')"), path
+    assert (
+        refused(f"os.remove({str(victim)!r})")
+        and refused("os.mkdir('/tmp/folder')")
+        and refused("os.chmod('/usr', 0o777)")
+    )
+    assert victim.read_text() == "as it was" and os.listdir(tmp_path) == ["victim"]
+
+
+def test_there_is_no_network_not_even_to_this_machine(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
+        port = server.getsockname()[1]
+        socket.create_connection(("127.0.0.1", port)).close()
+        local.bind(str(tmp_path / "socket"))
+        local.listen()
+        os.chmod(tmp_path / "socket", 0o777)
+        assert refused(f"socket.create_connection(('127.0.0.1', {port}), timeout=2)")
+        assert refused("socket.create_connection(('8.8.8.8', 53), timeout=2)")
+        assert refused(f"socket.socket(socket.AF_UNIX).connect({str(tmp_path / 'socket')!r})")
+
+
+def test_no_second_process_no_thread_and_no_signal_to_anybody():
+    assert refused("os.fork()") and refused("threading.Thread(target=print).start()")
+    assert (
+        refused("os.execv('/usr/bin/true', ['true'])") is False
+    )  # it may become another program, and gives no verdict then
+    bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        break\n"
+    assert run_code(bomb + GOOD, EXAMPLES, LIMITS) == "passed"
+    assert refused(f"os.kill({os.getpid()}, 9)") and refused(f"os.kill({os.getppid()}, 9)")
+    run_code("import os\nos.kill(os.getppid(), 9)\nos.kill(-1, 9)" + GOOD, EXAMPLES, LIMITS)
+    assert os.getpid() and run_code(GOOD, EXAMPLES, LIMITS) == "passed"
+
+
+def test_capabilities_and_mounts_do_not_come_back():
+    back = "import ctypes\nlibc = ctypes.CDLL(None)\nflags = ctypes.c_ulong(32)\n"
+    back += "assert libc.mount(None, b'/', None, flags, None) != 0\nassert libc.umount2(b'/usr', 2) != 0\n"
+    back += "libc.unshare(0x10000000 | 0x20000)\nassert libc.mount(None, b'/', None, flags, None) != 0\n"
+    back += "assert libc.umount2(b'/usr', 2) != 0\nassert libc.setuid(0) != 0\n"
+    assert run_code(back + GOOD, EXAMPLES, LIMITS) == "passed"
+
+
+def test_endless_loops_sleep_and_gluttony_end_in_time():
+    short = Limits(seconds=2.0, cpu_seconds=1, memory_bytes=256 << 20)
+    began = time.monotonic()
+    assert run_code("while True:\n    pass", EXAMPLES, short) in ("died", "timeout")
+    assert run_code("import time\ntime.sleep(1000)", EXAMPLES, short) == "timeout"
+    stubborn = "import ctypes, os, signal, time\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\nos.setsid() if os.getsid(0) != 1 else 0\n"
+    stubborn += "[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3, 10, 12, 15)]\ntime.sleep(1000)"
+    assert run_code(stubborn, EXAMPLES, short) == "timeout"
+    assert run_code("x = bytearray(1 << 40)", EXAMPLES, short) == "raised"
+    assert run_code("x = []\nwhile True:\n    x.append(bytearray(1 << 20))", EXAMPLES, short) in (
+        "raised",
+        "died",
+        "timeout",
+    )
+    assert time.monotonic() - began < 60
+
+
+def test_endless_output_is_neither_read_nor_kept():
+    short = Limits(seconds=2.0, cpu_seconds=2, memory_bytes=256 << 20)
+    for stream in (1, 2):
+        flood = f"import os\nwhile True:\n    os.write({stream}, b'x' * 65536)"
+        assert run_code(flood, EXAMPLES, short) in ("died", "timeout", "raised")
+    assert run_code("def good():\n    while True:\n        print('x' * 65536)\n", EXAMPLES, short) != "passed"
+
+
+def test_nothing_of_a_sandbox_is_left():
+    before = set(os.listdir(tempfile.gettempdir()))
+    run_code("import time\ntime.sleep(1000)", EXAMPLES, Limits(1.0, 1, 256 << 20))
+    assert not [name for name in set(os.listdir(tempfile.gettempdir())) - before if name.startswith("headway-sandbox-")]
+
+
+def test_limits_alone_hold_where_root_asks_for_it():
+    plain = Limits(20.0, 10, 512 << 20, namespaces=False)
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    assert run_code(GOOD, EXAMPLES, plain) == "passed"
+    for statement in (
+        "os.fork()",
+        f"os.kill({os.getpid()}, 9)",
+        "open('/etc/passwd', 'a')",
+        "open('/tmp/e', 'w').write('x')",
+    ):
+        assert run_code(GOOD + caught(statement), EXAMPLES, plain) != "failed", statement
+
+
+def test_a_model_is_measured_on_the_shipped_functions(suite_model, tmp_path):
+    told, _ = run_suites(suite_bench(tmp_path, suite_model, code={"problems": "shipped", "tokens": 8}), {"code": code})
+    suite = told["code"]
+    assert suite["samples"] == 20 and suite["details"]["namespaces"] is True
+    assert suite["metrics"]["parse_share"] == suite["metrics"]["parse_count"] / 20
+    assert 0 <= suite["metrics"]["pass_count"] <= suite["metrics"]["parse_count"] and suite["metrics"]["pass_high"] < 1
+    assert sum(suite["details"]["outcomes"].values()) == 20
+
+
+def test_bad_problem_files_are_told_with_their_line(suite_model, tmp_path):
+    file = tmp_path / "problems.jsonl"
+    good = json.dumps({key: shipped()[0][key] for key in ("name", "prompt")})
+    for line, said in {
+        "{": "line 2: no JSON",
+        '{"name": "f"}': "line 2: `prompt` must be text",
+        '{"name": "f", "prompt": "def f(:"}': "line 2: the prompt of f is not Python",
+        '{"name": "f", "prompt": "def f():\\n    pass"}': "line 2: f must end in a function's docstring with examples",
+    }.items():
+        file.write_text(f"{good}\n{line}\n")
+        with pytest.raises(ValueError, match=f"evaluation.code.problems: problems.jsonl, {said}"):
+            code(suite_bench(tmp_path, suite_model, code={"problems": str(file)}))
