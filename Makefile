@@ -57,6 +57,9 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.recovery
 	$(BIN)/python -m benchmarks.qualification
 	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.serving
+	$(BIN)/python -m benchmarks.overload
+	$(BIN)/python -m benchmarks.rollout
 
 soak: .venv/.dev
 	N=$(N) SEED=$(SEED) $(BIN)/python -m pytest -m soak -s $(ARGS)

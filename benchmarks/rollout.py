@@ -1,7 +1,7 @@
 """What the gateway costs, how soon it is back, and how long a rollout and the way back take while 50 requests a second come in.
 
 `python -m benchmarks.rollout [--requests N] [--times N]`. Cost: one client with one connection asks a server that has no model,
-directly and through the gateway, by turns; the server keeps connections, as ours do. Back: `kill -9` of the gateway until it
+directly and through the gateway, by turns; the server keeps connections. Back: `kill -9` of the gateway until it
 answers. Rollout and way back: real servers with a tiny exported model; the model before is kept warm, or started again. Every
 answer that is not 200 with the right text counts as failed. The load of the machine is told beside. Run by `make bench`.
 """

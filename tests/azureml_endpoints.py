@@ -144,7 +144,9 @@ class _Handler(BaseHTTPRequestHandler):
         with self.state.lock:
             self.state.log.append(said)
             self.state.advance()
-            trouble = next((t for t in self.state.trouble if t.method == method and re.search(t.path, path) and t.times), None)
+            trouble = next(
+                (t for t in self.state.trouble if t.method == method and re.search(t.path, path) and t.times), None
+            )
             if trouble:
                 trouble.times -= 1
             if trouble and not trouble.lost:
@@ -198,7 +200,9 @@ class _Handler(BaseHTTPRequestHandler):
         found = self.state.resources.get(key)
         if found is None:
             return 404, _error("NotFound", f"{key} not found"), {}
-        more = {} if "/deployments/" in key else {"scoringUri": f"http://127.0.0.1:{self.server.server_address[1]}/score"}
+        more = (
+            {} if "/deployments/" in key else {"scoringUri": f"http://127.0.0.1:{self.server.server_address[1]}/score"}
+        )
         return 200, found.told(key, **more), {}
 
     def _put_asset(self, body: Any, kind: str, name: str, version: str) -> Reply:
@@ -236,7 +240,9 @@ class _Handler(BaseHTTPRequestHandler):
         if endpoint.state in MOVING or (key in self.state.resources and self.state.resources[key].state in MOVING):
             return 409, _error("Conflict", f"{key} or its endpoint is being changed"), {}
         made = self.state.resources[key] = Resource(body)
-        return self._accepted("PUT", key, lambda: _become(made, "Succeeded"), lambda: _become(made, "Failed"), status=201)
+        return self._accepted(
+            "PUT", key, lambda: _become(made, "Succeeded"), lambda: _become(made, "Failed"), status=201
+        )
 
     def _delete(self, key: str) -> Reply:
         found = self.state.resources.get(key)
@@ -288,6 +294,11 @@ class _Handler(BaseHTTPRequestHandler):
                 return f"the deployment {name} is not there, or not up"
         return ""
 
+    def _most_traffic(self) -> str:
+        [name] = [key.partition("/")[2] for key in self.state.resources if "/deployments/" not in key]
+        shares = self.state.shares(name)
+        return max(shares, key=lambda colour: shares[colour])
+
     def _unknown(self, said: dict[str, Any]) -> str:
         missing = [said[field] for field in ("model", "environmentId") if said[field] not in self.state.assets]
         return f"{missing[0]} not found" if missing else ""
@@ -298,8 +309,11 @@ class _Handler(BaseHTTPRequestHandler):
         colour = self.headers.get("azureml-model-deployment", "")
         with self.state.lock:
             self.state.advance()
-            found = next((one for key, one in self.state.resources.items() if key.endswith(f"/deployments/{colour}")), None)
-            self.state.heard.append((colour, bool(colour)))
+            chosen = colour or self._most_traffic()
+            found = next(
+                (one for key, one in self.state.resources.items() if key.endswith(f"/deployments/{chosen}")), None
+            )
+            self.state.heard.append((chosen, bool(colour)))
         if found is None or found.state != "Succeeded":
             return 404, {"error": "no such deployment"}, {}
         ref = found.body["properties"]["environmentVariables"]["MODEL_REF"]

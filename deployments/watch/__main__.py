@@ -34,6 +34,7 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
     from deployments.watch.alerts import Alerts
     from deployments.watch.anomalies import Anomalies
     from deployments.watch.audit_copy import AuditCopy
+    from deployments.watch.cloud_endpoints import CloudEndpoints
     from deployments.watch.dead_runs import DeadRuns
     from deployments.watch.integrity import Integrity
     from deployments.watch.periods import Periods
@@ -61,6 +62,7 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
         "periods": Periods(home, config.alerts.champion_revalidated_days).tick,
         "alerts": alerts.tick,
         "audit copy": AuditCopy(home).tick,
+        "cloud endpoints": CloudEndpoints(home).tick,
     }
 
 

@@ -15,13 +15,15 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from tasks.azureml_door import workspace_id
 from tasks.endpoints.azureml_client import Online
 from tasks.endpoints.judge import Seen
-from tasks.errors import HeadwayError, JobFailed
+from tasks.errors import HeadwayError, JobFailed, Missing
+from tasks.process import read_json
 
 HEADER = "azureml-model-deployment"
 METRICS_VERSION = "2018-01-01"
@@ -44,11 +46,15 @@ class Unanswered(Exception):
     """A deployment failed to answer by its own fault: 5xx, a broken connection, no answer in time."""
 
 
-def score(url: str, entry: Mapping[str, Any], *, secret: str, deployment: str) -> Answer:
-    """Ask one deployment a golden prompt. Raises Unanswered, and ValueError for what is the caller's own fault."""
+def score(url: str, entry: Mapping[str, Any], *, secret: str, deployment: str = "") -> Answer:
+    """Ask a golden prompt of one deployment, or of whichever the split chooses.
+
+    Raises Unanswered, and ValueError for what is the caller's own fault.
+    """
     parameters = {"max_new_tokens": len(entry["tokens"]), "do_sample": False}
     body = {"input_data": {"input_string": [entry["prompt"]], "parameters": parameters}}
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {secret}", HEADER: deployment}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {secret}"}
+    headers |= {HEADER: deployment} if deployment else {}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     began = time.monotonic()
     try:
@@ -59,10 +65,26 @@ def score(url: str, entry: Mapping[str, Any], *, secret: str, deployment: str) -
         with error:
             if error.code < 500 and error.code not in (424, 429):  # 424: Azure ML's word for a model's own 5xx
                 raise ValueError(f"{url} refused a golden prompt with {error.code}") from error
-            raise Unanswered(f"{deployment} answered {error.code}") from error
+            raise Unanswered(f"{deployment or url} answered {error.code}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise Unanswered(f"{deployment} did not answer: {error}") from error
+        raise Unanswered(f"{deployment or url} did not answer: {error}") from error
     return Answer(str(said[0]["0"]), model_ref, time.monotonic() - began)
+
+
+def complete_there(endpoint: Path, prompt: str, *, max_tokens: int) -> dict[str, Any]:
+    """A person's request to an endpoint, by its split: completion, model, usage. Raises Missing when it does not answer."""
+    from tasks.endpoints.azureml_rollout import online_of
+
+    record = read_json(endpoint / "endpoint.json")
+    secret = online_of(record).secret(record["azure_name"], auth=record["azureml"]["auth"])
+    entry = {"prompt": prompt, "tokens": range(max_tokens)}
+    try:
+        got = score(record["url"], entry, secret=secret)
+    except Unanswered as error:
+        raise Missing(
+            f"endpoint/{endpoint.name} does not answer: {error}", remedy="Look at it in the studio."
+        ) from error
+    return {"completion": got.text, "model": got.model_ref, "usage": {}}
 
 
 def difference(entry: Mapping[str, Any], got: Answer, model_ref: str) -> str:

@@ -57,6 +57,10 @@ def ask(home: Path, name: str, prompt: str, *, max_tokens: int) -> dict[str, Any
     served = endpoint_of(home, bare).observe()
     if served is None:
         raise Missing(f"endpoint/{bare} is stopped", remedy="`headway retrain` starts it again.")
+    if _in_the_cloud(home, bare):
+        from tasks.endpoints.azureml_probes import complete_there
+
+        return complete_there(home / "endpoints" / bare, prompt, max_tokens=max_tokens)
     said = complete(served.url, prompt, max_tokens=max_tokens, key=own_key(home / "endpoints" / bare))
     return {"completion": said["choices"][0]["text"], "model": said["model"], "usage": said["usage"]}
 
@@ -90,6 +94,24 @@ def settle_all(home: Path) -> dict[str, str]:
         except BlockingIOError:
             continue
     return found
+
+
+def tidy_all(home: Path, now: float) -> list[str]:
+    """Delete what is over on Azure ML: models that were kept warm, test endpoints that expired. Who is at work is left alone."""
+    from tasks.endpoints.azureml import AzureMlEndpoint
+
+    deleted = []
+    for name in [one for one in known_endpoints(home) if _in_the_cloud(home, one)]:
+        try:
+            with locked(lock_of(home, name), waiting=_leave):
+                deleted += AzureMlEndpoint(home / "endpoints", name).tidy(now)
+        except BlockingIOError:
+            continue
+    return deleted
+
+
+def _in_the_cloud(home: Path, name: str) -> bool:
+    return (home / "endpoints" / name / "azureml.json").exists()
 
 
 def require_accepted(home: Path, name: str, model_ref: str) -> None:

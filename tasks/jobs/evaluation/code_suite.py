@@ -62,10 +62,11 @@ def read_problems(bench: Bench) -> list[Problem]:
     """The problems that the settings name. Raises ValueError, with the line, for what is no function with examples."""
     ref = bench.config.code.problems
     place = SHIPPED_FILE if ref == SHIPPED else place_of(bench, ref, setting=SETTING)
-    return [_problem(line) for line in lines_of(place, setting=SETTING, fields=("name", "prompt"))]
+    return [problem_of(line) for line in lines_of(place, setting=SETTING, fields=("name", "prompt"))]
 
 
-def _problem(line: Line) -> Problem:
+def problem_of(line: Line) -> Problem:
+    """The function of a record. Raises ValueError for a prompt that is none, or has no examples."""
     name, prompt = line.record["name"], line.record["prompt"].rstrip() + "\n"
     try:
         functions = [node for node in ast.parse(prompt).body if isinstance(node, ast.FunctionDef)]

@@ -18,6 +18,7 @@ from azureml_stand import standing
 
 from tasks.azureml_door import use_files
 from tasks.endpoints import open_endpoint
+from tasks.endpoints.known import ask
 from tasks.errors import GateFailed, JobFailed, Missing
 from tasks.serving_config import DeploymentConfig
 from tasks.storage import open_files
@@ -33,7 +34,7 @@ from test_azureml_endpoints import deploy
 from tasks.azureml_door import use_files
 from tasks.storage import open_files
 use_files(partial(open_files, Path({home!r})))
-deploy(Path({base!r}), {ref!r}, {url!r})
+deploy(Path({base!r}), {ref!r}, {url!r}, rollout={{'keep_warm_seconds': 0.0}})
 """
 
 
@@ -53,7 +54,13 @@ def service(stand):
 
 def config(url: str, *, rollout=None, **azureml) -> DeploymentConfig:
     where = {"subscription_id": "s", "resource_group": "g", "workspace": "w", "endpoint": url}
-    said = {**where, "image": "x.azurecr.io/headway/endpoint:0.1.0", "poll_seconds": 0.02, "create_minutes": 0.5, **azureml}
+    said = {
+        **where,
+        "image": "x.azurecr.io/headway/endpoint:0.1.0",
+        "poll_seconds": 0.02,
+        "create_minutes": 0.5,
+        **azureml,
+    }
     return DeploymentConfig(backend="azureml", endpoint="chat", azureml=said, rollout=rollout or {})
 
 
@@ -102,11 +109,21 @@ def test_two_models_one_after_the_other(service, tmp_path):
 def test_the_old_one_goes_when_it_was_kept_warm(service, tmp_path):
     deploy(tmp_path, ONE, service.url)
     deploy(tmp_path, TWO, service.url)
-    endpoint, until = opened(tmp_path), json.loads((tmp_path / "endpoints/chat/endpoint.json").read_text())["previous"]["until"]
+    endpoint, until = (
+        opened(tmp_path),
+        json.loads((tmp_path / "endpoints/chat/endpoint.json").read_text())["previous"]["until"],
+    )
     assert endpoint.tidy(until - 1) == [] and endpoint.tidy(until + 1) == [f"{name_of(service)}/blue"]
     assert service.deployments(name_of(service)) == ["green"]
     with pytest.raises(ValueError, match="no way back"):
         endpoint.go_back("it is rude")
+
+
+def test_a_person_asks_it_by_its_split(service, tmp_path):
+    deploy(tmp_path, ONE, service.url)
+    service.heard.clear()
+    assert ask(tmp_path, "chat", "def ", max_tokens=3)["completion"] == "f(x):"
+    assert service.heard == [("blue", False)]
 
 
 def test_going_back_is_one_put(service, tmp_path):
@@ -122,7 +139,9 @@ STEPS = {
     "model asset": Trouble("PUT", r"models/", 500, times=4),
     "environment": Trouble("PUT", r"environments/", 500, times=4),
     "deployment": Trouble("PUT", r"deployments/green", 500, times=4),
-    "quota": Trouble("PUT", r"deployments/green", 400, code="OutOfQuota", message="Not enough quota for Standard_DS2_v2"),
+    "quota": Trouble(
+        "PUT", r"deployments/green", 400, code="OutOfQuota", message="Not enough quota for Standard_DS2_v2"
+    ),
     "keys": Trouble("POST", r"listKeys", 500, times=4),
     "first share": Trouble("PUT", r"onlineEndpoints/[^/]+$", 500, times=4),
 }
@@ -148,7 +167,9 @@ def test_an_operation_that_fails_at_a_share_reverts(service, tmp_path, nth):
 
     def done(said: str) -> None:
         puts.append(said) if said == f"PUT onlineEndpoints/{name}" else None
-        service.failing = {r"^PUT onlineEndpoints/[^/]+$": ("Bad", "the share was not taken")} if len(puts) == nth else {}
+        service.failing = (
+            {r"^PUT onlineEndpoints/[^/]+$": ("Bad", "the share was not taken")} if len(puts) == nth else {}
+        )
 
     service.done = done
     with pytest.raises((Missing, ValueError, JobFailed), match="not taken"):
@@ -170,7 +191,9 @@ def test_a_model_that_does_not_answer_gets_no_traffic(service, tmp_path, how):
     service.behaviour[TWO] = how
     with pytest.raises(JobFailed, match="green"):
         deploy(tmp_path, TWO, service.url)
-    assert all("green" not in shares for shares in service.traffic) and service.deployments(name_of(service)) == ["blue"]
+    assert all("green" not in shares for shares in service.traffic) and service.deployments(name_of(service)) == [
+        "blue"
+    ]
 
 
 def test_a_model_that_breaks_under_traffic_loses_it(service, tmp_path):
@@ -190,14 +213,17 @@ def test_a_model_that_breaks_under_traffic_loses_it(service, tmp_path):
 
 def test_azure_monitor_judges_where_it_counts(service, tmp_path):
     deploy(tmp_path, ONE, service.url)
-    dimensions = [{"name": {"value": "deployment"}, "value": "green"}, {"name": {"value": "statusCodeClass"}, "value": "5xx"}]
+    dimensions = [
+        {"name": {"value": "deployment"}, "value": "green"},
+        {"name": {"value": "statusCodeClass"}, "value": "5xx"},
+    ]
     service.metrics = [{"metadatavalues": dimensions, "data": [{"average": 40.0}, {"average": None}]}]
     with pytest.raises(GateFailed, match="40 of 40 requests failed"):
         deploy(tmp_path, TWO, service.url)
     assert service.shares(name_of(service)) == {"blue": 100}
 
 
-@pytest.mark.parametrize("place", [0, 2, 3, 5])
+@pytest.mark.parametrize("place", [2, 5, *(pytest.param(place, marks=pytest.mark.soak) for place in (0, 1, 3, 4))])
 def test_a_deployer_that_is_killed_between_two_puts(service, stand, tmp_path, place):
     deploy(tmp_path, ONE, service.url)
     script = DEPLOYER.format(root=str(Path.cwd()), home=str(stand.home), base=str(tmp_path), ref=TWO, url=service.url)
@@ -216,6 +242,7 @@ def test_a_deployer_that_is_killed_between_two_puts(service, stand, tmp_path, pl
     service.done = lambda said: None
     lines = [json.loads(line)["event"] for line in (tmp_path / "endpoints/chat/journal.jsonl").read_text().splitlines()]
     committed = "commit" in lines[lines.index("done") + 1 :]
+    assert committed == (place == 5)
     assert opened(tmp_path).settle() == ("done" if committed else "reverted")
     assert service.shares(name) == ({"green": 100} if committed else {"blue": 100}) and always_100(service)
     assert opened(tmp_path).observe().model_ref == (TWO if committed else ONE)

@@ -1,4 +1,4 @@
-"""The suite `code`: completions that parse and run, and hostile ones that do no harm: to files, processes, network, memory, time."""
+"""The suite `code`: completions that parse and run, and hostile ones: no harm to files, processes, network, memory, time."""
 
 import json
 import os
@@ -9,7 +9,8 @@ import time
 import pytest
 from suite_material import suite_bench, tiny_measured
 
-from tasks.jobs.evaluation.code_suite import SHIPPED_FILE, Problem, body_of, code, judge, parses
+from tasks.jobs.evaluation.code_suite import SHIPPED_FILE, body_of, code, judge, parses, problem_of
+from tasks.jobs.evaluation.given_files import Line
 from tasks.jobs.evaluation.sandbox import Limits, best_limits, run_code
 from tasks.jobs.evaluation.suites import run_suites
 
@@ -23,7 +24,7 @@ def shipped():
 
 
 def as_problem(record):
-    return Problem(record["name"], record["prompt"], record["prompt"])
+    return problem_of(Line("functions.jsonl", record))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_what_raises_what_is_wrong_and_what_leaves_early_does_not_pass():
     assert run_code("raise SystemExit(0)", EXAMPLES, LIMITS) == "raised"
     assert run_code("import os\nos._exit(0)", EXAMPLES, LIMITS) == "died"
     assert run_code("import numpy" + GOOD, EXAMPLES, LIMITS) == "raised"  # the standard library is all there is
-    forged = 'import os\nos.write(1, b\'{"attempted": 1, "failed": 0, "verdict": {"attempted": 1, "failed": 0}}\\n\')\nos._exit(0)'
+    forged = 'import os\nos.write(1, b\'{"verdict": {"attempted": 1, "failed": 0}}\\n\')\nos._exit(0)'
     assert run_code(forged, EXAMPLES, LIMITS) == "died"
 
 
@@ -72,7 +73,10 @@ def test_the_harness_itself_is_cut_from_what_the_code_may_see():
 
 def caught(statement):
     """Code that passes only when the statement was refused."""
-    return f"import os, socket, threading\ntry:\n    {statement}\nexcept (OSError, RuntimeError):\n    pass\nelse:\n    good = None\n"
+    modules = "os, socket, threading"
+    return (
+        f"import {modules}\ntry:\n    {statement}\nexcept (OSError, RuntimeError):\n    pass\nelse:\n    good = None\n"
+    )
 
 
 def refused(statement):
@@ -83,8 +87,8 @@ def refused(statement):
 def test_files_can_neither_be_written_nor_removed(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("as it was")
-    os.chmod(tmp_path, 0o777)
-    os.chmod(victim, 0o666)
+    tmp_path.chmod(0o777)
+    victim.chmod(0o666)
     for path in (str(victim), "/tmp/new", "new", "/usr/new", str(SHIPPED_FILE)):
         assert refused(f"open({path!r}, 'w').write('harm')"), path
     assert (
@@ -101,7 +105,7 @@ def test_there_is_no_network_not_even_to_this_machine(tmp_path):
         socket.create_connection(("127.0.0.1", port)).close()
         local.bind(str(tmp_path / "socket"))
         local.listen()
-        os.chmod(tmp_path / "socket", 0o777)
+        (tmp_path / "socket").chmod(0o777)
         assert refused(f"socket.create_connection(('127.0.0.1', {port}), timeout=2)")
         assert refused("socket.create_connection(('8.8.8.8', 53), timeout=2)")
         assert refused(f"socket.socket(socket.AF_UNIX).connect({str(tmp_path / 'socket')!r})")
@@ -132,7 +136,7 @@ def test_endless_loops_sleep_and_gluttony_end_in_time():
     began = time.monotonic()
     assert run_code("while True:\n    pass", EXAMPLES, short) in ("died", "timeout")
     assert run_code("import time\ntime.sleep(1000)", EXAMPLES, short) == "timeout"
-    stubborn = "import ctypes, os, signal, time\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\nos.setsid() if os.getsid(0) != 1 else 0\n"
+    stubborn = "import ctypes, os, signal, time\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\n"
     stubborn += "[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3, 10, 12, 15)]\ntime.sleep(1000)"
     assert run_code(stubborn, EXAMPLES, short) == "timeout"
     assert run_code("x = bytearray(1 << 40)", EXAMPLES, short) == "raised"

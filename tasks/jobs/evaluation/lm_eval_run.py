@@ -1,0 +1,91 @@
+"""The process that runs lm-evaluation-harness for tasks/jobs/evaluation/lm_eval_suite.py: an order in, `said.json` out.
+
+A process of its own: it is killed when its time is up, its working folder is that of the data, so that a task's YAML names files
+relative to itself, and the hub is switched off before anything of it is imported (its environment is the suite's).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+BOOTSTRAP = 1000
+"""Draws for the standard error of metrics that are no mean; that of a mean is computed."""
+
+
+def main() -> int:
+    """Read `order.json` of the working folder, run the tasks, write `said.json`: results or an error."""
+    order = json.loads(Path("order.json").read_text(encoding="utf-8"))
+    try:
+        said = _run(order)
+    except Exception as error:
+        said = {"error": f"{type(error).__name__}: {error}"[:2000]}
+    Path("said.json.new").write_text(json.dumps(said), encoding="utf-8")
+    os.replace("said.json.new", "said.json")
+    return 0
+
+
+def _run(order: dict[str, Any]) -> dict[str, Any]:
+    import torch
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    torch.set_num_threads(order["threads"])
+    own = TaskManager(include_path=str(Path.cwd()), include_defaults=False)
+    manager = own
+    if known := [name for name in order["tasks"] if name not in own.all_tasks]:
+        manager = TaskManager(include_path=str(Path.cwd()))
+        if unknown := sorted(set(known) - set(manager.all_tasks)):
+            raise ValueError(
+                f"no task is called {', '.join(unknown)}; own tasks of the data: {own.all_tasks or 'none'}"
+            )
+    model = HFLM(
+        pretrained=order["checkpoint"],
+        device="cpu",
+        dtype="float32",
+        batch_size=8,
+        max_length=order["context"],
+        prefix_token_id=order["eod_id"],
+    )
+    tasks = [name if name in own.all_tasks else _with_files(name) for name in order["tasks"]]
+    found = simple_evaluate(
+        model=model,
+        tasks=tasks,
+        limit=order["limit"] or None,
+        task_manager=manager,
+        bootstrap_iters=BOOTSTRAP,
+        log_samples=False,
+    )
+    assert found is not None, "this process has rank 0"
+    return _plain(found)
+
+
+def _with_files(name: str) -> dict[str, Any]:
+    """A task of the harness with its splits from `NAME.SPLIT.jsonl`, whatever it is loaded from otherwise."""
+    files = {
+        path.name.removeprefix(f"{name}.").removesuffix(".jsonl"): path for path in Path.cwd().glob(f"{name}.*.jsonl")
+    }
+    if not files:
+        raise ValueError(f"the data have neither a YAML of the task {name} nor a file {name}.SPLIT.jsonl")
+    given = {split: str(path) for split, path in sorted(files.items())}
+    return {"task": name, "dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": given}}
+
+
+def _plain(found: Any) -> dict[str, Any]:
+    """What the suite needs of the harness's results, as plain JSON."""
+    results = {
+        task: {name: value for name, value in values.items() if isinstance(value, int | float)}
+        for task, values in found["results"].items()
+    }
+    samples = {task: int(counts["effective"]) for task, counts in found.get("n-samples", {}).items()}
+    better = {task: dict(told) for task, told in found.get("higher_is_better", {}).items()}
+    versions = {task: str(version) for task, version in found.get("versions", {}).items()}
+    return {"results": results, "samples": samples, "higher_is_better": better, "versions": versions}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""The suite `lm_eval`: tasks of lm-evaluation-harness by name, with their data given as files and no hub in reach.
+
+What runs the harness is lm_eval_run.py, in a process of its own. Here: what it is given, and its results as metrics. YAML that
+names Python code (`!function`) is refused: data that a user gives are data. A task of the harness's own may.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from tasks.errors import Missing
+from tasks.jobs.evaluation.given_files import place_of
+from tasks.jobs.evaluation.suites import Bench, Suite, SuiteTimeout
+
+SETTING = "evaluation.lm_eval"
+ROOT = Path(__file__).resolve().parents[3]
+YAML = (".yaml", ".yml")
+
+
+def lm_eval(bench: Bench) -> Suite | None:
+    """Every metric of every task as `TASK_METRIC`; `samples` is the number of samples of the shortest task."""
+    if not bench.config.lm_eval.tasks:
+        return None
+    if importlib.util.find_spec("lm_eval") is None:
+        raise Missing(
+            "evaluation.lm_eval.tasks are set, and lm-evaluation-harness is not installed where the model is measured",
+            remedy="pip install 'headway[lm-eval]', or leave evaluation.lm_eval.tasks empty.",
+        )
+    place = place_of(bench, bench.config.lm_eval.data, setting=f"{SETTING}.data")
+    with tempfile.TemporaryDirectory(prefix="headway-lm-eval-") as folder:
+        gather(place, Path(folder))
+        said = _run(bench, Path(folder))
+    if "error" in said:
+        raise ValueError(f"{SETTING}: lm-evaluation-harness ended with {said['error']}; nothing is loaded from a hub")
+    return suite_of(said)
+
+
+def gather(place: Path, target: Path) -> None:
+    """Lay a task's files side by side: as they are in a folder, and YAML also from where a dataset packs text, by its last name.
+
+    Raises ValueError for YAML that names code.
+    """
+    if not place.is_dir():
+        raise ValueError(f"{SETTING}.data = {place} is a file: give the folder of the tasks' files")
+    for path in sorted(place.iterdir()):
+        if path.suffix in YAML:
+            _keep_yaml(target, path.name, path.read_text(encoding="utf-8"))
+        elif path.suffix in (".jsonl", ".json", ".parquet"):
+            (target / path.name).symlink_to(path.resolve())
+            for name, text in _packed(path) if path.suffix == ".jsonl" else ():
+                _keep_yaml(target, name, text)
+
+
+def _keep_yaml(target: Path, name: str, text: str) -> None:
+    if re.search(r"!\s*function|!!python", text):
+        raise ValueError(
+            f"{SETTING}.data: {name} names Python code (!function), which given data may not: write it as templates"
+        )
+    (target / name).write_text(text, encoding="utf-8")
+
+
+def _packed(path: Path) -> Iterator[tuple[str, str]]:
+    """The YAML files that `headway dataset publish` packed into a shard as records of `text` and `path`."""
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            record = json.loads(line) if '"path"' in line else {}
+            name = PurePosixPath(str(record.get("path", ""))).name if isinstance(record, dict) else ""
+            if name.endswith(YAML) and isinstance(record.get("text"), str):
+                yield name, record["text"]
+
+
+def _run(bench: Bench, folder: Path) -> dict[str, Any]:
+    """What the harness says. Raises SuiteTimeout, and nothing of it is left."""
+    config = bench.config.lm_eval
+    order = {
+        "tasks": list(config.tasks),
+        "limit": config.limit,
+        "checkpoint": str(bench.rank.inputs["checkpoint"].resolve()),
+        "context": bench.context,
+        "eod_id": bench.eod_id,
+        "threads": bench.rank.settings["threads"],
+    }
+    (folder / "order.json").write_text(json.dumps(order), encoding="utf-8")
+    with open(bench.rank.folder / "lm-eval.log", "wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tasks.jobs.evaluation.lm_eval_run"],
+            cwd=folder,
+            env={**os.environ, **_no_hub(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            _wait(bench, process)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    said = folder / "said.json"
+    if not said.is_file():
+        return {"error": f"no result (exit code {process.returncode}): see lm-eval.log of the job"}
+    found: dict[str, Any] = json.loads(said.read_text(encoding="utf-8"))
+    return found
+
+
+def _wait(bench: Bench, process: subprocess.Popen[bytes]) -> None:
+    left = bench.deadline - time.monotonic()
+    try:
+        process.wait(None if math.isinf(left) else max(left, 0.0))
+    except subprocess.TimeoutExpired:
+        raise SuiteTimeout from None
+
+
+def _no_hub(folder: Path) -> dict[str, str]:
+    path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
+    offline = dict.fromkeys(
+        ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_EVALUATE_OFFLINE"), "1"
+    )
+    caches = {"HF_HOME": str(folder / ".hf"), "HF_DATASETS_CACHE": str(folder / ".hf" / "datasets")}
+    return {**offline, **caches, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def suite_of(said: dict[str, Any]) -> Suite:
+    """The harness's results as a suite: `acc,none` of arc_easy is `arc_easy_acc`; what is no finite number is left out."""
+    metrics: dict[str, float] = {}
+    worse: list[str] = []
+    for task, values in sorted(said["results"].items()):
+        for name, value in sorted(values.items()):
+            metric, _, chosen = name.partition(",")
+            if not chosen or not math.isfinite(value):
+                continue
+            told = re.sub(r"\W", "_", f"{task}_{metric}" if chosen == "none" else f"{task}_{metric}_{chosen}")
+            metrics[told] = float(value)
+            if (
+                said["higher_is_better"].get(task, {}).get(metric.removesuffix("_stderr")) is False
+                or "stderr" in metric
+            ):
+                worse.append(told)
+    samples = said["samples"]
+    details = {"samples": samples, "versions": said["versions"]}
+    return Suite(metrics, min(samples.values(), default=0), lower_is_better=tuple(worse), details=details)
