@@ -21,7 +21,7 @@ def main() -> int:
     order = json.loads(Path("order.json").read_text(encoding="utf-8"))
     try:
         said = _run(order)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 the end of a process
         said = {"error": f"{type(error).__name__}: {error}"[:2000]}
     Path("said.json.new").write_text(json.dumps(said), encoding="utf-8")
     os.replace("said.json.new", "said.json")
@@ -51,7 +51,8 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
         max_length=order["context"],
         prefix_token_id=order["eod_id"],
     )
-    tasks = [name if name in own.all_tasks else _with_files(name) for name in order["tasks"]]
+    index = manager.task_index
+    tasks = [name if name in own.all_tasks else _with_files(name, index[name].yaml_path) for name in order["tasks"]]
     found = simple_evaluate(
         model=model,
         tasks=tasks,
@@ -64,15 +65,19 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
     return _plain(found)
 
 
-def _with_files(name: str) -> dict[str, Any]:
-    """A task of the harness with its splits from `NAME.SPLIT.jsonl`, whatever it is loaded from otherwise."""
+def _with_files(name: str, yaml: Path | None) -> str:
+    """The path of a task's own YAML: the harness's, with the splits from `NAME.SPLIT.jsonl`."""
+    ending = ".jsonl"
     files = {
-        path.name.removeprefix(f"{name}.").removesuffix(".jsonl"): path for path in Path.cwd().glob(f"{name}.*.jsonl")
+        path.name.removeprefix(f"{name}.").removesuffix(ending): path for path in Path.cwd().glob(f"{name}.*{ending}")
     }
-    if not files:
-        raise ValueError(f"the data have neither a YAML of the task {name} nor a file {name}.SPLIT.jsonl")
+    if yaml is None or not files:
+        raise ValueError(f"the data have neither a YAML of the task {name} nor a file {name}.SPLIT{ending}")
     given = {split: str(path) for split, path in sorted(files.items())}
-    return {"task": name, "dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": given}}
+    told = {"include": str(yaml), "task": name, "dataset_path": "json", "dataset_name": None}
+    path = Path.cwd() / f"{name}.from-files.yaml"
+    path.write_text(json.dumps({**told, "dataset_kwargs": {"data_files": given}}), encoding="utf-8")
+    return str(path)
 
 
 def _plain(found: Any) -> dict[str, Any]:
