@@ -132,8 +132,13 @@ def _server(home: Path) -> Finding:
 
 def _endpoints(home: Path) -> Iterator[Finding]:
     from tasks.endpoints.known import endpoint_of, known_endpoints
+    from tasks.errors import HeadwayError
 
     for name in known_endpoints(home):
-        served = endpoint_of(home, name).observe()
+        try:
+            served = endpoint_of(home, name).observe()
+        except (HeadwayError, ValueError) as error:  # of a cloud
+            yield Finding(f"endpoint {name}", False, str(error), getattr(error, "remedy", ""))
+            continue
         said = f"{served.url} serves {served.model_ref[:40]}" if served else "stopped; the next retrain starts it"
         yield Finding(f"endpoint {name}", True, said)

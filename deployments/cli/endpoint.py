@@ -20,19 +20,27 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")
 def list_(as_json: Json = False) -> None:
     """List endpoints, the model that each serves, and whether it answers."""
     from tasks.endpoints.known import endpoint_of, known_endpoints
+    from tasks.errors import HeadwayError
     from tasks.settings import home
 
-    served = [(name, endpoint_of(home(), name).observe()) for name in known_endpoints(home())]
+    served, silent = [], {}
+    for name in known_endpoints(home()):
+        try:
+            served.append((name, endpoint_of(home(), name).observe()))
+        except (HeadwayError, ValueError) as error:  # of a cloud that does not answer
+            served.append((name, None))
+            silent[name] = str(error)
     rows = [
         {
             "ref": f"endpoint/{name}",
             "url": s.url if s else None,
             "model": s.model_ref if s else None,
             "ready": bool(s and s.ready),
+            "error": silent.get(name),
         }
         for name, s in served
     ]
-    words = [f"{r['ref']:<24}{r['url'] or 'stopped':<28}{short_ref(str(r['model'] or ''))}" for r in rows]
+    words = [f"{r['ref']:<24}{r['url'] or r['error'] or 'stopped':<28}{short_ref(str(r['model'] or ''))}" for r in rows]
     say({"endpoints": rows}, "\n".join(words) or "No endpoint yet.", as_json=as_json)
 
 

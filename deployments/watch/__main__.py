@@ -13,13 +13,16 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from deployments.duties import Duty, take
 from deployments.platform import prefect_server, up
 from deployments.settings import PlatformConfig
+from tasks.azureml_door import use_files
 from tasks.redaction import clean_logs
+from tasks.storage import open_files
 
 EVERY_SECONDS = 5.0
 SPOOLS_EVERY_SECONDS = 15.0
@@ -69,6 +72,7 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
 def main(home: Path) -> None:
     """Watch until somebody stops it."""
     os.environ["HEADWAY_HOME"] = str(home)
+    use_files(partial(open_files, home))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     clean_logs()
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -120,7 +120,7 @@ class AzureMlEndpoint:
         def told(event: str, more: dict[str, Any]) -> None:
             _tell(journal, event, **details, **more)
 
-        if traffic.blue and candidate.config:
+        if candidate.config and traffic.has_both():
             folder = Path(read_json(candidate.folder / "serve.json")["model_folder"])
             reference = quantiles_of(read_json(folder / "reference.json"))
             roll_out(traffic, candidate.config.rollout, self.changes, reference=reference, told=told)
@@ -269,7 +269,7 @@ class AzureMlEndpoint:
 
 def _same(there: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
     up = there["properties"].get("provisioningState") == "Succeeded"
-    return up and (there.get("tags") or {}).get("headway.spec") == body["tags"]["headway.spec"]
+    return bool(up and (there.get("tags") or {}).get("headway.spec") == body["tags"]["headway.spec"])
 
 
 def _served(name: str, record: Record) -> Served:

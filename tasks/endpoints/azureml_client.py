@@ -158,8 +158,9 @@ class Online:
         from azure.ai.ml._restclient.arm_ml_service import MachineLearningServicesMgmtClient
 
         if self._connected is None:
+            token = self._token()
             self._connected = MachineLearningServicesMgmtClient(
-                token := self._token(),
+                token,
                 self.where.subscription_id,
                 base_url=self.where.endpoint,
                 api_version=API_VERSION,

@@ -60,6 +60,10 @@ class AzureTraffic:
             "blue": together(self._probe(self.blue, "blue"), counts.get(self.blue["colour"])) if self.blue else Seen(),
         }
 
+    def has_both(self) -> bool:
+        """Whether there is a model in service to compare with; an administrator, or `stop`, may have deleted it."""
+        return bool(self.blue and self._there(self.blue))
+
     def asked_back(self) -> str:
         """See TrafficPort."""
         return ask_back(self._endpoint)
@@ -116,7 +120,7 @@ class AzureTraffic:
         """The golden prompts of a model, again and again; None where its files are not on this machine any more."""
         if record["folder"] not in self._prompts:
             started = read_json(Path(record["folder"]) / "serve.json") or {}
-            golden = read_json(Path(started.get("model_folder", record["folder"])) / "golden.json")
+            golden = read_json(Path(str(started.get("model_folder", record["folder"]))) / "golden.json")
             self._prompts[record["folder"]] = cycle(golden["prompts"]) if golden else None
         return self._prompts[record["folder"]]
 
@@ -141,8 +145,9 @@ def online_of(record: Mapping[str, Any]) -> Online:
 
 def writable(found: Mapping[str, Any]) -> dict[str, Any]:
     """An endpoint as it is, as the body of a PUT: without what only the service writes."""
-    from azure.ai.ml._restclient.arm_ml_service.models import OnlineEndpoint
+    from azure.ai.ml._restclient.arm_ml_service import models
 
-    body = rest(OnlineEndpoint._deserialize(dict(found), []))
+    kind: Any = models.OnlineEndpoint
+    body = rest(kind._deserialize(dict(found), []))
     body["properties"].pop("keys", None)
     return {**body, "properties": dict(body["properties"])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from tasks.endpoints.local_rollback import accept, refused_models
 from tasks.endpoints.servers import port_free
 from tasks.errors import GateFailed, Missing, Unknown
 from tasks.process import locked, read_json
+
+log = logging.getLogger("headway.endpoints")
 
 
 def endpoint_of(home: Path, name: str, backend: str = "") -> ServingEndpoint:
@@ -93,6 +96,10 @@ def settle_all(home: Path) -> dict[str, str]:
                     found[name] = said
         except BlockingIOError:
             continue
+        except Missing as error:
+            if not _in_the_cloud(home, name):
+                raise
+            log.warning("endpoint/%s is settled later: %s", name, error)
     return found
 
 

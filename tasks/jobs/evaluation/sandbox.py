@@ -29,7 +29,8 @@ VERDICT_BYTES = 4096
 """Most that is read of what the process says."""
 GRACE_SECONDS = 20.0
 """Beyond its time, for starting Python on a loaded machine, until the whole group is killed from outside."""
-PROBE = "def one():\n    return 1\n"
+PROBE = "import colorsys\n\n\ndef one():\n    return 1\n"
+"""The import shows that the standard library can be read in there."""
 PROBE_EXAMPLES = ">>> one()\n1\n"
 Outcome = Literal["passed", "failed", "raised", "timeout", "died"]
 

@@ -258,6 +258,13 @@ def test_what_is_there_already_is_taken_as_it_is(service, tmp_path):
     assert not [said for said in service.log if said.startswith("PUT onlineEndpoints")]
 
 
+def test_a_stopped_endpoint_is_deleted_and_made_again(service, tmp_path):
+    deploy(tmp_path, ONE, service.url)
+    opened(tmp_path).stop()
+    assert not service.resources and opened(tmp_path).observe() is None
+    assert deploy(tmp_path, TWO, service.url).model_ref == TWO and service.traffic[-1] == {"green": 100}
+
+
 def test_a_test_endpoint_expires(service, tmp_path):
     deploy(tmp_path, ONE, service.url, expires_hours=1.0)
     expires = json.loads((tmp_path / "endpoints/chat/endpoint.json").read_text())["expires"]

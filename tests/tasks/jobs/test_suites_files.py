@@ -165,6 +165,16 @@ def test_a_harness_out_of_time_is_killed_and_says_so(tmp_path, measured):
     assert told["lm_eval"]["metrics"] == {} and "did not end within" in told["lm_eval"]["failed"]
 
 
+def test_templates_do_not_reach_the_inside_of_python(tmp_path, measured):
+    pytest.importorskip("lm_eval")
+    place = harness_data(tmp_path / "data")
+    (place / "text-00000.jsonl").unlink()
+    trick = "{{ ''.__class__.__mro__[1].__subclasses__() }} {{question}}"
+    (place / "capitals.yaml").write_text(TASK.replace("{{question}}", trick))
+    with pytest.raises(ValueError, match="SecurityError"):
+        lm_eval(suite_bench(tmp_path, measured, lm_eval={"tasks": ["capitals"], "data": str(place)}))
+
+
 def test_given_yaml_may_not_name_code_and_a_file_is_no_folder(tmp_path):
     for number, text in enumerate(("doc_to_text: !function tricks.run", "a: !!python/object/apply:os.system [x]")):
         place = tmp_path / f"place{number}"
