@@ -15,9 +15,7 @@ READY_TIMEOUT_SECONDS = 5.0
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def complete(
-    url: str, prompt: str, *, max_tokens: int = 64, temperature: float = 0.0, key: str = ""
-) -> dict[str, Any]:
+def complete(url: str, prompt: str, *, max_tokens: int = 64, temperature: float = 0.0, key: str = "") -> dict[str, Any]:
     """The completion object of POST /v1/completions. ValueError when it is refused, Missing when none answers."""
     body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature}).encode()
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
