@@ -120,7 +120,9 @@ class RolloutConfig(Settings):
         if not shares or shares[-1] != 100 or shares != sorted(set(shares)) or shares[0] < 1:
             raise ValueError(f"rollout.steps is {shares}: write shares that rise and end with 100")
         if self.step_requests and not self.step_seconds:
-            raise ValueError("rollout.step_requests needs rollout.step_seconds: without requests a step would never end")
+            raise ValueError(
+                "rollout.step_requests needs rollout.step_seconds: without requests a step would never end"
+            )
         return self
 
 

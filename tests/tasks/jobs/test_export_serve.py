@@ -68,7 +68,9 @@ def test_the_export_holds_the_model_and_proves_it(exports, golden):
     assert {path.name for path in out.iterdir()} == names | told
     assert result["metrics"]["max_logit_error"] < 1e-4
     assert (result["metrics"]["greedy_equal"], result["metrics"]["greedy_total"]) == (5, 5)
-    parity = {name: result["metrics"][name] for name in ("max_logit_error", "logit_scale", "greedy_equal", "greedy_total")}
+    parity = {
+        name: result["metrics"][name] for name in ("max_logit_error", "logit_scale", "greedy_equal", "greedy_total")
+    }
     assert read_json(out / "parity.json") == parity
     assert result["metrics"]["onnx_bytes"] == sum(
         (out / name).stat().st_size for name in ("model.onnx", "model.onnx.data")
