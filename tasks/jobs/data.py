@@ -79,9 +79,6 @@ class Mapped:
 class Source(Protocol):
     """Samples in their order. `count` of them are new before the first one comes again."""
 
-    length: int
-    """Tokens of a sample's inputs."""
-
     @property
     def count(self) -> int: ...
 

@@ -5,15 +5,17 @@ Which samples they are is data.py's; how long a rank waited for them is the part
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
 from tasks.jobs.data import Batch, Shares, Source
 
-TASK_TOKENS = 1 << 18
-"""Tokens that one task of the thread reads, 2 MiB of them, if that many fit into MOST_STEPS."""
+TASK_SECONDS = 0.002
+"""Of one task of the thread: small steps are read several at once, for waking a thread takes longer than building one."""
 MOST_STEPS = 8
 
 
@@ -32,6 +34,8 @@ class Loader:
         # A thread's own GPU is the first one, where pinning would open a context that nobody uses.
         begin = (torch.cuda.set_device, (device,)) if self._pinned else (None, ())
         self._thread = ThreadPoolExecutor(1, "loader", *begin)
+        self._seconds = TASK_SECONDS
+        """That the last step took to be read."""
         self._reading: deque[tuple[int, Future[list[list[Batch]]], int]] = deque()
         """Position, the task that reads it, and its place among that task's steps."""
 
@@ -54,11 +58,16 @@ class Loader:
         self._source.close(done=done)
 
     def _read(self, consumed: int) -> None:
-        """One task for several steps: waking a thread takes longer than building a small one."""
-        steps = min(MOST_STEPS, max(1, TASK_TOKENS // (self._shares.samples * self._source.length)))
+        steps = min(MOST_STEPS, max(1, int(TASK_SECONDS / self._seconds)))
         positions = [consumed + step * self._shares.global_batch for step in range(steps)]
-        task = self._thread.submit(lambda: [self._batches(position) for position in positions])
+        task = self._thread.submit(self._several, positions)
         self._reading.extend((position, task, place) for place, position in enumerate(positions))
+
+    def _several(self, positions: Sequence[int]) -> list[list[Batch]]:
+        began = time.perf_counter()
+        found = [self._batches(position) for position in positions]
+        self._seconds = (time.perf_counter() - began) / len(positions)
+        return found
 
     def _forget(self) -> None:
         while self._reading:

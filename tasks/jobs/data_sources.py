@@ -33,7 +33,7 @@ class Mixture:
 
     def __init__(self, corpora: Sequence[Samples], shares: Sequence[float]) -> None:
         self._corpora, self._draws = corpora, Draws(shares)
-        self.length = corpora[0].length
+        self._length = corpora[0].length
 
     @property
     def count(self) -> int:
@@ -43,7 +43,7 @@ class Mixture:
     def batch(self, consumed: int, size: int) -> NDArray[np.int64]:
         """The `size` samples that follow the first `consumed` ones: shape [size, length + 1]."""
         corpus, places = self._draws.at(consumed, size)
-        rows = np.empty((size, self.length + 1), np.int64)
+        rows = np.empty((size, self._length + 1), np.int64)
         for number in np.unique(corpus).tolist():
             mine = corpus == number
             rows[mine] = self._corpora[number].at(places[mine])

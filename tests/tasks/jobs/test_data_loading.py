@@ -30,8 +30,7 @@ class Counting:
     """A source that notes what is asked of it, and may be held up."""
 
     def __init__(self, source):
-        self.source, self.count, self.length = source, source.count, source.length
-        self.asked, self.go = [], threading.Event()
+        self.source, self.count, self.asked, self.go = source, source.count, [], threading.Event()
         self.go.set()
 
     def batch(self, consumed, size):
