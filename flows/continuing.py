@@ -34,16 +34,15 @@ from tasks.errors import IntegrityError, Unknown
 from tasks.lifecycle import Lifecycle, current
 from tasks.registry.audit import audit
 from tasks.registry.journal import StoreJournal
-from tasks.settings import digest
+from tasks.settings import Settings, digest
 from tasks.storage.store import Store, find
 
 TOKENIZER = "tokenizer/tokenizer.json"
 PROGRAM = "tasks.jobs.train"
 
 
-@dataclass(frozen=True)
-class Start:
-    """What training begins with."""
+class Start(Settings):
+    """What training begins with. It is chosen once for a command, and kept in the store: `origins/WHO/WHAT.json`, create-only."""
 
     origin: Origin
     taking: TakeOver
@@ -63,21 +62,27 @@ class _Seen:
     def step(self) -> int:
         return int(self.manifest["step"])
 
+    @property
+    def origin(self) -> Origin:
+        return Origin(job=self.job.id, step=self.step, sha256=self.sha256)
+
     def __str__(self) -> str:
-        return f"step {self.step} of {self.job.id}, checkpoint {self.sha256[:12]}"
+        return _words(self.origin)
 
 
 def require_possible(home: Path, store: Store, ask: ContinueFrom | None, config: RetrainConfig) -> None:
     """Before anything is spent: whether there is a checkpoint that these settings may go on from. Data is looked at when it is
-    there, by `start_of`.
+    there, by `start_of`. What was chosen for these settings before needs none: it was taken over by then, or its job says so.
 
     Raises Unknown for no such job, IntegrityError when all its checkpoints are bad, ValueError for what differs.
     """
     if not _asked(ask):
         return
     assert ask
-    seen = _look(home, store, ask.job)
     ours: dict[str, Any] = {"training": config.training.model_dump(mode="json")}
+    if store.list(_choices(ask, ours)):
+        return
+    seen = _look(home, store, ask.job)
     _require(_differences(seen, ours, only=("training",)), seen, ask, config)
 
 
@@ -91,7 +96,9 @@ def start_of(
 ) -> Start | None:
     """What training begins with; None: it begins anew. What was forced is in the audit log before it is done.
 
-    Raises what `require_possible` does, also for another tokenizer or other data.
+    The same words, settings and data begin with the same checkpoint for good, also when the other job has a newer one by now or
+    none is left: that makes a command that is given again the same run. Another reason chooses anew. Raises what
+    `require_possible` does, also for another tokenizer or other data.
     """
     run = current()
     if not _asked(ask) or run.beyond("train") or isinstance(tokens, Pending):
@@ -102,8 +109,15 @@ def start_of(
         TOKENS: _data({"tokens": tokens.ref, **{f"tokens-{other.name}": other.ref for other in mixed}}),
         **({"base": base[0].ref} if base else {}),
     }
-    dry, name = run.spool is None, digest([ask.job, ours])[:16]
-    seen = _look(run.home, run.store, ask.job, kept_for="" if dry else name)
+    dry, name = run.spool is None, digest([_named(ask), ours])[:16]
+    place = f"{_choices(ask, ours)}/{name}.json"
+    if chosen := _chosen(run.store, place):
+        if not dry:
+            run.observer.happened(
+                "train", "adopted", f"training goes on from {_words(chosen.origin)}, as chosen before"
+            )
+        return chosen
+    seen = _look(run.home, run.store, ask.job)
     differences = _differences(seen, ours)
     _require_same_tokenizer(run.store, seen, tokens)
     _require(differences, seen, ask, config)
@@ -116,9 +130,13 @@ def start_of(
         tokens=tokens_until(seen.manifest["identity"], seen.step),
         kept_for=name,
     )
-    if not dry:
-        _tell(run, seen, ask, differences, said)
-    return Start(Origin(job=seen.job.id, step=seen.step, sha256=seen.sha256), taking)
+    start = Start(origin=seen.origin, taking=taking)
+    if dry:
+        return start
+    _keep(seen, name)
+    _tell(run, seen, ask, differences, said)
+    run.store.create(place, start.model_dump_json(indent=1).encode())
+    return _chosen(run.store, place) or start
 
 
 def with_origin(handed: tuple[Any, ...], start: Start | None) -> tuple[Any, ...]:
@@ -137,7 +155,26 @@ def _asked(ask: ContinueFrom | None) -> bool:
     return bool(ask.job)
 
 
-def _look(home: Path, store: Store, name: str, *, kept_for: str = "") -> _Seen:
+def _named(ask: ContinueFrom) -> str:
+    """The job, also where a folder was named from another one."""
+    return str(Path(ask.job).absolute()) if "/" in ask.job else ask.job
+
+
+def _choices(ask: ContinueFrom, ours: Mapping[str, Any]) -> str:
+    """Where the choices of one command lie, whatever its data is: what nobody forced once is not forced by a choice."""
+    return f"origins/{digest([_named(ask), ask.force, ask.reason, ours['training']])[:16]}"
+
+
+def _chosen(store: Store, place: str) -> Start | None:
+    document = store.read(place)
+    return Start.model_validate_json(document.data) if document else None
+
+
+def _words(origin: Origin) -> str:
+    return f"step {origin.step} of {origin.job}, checkpoint {origin.sha256[:12]}"
+
+
+def _look(home: Path, store: Store, name: str) -> _Seen:
     folder = _folder(home, store, name)
     job, root = job_of(folder), folder / "checkpoints"
     if job.program != PROGRAM:
@@ -150,19 +187,29 @@ def _look(home: Path, store: Store, name: str, *, kept_for: str = "") -> _Seen:
             f"--continue-from {name}: {root} is not there. A job that is done has no checkpoints left: start from its result "
             "with --set training.base=checkpoint/NAME. Those of a job on Azure ML or behind a login node are not on this machine"
         )
-    argv = [sys.executable, "-m", "tasks.jobs.origins", str(root), *([kept_for] if kept_for else [])]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise IntegrityError(
-            f"checkpoints of {job.id} cannot be read: {(done.stderr.strip().splitlines() or [''])[-1]}"
-        )
-    said = json.loads(done.stdout)
+    said = json.loads(_origins(job, root))
     if not said["found"]:
         why = "; ".join(said["passed_over"]) or "none was committed yet"
         raise IntegrityError(
             f"{job.id} has no checkpoint to go on from: {why}", remedy="Name another job: `headway jobs --all`."
         )
     return _Seen(job, root, said["found"], said["sha256"], tuple(said["passed_over"]))
+
+
+def _keep(seen: _Seen, name: str) -> None:
+    """Have its own job not delete it, now that it was chosen. Raises IntegrityError when that was done meanwhile."""
+    _origins(seen.job, seen.root, name, seen.step, seen.manifest["attempt"], seen.sha256)
+
+
+def _origins(job: Job, root: Path, *words: object) -> str:
+    """What the program says, which alone can read checkpoints."""
+    argv = [sys.executable, "-m", "tasks.jobs.origins", str(root), *map(str, words)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise IntegrityError(
+            f"checkpoints of {job.id} cannot be read: {(done.stderr.strip().splitlines() or [''])[-1]}"
+        )
+    return done.stdout
 
 
 def _folder(home: Path, store: Store, name: str) -> Path:

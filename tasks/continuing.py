@@ -31,7 +31,7 @@ class ContinueFrom(Settings):
     force: bool = False
     """Whether it goes on although settings, tokenizer or data changed. It is written to the audit log."""
     reason: str = ""
-    """Why; needed with `force`."""
+    """Why; needed with `force`. The same words begin with the same checkpoint again; others choose the newest one anew."""
 
 
 class Origin(Settings):

@@ -25,6 +25,8 @@ COUNT_SECONDS = 24 * 3600.0
 AGAIN_SECONDS = 5.0
 TIMEOUT_SECONDS = 3.0
 LEEWAY_SECONDS = 60.0
+TOKEN_CHARACTERS = 8192
+"""A longer token is not looked into: those of Entra for an application have two thousand or so."""
 FORMS = {"1.0": ("", "appid"), "2.0": ("/v2.0", "azp")}
 """By `ver` of a token: where its issuer is published, below the tenant, and the claim that names the client."""
 REQUIRED = ["exp", "nbf", "iss", "aud", "tid"]
@@ -55,6 +57,8 @@ class Entra:
 
     def check(self, token: str) -> str:
         """The client id that a token is of. Raises NotBelieved (401; 403 where its application is not listed), KeysAway."""
+        if len(token) > TOKEN_CHARACTERS:
+            raise NotBelieved(401, "the token is too long")
         try:
             version, key_id = _form(token)
             issuer, key = self._published[version].key(key_id)
@@ -98,13 +102,16 @@ class _Published:
         """The issuer, and its key of that id; asks the authority where that is due. Raises NotBelieved and KeysAway.
 
         A key that still counts is given at once, and asked for again beside that: an authority that hangs keeps nobody.
+        Who names another key while it is asked is told so at once: at most one thread waits for it.
         """
         known, now = self._keys.get(key_id), time.monotonic()
         if known is not None and now - self._had < COUNT_SECONDS:
             if self._stale(now) and not self._lock.locked():
                 threading.Thread(target=self._refresh, daemon=True).start()
             return self._issuer, known
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            raise KeysAway("the keys are being asked for", retry_after=1.0)
+        try:
             now = time.monotonic()
             due = key_id not in self._keys or now - self._had > FRESH_SECONDS
             asks = due and now - self._asked >= AGAIN_SECONDS
@@ -118,6 +125,8 @@ class _Published:
                 raise NotBelieved(401, "the token is signed with a key that its authority does not publish")
             # It may be a new key: a sender that is told 401 now would drop its event.
             raise KeysAway("a token names a key that is not known yet", retry_after=self._asked + AGAIN_SECONDS - now)
+        finally:
+            self._lock.release()
 
     def _stale(self, now: float) -> bool:
         return now - self._had > FRESH_SECONDS and now - self._asked >= AGAIN_SECONDS
@@ -153,8 +162,11 @@ class _Published:
 
 def _form(token: str) -> tuple[str, str]:
     """Version of a token and id of its key, as it says itself."""
-    header = jwt.get_unverified_header(token)
-    version = jwt.decode(token, options={"verify_signature": False}).get("ver")
+    try:
+        header = jwt.get_unverified_header(token)
+        version = jwt.decode(token, options={"verify_signature": False}).get("ver")
+    except (RecursionError, ValueError) as error:
+        raise NotBelieved(401, "the token is not believed: it is no token") from error
     if header.get("alg") != "RS256":
         raise NotBelieved(401, "the token is not signed with RS256")
     if not isinstance(header.get("kid"), str):

@@ -6,6 +6,8 @@ does is never published, and a checkpoint that nobody trusted signed is never ex
 
 from __future__ import annotations
 
+from math import isfinite, nan
+
 from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Model, Tokens, require_checks
 from tasks.lifecycle import current
 from tasks.programs import Program
@@ -74,13 +76,14 @@ def parity_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Chec
     """PyTorch and ONNX Runtime must agree."""
     equal, total = metrics["greedy_equal"], metrics["greedy_total"]
     remedy = "Look at the exporter's log; a model that answers differently is not published."
-    most = config.max_logit_error * max(1.0, metrics["logit_scale"] / PLAIN_LOGIT)
+    scale = metrics["logit_scale"]
+    most = config.max_logit_error * max(1.0, scale / PLAIN_LOGIT) if isfinite(scale) else nan
     return (
         Check(
             name="logit error, largest absolute",
             measured=metrics["max_logit_error"],
             limit=f"<= {most:.4g}",
-            passed=metrics["max_logit_error"] <= most,
+            passed=isfinite(most) and metrics["max_logit_error"] <= most,
             remedy=remedy,
         ),
         Check(

@@ -101,10 +101,10 @@ class RolloutConfig(Settings):
     """Per cent of the traffic, one after the other; the last one is 100."""
     mirror: int = Field(10, ge=0, le=50)
     """Per cent of the requests that are also sent to the new model before it gets any, its answers thrown away."""
-    step_requests: int = Field(0, ge=0)
+    step_requests: int = Field(50, ge=0)
     """Requests that the new model must have answered before the next step; 0 with `step_seconds` 0: steps do not wait."""
-    step_seconds: float = Field(0.0, ge=0)
-    """Longest time of a step: with fewer requests by then, what there is decides."""
+    step_seconds: float = Field(60.0, ge=0)
+    """Longest time of a step: with fewer requests by then, what there is decides. Without any traffic, a step takes 5 s."""
     keep_warm_seconds: float = Field(300.0, ge=0)
     """Time for which the old model's servers stay, without traffic, for the way back; 0: they are stopped at once."""
     max_error_share: float = Field(0.02, ge=0, le=1)
@@ -204,7 +204,7 @@ class DeploymentConfig(Settings):
     port: int | None = Field(None, ge=1, le=65535)
     """Port on loopback; empty: a free one, which the endpoint keeps."""
     start_timeout_seconds: float = Field(60.0, gt=0)
-    """Time in which a new server must answer its golden prompts."""
+    """Time in which a new server must answer its golden prompts; a second more for each 100 MB of its model."""
     access: AccessConfig = AccessConfig()
     limits: LimitsConfig = LimitsConfig()
     replicas: ReplicasConfig = ReplicasConfig()

@@ -29,7 +29,7 @@ from tasks.registry.records import Record
 from tasks.settings import Settings, digest
 from tasks.storage.store import find
 from tasks.surroundings import surroundings
-from tasks.workbench import Work, clean_up, working
+from tasks.workbench import Work, clean_up, settle_jobs, working
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -166,6 +166,9 @@ class Stage:
         try:
             with working(work):
                 value = self.body(*call.args, **call.kwargs)
+        except GateFailed:  # what was measured is judged, and published nowhere: the next run measures again
+            settle_jobs(work)
+            raise
         finally:
             outcome.outputs, outcome.job = work.outputs, work.job.summary() if work.job else None
         record = Record(

@@ -225,10 +225,16 @@ def intended_nodes() -> int | None:
     return int((generation.intent.get("job") or {}).get("nodes") or 0) or None
 
 
-def clean_up(work: Work) -> None:
-    """After the stage is recorded: its jobs are done, and only what a person may want to read stays."""
+def settle_jobs(work: Work) -> None:
+    """Close the stage's jobs: whoever wants the stage again runs them anew."""
     for token, folder in work.done.items():
         settle(token, work.lifecycle.journal, "done", folder=folder)
+
+
+def clean_up(work: Work) -> None:
+    """After the stage is recorded: its jobs are done, and only what a person may want to read stays."""
+    settle_jobs(work)
+    for folder in work.done.values():
         for path in folder.iterdir():
             if path.name not in KEPT_AFTER_A_JOB and not path.name.startswith("published-"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -70,11 +70,11 @@ class Forks:
         return json.loads(self.server.stdout.readline())
 
     def beside(self, job, act, **how):
-        """The same, while `act` happens in a thread."""
-        acting = threading.Thread(target=act)
-        acting.start()
-        codes = self(job, **how)
-        acting.join()
+        """The same, while `act` happens in a thread; what it raises is raised here, after the job's end."""
+        with ThreadPoolExecutor(1) as threads:
+            acting = threads.submit(act)
+            codes = self(job, **how)
+            acting.result()
         return codes
 
     def close(self):

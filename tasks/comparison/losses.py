@@ -67,6 +67,8 @@ def _unpaired(metric: str, mine: Side, theirs: Side, slice: str) -> Estimate:
         raise Incomparable("missing on the champion's side" if first is not None else "missing")
     if not (math.isfinite(first) and math.isfinite(second)):
         raise Incomparable("not a number")
+    if mine.given(metric) != theirs.given(metric):
+        raise Incomparable("not measured on the same files")
     if mine.lower_is_better(metric):
         share = 0.0 if first == second == 0 else math.inf if second <= 0 else first / second - 1
     elif second <= 0:

@@ -129,8 +129,6 @@ def _too_few(rule: GateRule, slice: str, count: int, fewest: int, *, passed: boo
 def _fewest(rule: GateRule, slice: str, config: EvaluationConfig) -> int:
     if rule.min_documents:
         return rule.min_documents
-    if "." in rule.metric:
-        return 1
     return config.min_documents if slice == ALL else config.min_slice_documents
 
 

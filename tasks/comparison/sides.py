@@ -64,6 +64,11 @@ class Side:
         suite, _, name = metric.rpartition(".")
         return name in self._suite(suite).get("lower_is_better", ()) if suite else metric in LOWER_IS_BETTER
 
+    def given(self, metric: str) -> Any:
+        """The sha256 of the files that a suite read, by file where it says so; None for what reads none."""
+        suite, _, _ = metric.rpartition(".")
+        return self._suite(suite).get("details", {}).get("sha256")
+
     def why_not(self, metric: str) -> str:
         """Why a metric is missing, in words."""
         suite, _, _ = metric.rpartition(".")

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from tasks.serving_config import RolloutConfig
 
+QUIET_SECONDS = 5.0
+"""After which a step is over that nobody asked anything in, of either model: there is nothing to judge by."""
 FEWEST_FAILURES = 3
 """Failed requests that count as more than bad luck; below, a share says nothing."""
 FEWEST_ANSWERS = 20
@@ -61,7 +63,8 @@ def judge(
         return Verdict("back", tuple(broken))
     enough = green.requests >= config.step_requests if config.step_requests else not config.step_seconds
     over = bool(config.step_seconds) and waited >= config.step_seconds
-    return Verdict("go" if enough or over else "wait")
+    quiet = waited >= QUIET_SECONDS and not green.requests and not blue.requests
+    return Verdict("go" if enough or over or quiet else "wait")
 
 
 def too_many_errors(requests: int, failures: int, limit: float) -> bool:

@@ -35,6 +35,7 @@ from tasks.endpoints.servers import (
     servers_of,
     smaller_rungs,
     spec_of,
+    start_limit,
     stop_strays,
     stopping_on_failure,
 )
@@ -112,13 +113,15 @@ class LocalEndpoint:
                 "threads": threads,
                 "outputs": str(outputs_of(self.folder, model_ref)),
                 "port": private_port,
+                "start_timeout_seconds": timeout,
                 **self._asked_of_servers(model_folder, candidate, files),
             }
             write_json(folder / "serve.json", settings)
+            limit = start_limit(files, patience=timeout)
             try:
                 with stopping_on_failure(folder):
                     process.start(folder, spec_of(folder))
-                    await_ready(candidate, timeout=timeout, asked_back=lambda: ask_back(self.folder))
+                    await_ready(candidate, timeout=limit, asked_back=lambda: ask_back(self.folder))
                     _tell(journal, "answering", server=server, prompts=len(golden["prompts"]))
                     ask_golden(candidate, golden)
             except BaseException as error:

@@ -16,11 +16,12 @@ from tasks.endpoints.endpoint import Candidate
 from tasks.endpoints.journal import Journal
 from tasks.endpoints.local_rollout import LocalTraffic, Record
 from tasks.endpoints.rollout import finish, give_back, settle
-from tasks.endpoints.servers import await_ready, port_of, runs
+from tasks.endpoints.servers import await_ready, port_of, runs, start_limit
 from tasks.errors import HeadwayError, JobFailed
 from tasks.process import ProcessSpec, read_json, write_json
 
 START_SECONDS = 60.0
+"""For a server of a release that did not write down what its deploy was given."""
 Told = Callable[[str, dict[str, Any]], None]
 
 
@@ -100,7 +101,9 @@ def _have_running(endpoint: Path, record: Record) -> None:
     candidate = Candidate(endpoint.name, folder.name, folder, record["model_ref"], port_of(folder), None)
     if not runs(folder):
         process.start(folder, ProcessSpec(**read_json(folder / "process.json")))
-    await_ready(candidate, timeout=START_SECONDS, again=True)
+    said = read_json(folder / "serve.json")
+    patience = float(said.get("start_timeout_seconds", START_SECONDS))
+    await_ready(candidate, timeout=start_limit(said.get("files"), patience=patience), again=True)
 
 
 def _keep_warm(endpoint: Path, changes: Journal) -> float:

@@ -6,6 +6,7 @@ is judge.py, pure; what a deployer that died leaves to the next one is journal.p
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from tasks.errors import GateFailed, HeadwayError
 from tasks.serving_config import RolloutConfig
 
 POLL_SECONDS = 0.25
+log = logging.getLogger("headway.rollout")
 Role = Literal["blue", "green"]
 """`blue` is the model in service, `green` the new one. How they are called where they run is the port's business."""
 
@@ -94,11 +96,19 @@ def roll_out(
             port.set_traffic(step.weights, mirror=step.mirror)
             _prove(port, config, step, reference=reference, pause=pause, clock=clock)
         journal.write("commit")
-    except (HeadwayError, ValueError) as error:
-        give_back(port, journal, why=str(error))
+    except BaseException as error:  # a full disk, a cancelled flow: whatever ends it before `commit`, the way is back
+        _give_back_after(port, journal, error)
         raise
     told("switched", {})
     finish(port, journal)
+
+
+def _give_back_after(port: TrafficPort, journal: Journal, error: BaseException) -> None:
+    """What cannot be given back now is by the next start; the first error is the one to tell."""
+    try:
+        give_back(port, journal, why=str(error) or type(error).__name__)
+    except (HeadwayError, ValueError, OSError) as second:
+        log.error("the traffic could not be given back, the next start does it: %s", second)
 
 
 def finish(port: TrafficPort, journal: Journal) -> None:

@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ STEADY_SECONDS = 10.0
 GRACE_SECONDS = 20.0
 POLL_SECONDS = 0.05
 LOG_TAIL_LINES = 15
+READ_BYTES_PER_SECOND = 100e6
+"""What a model is at least read, hashed and loaded with, all three together."""
 
 
 def spec_of(folder: Path) -> ProcessSpec:
@@ -106,6 +108,11 @@ def free_port() -> Iterator[int]:
 def ask_back(endpoint: Path) -> str:
     """Why somebody wants the traffic back where it was; empty: nobody does."""
     return str((read_json(endpoint / "abort.json") or {}).get("reason", ""))
+
+
+def start_limit(files: Iterable[Mapping[str, Any]] | None, *, patience: float) -> float:
+    """Seconds in which a server must be ready: `patience`, and what reading the model's files takes beyond that."""
+    return patience + sum(int(file["size"]) for file in files or ()) / READ_BYTES_PER_SECOND
 
 
 def await_ready(

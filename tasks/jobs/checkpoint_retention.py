@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from tasks.jobs.checkpoint_files import (
 PIN = "read-by-"
 KEPT_FOR = "kept-for-"
 """Mark of a checkpoint that another job is about to take over (origins.py): no attempt of this one deletes it."""
+KEPT_SECONDS = 7 * 86400
+"""For so long, since it was set: whoever asked for the checkpoint may never come."""
 SAMPLED = 16
 """Blocks of a checkpoint that are read before older ones are deleted: 64 MiB."""
 
@@ -55,7 +58,15 @@ def pin(folder: Path, attempt: int) -> None:
 
 def _pinned(folder: Path, attempt: int) -> bool:
     newer = (int(path.name.removeprefix(PIN)) > attempt for path in folder.glob(f"{PIN}*"))
-    return any(newer) or any(folder.glob(f"{KEPT_FOR}*"))
+    return any(newer) or any(map(_counts, folder.glob(f"{KEPT_FOR}*")))
+
+
+def _counts(mark: Path) -> bool:
+    """Whether a mark is not too old, nor gone meanwhile."""
+    try:
+        return time.time() - mark.stat().st_mtime < KEPT_SECONDS
+    except FileNotFoundError:
+        return False
 
 
 def retain(root: Path, keep: int, *, every: int | None = None, attempt: int = 0) -> None:

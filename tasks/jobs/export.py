@@ -8,6 +8,7 @@ the work in tasks/jobs/exporting/. See docs/export.md.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from dataclasses import dataclass
@@ -71,8 +72,9 @@ def _causal(rank: Rank, config: ExportConfig, *, threads: int) -> dict[str, Any]
     build(checkpoint, rank.output, precision=config.precision)
     rank.progress(1, 4, "built; comparing with PyTorch")
     original, exported = Original(checkpoint), Exported(rank.output, threads=threads)
-    answers = [answer(original, exported, prompt, max_tokens=config.golden_tokens) for prompt in config.golden_prompts]
-    golden, loss = _golden(answers), _loss(original, exported, rank, config)
+    loss = _loss(original, exported, rank, config)
+    answers = answer(original, exported, config.golden_prompts, max_tokens=config.golden_tokens)
+    golden = _golden(answers)
     proof = {**parity(answers), **(loss.told if loss else {})}
     speeds = _speeds(original, exported, answers, seconds=config.speed_seconds)
     rank.progress(2, 4, "proven; measuring answers")
@@ -84,7 +86,9 @@ def _causal(rank: Rank, config: ExportConfig, *, threads: int) -> dict[str, Any]
         prompts=config.reference_prompts,
         max_tokens=config.golden_tokens,
     )
-    variants, measured = _variants(rank, original, loss, config, threads=threads)
+    del original, exported  # a large model does not fit into memory beside what the variants are built from
+    gc.collect()
+    variants, measured = _variants(rank, loss, config, threads=threads)
     for name, told in (("golden", golden), ("parity", proof)):
         write_json(rank.output / f"{name}.json", told)
     write_json(rank.output / REFERENCE, reference)
@@ -139,13 +143,13 @@ def _speeds(original: Original, exported: Exported, answers: list[Answer], *, se
 
 
 def _variants(
-    rank: Rank, original: Original, loss: Loss | None, config: ExportConfig, *, threads: int
+    rank: Rank, loss: Loss | None, config: ExportConfig, *, threads: int
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """What is kept of each variant, by name, also written beside the model, and the metrics of all."""
     if loss is None or not config.variants:
         return {}, {}
-    against = Measured(original, loss.original, loss.sample)
-    told, metrics = make_variants(rank.inputs["checkpoint"], against, config, rank, threads=threads)
+    against = Measured(rank.inputs["checkpoint"], loss.original, loss.sample)
+    told, metrics = make_variants(against, config, rank, threads=threads)
     write_json(rank.output / VARIANTS, told)
     return told["variants"], metrics
 

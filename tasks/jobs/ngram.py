@@ -14,6 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_TOKENS = 1 << 24
+MOST_TOKENS = 1 << 26
+"""Tokens that both models are fitted on at most: of 10 G tokens the sorting of pairs took hours."""
+SAMPLE_BLOCK_TOKENS = 1 << 16
+"""Tokens of each block of which a larger split gives MOST_TOKENS: at each seam one pair is counted that does not stand there."""
 UNDEFINED_DISCOUNT = 0.5
 """Where no count is 1, the formula gives 0 (or 0/0) and nothing would be left for what was not seen."""
 
@@ -56,6 +60,16 @@ class Bigram:
         place = np.minimum(np.searchsorted(self.codes, wanted), len(self.codes) - 1)
         seen = np.where(self.codes[place] == wanted, self.discounted[place], 0.0)
         return -np.log2(seen + self.backoff[contexts] * self.lower[tokens])
+
+
+def sampled(tokens: NDArray[np.integer]) -> NDArray[np.integer]:
+    """What the models are fitted on: the stream as it is, or of a longer one MOST_TOKENS in evenly spaced blocks, in order."""
+    if len(tokens) <= MOST_TOKENS:
+        return tokens
+    blocks = MOST_TOKENS // SAMPLE_BLOCK_TOKENS
+    last = len(tokens) - SAMPLE_BLOCK_TOKENS
+    starts = [number * last // max(blocks - 1, 1) for number in range(blocks)]
+    return np.concatenate([tokens[start : start + SAMPLE_BLOCK_TOKENS] for start in starts])
 
 
 def fit_unigram(tokens: NDArray[np.integer], vocab_size: int) -> Unigram:

@@ -1,6 +1,7 @@
 """The checkpoint of another run that training begins with: found and kept there, then taken over into the new job's own folder.
 
-    python -m tasks.jobs.origins JOB/checkpoints [NAME]    the newest that verifies, as JSON; kept for NAME until it is taken over
+    python -m tasks.jobs.origins JOB/checkpoints                             the newest that verifies, as JSON
+    python -m tasks.jobs.origins JOB/checkpoints NAME STEP ATTEMPT SHA256    keep that one for NAME until it is taken over
 
 The new job's first checkpoint is the other one under the new identity: the same files, linked where that can be done, and read
 whole. From there on all is as in any run: restored, chained to, retained. Of the other job's folder nothing is deleted or changed
@@ -38,10 +39,10 @@ from tasks.jobs.checkpoint_files import (
 from tasks.jobs.checkpoint_retention import KEPT_FOR, pin
 from tasks.process import write_json
 
-AGAIN = "Start it again with --continue-from: it takes the newest one that is there."
+AGAIN = "Start it again with another --reason: --continue-from then takes the newest one that is there."
 
 
-def newest_good(root: Path, kept_for: str = "") -> dict[str, Any]:
+def newest_good(root: Path) -> dict[str, Any]:
     """The newest checkpoint of a job whose every byte verifies, as `{found, sha256, passed_over}`; `found` is None without one.
 
     What fails is passed over and not quarantined, for the folder is another run's.
@@ -51,24 +52,25 @@ def newest_good(root: Path, kept_for: str = "") -> dict[str, Any]:
         if reason := quarantined(path.parent):
             passed_over.append(reason)
             continue
-        mark = path.parent / f"{KEPT_FOR}{kept_for}"
-        mine = bool(kept_for) and _keep(mark)
         try:
             found = verify(path)
             sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
             return {"found": asdict(found), "sha256": sha256, "passed_over": passed_over}
         except (IntegrityError, FileNotFoundError) as error:
             passed_over.append(str(error))
-            if mine:
-                mark.unlink(missing_ok=True)
     return {"found": None, "sha256": "", "passed_over": passed_over}
 
 
-def _keep(mark: Path) -> bool:
-    """Whether the mark was set now. In a folder that only its owner may write to, there is none."""
+def keep(root: Path, origin: Origin, *, attempt: int, name: str) -> None:
+    """Mark a checkpoint that was looked at, so that its own job does not delete it before it is taken over.
+
+    In a folder that only its owner may write to, there is no mark. Raises Missing, IntegrityError when it is gone by now.
+    """
+    folder = place_of(root, origin.step, attempt)
     with suppress(OSError):
-        return create_only(mark, {})
-    return False
+        if folder.is_dir() and not create_only(mark := folder / f"{KEPT_FOR}{name}", {}):
+            os.utime(mark)
+    _chosen(folder / "manifest.json", origin)
 
 
 def continued_from(settings: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -129,5 +131,17 @@ def _link(there: Path, here: Path) -> None:
     sync(here.parent)
 
 
+def _main(root: str, name: str = "", step: str = "0", attempt: str = "0", sha256: str = "") -> None:
+    if name:
+        keep(
+            Path(root),
+            Origin(job=Path(root).parent.name, step=int(step), sha256=sha256),
+            attempt=int(attempt),
+            name=name,
+        )
+    else:
+        print(json.dumps(newest_good(Path(root))))
+
+
 if __name__ == "__main__":
-    print(json.dumps(newest_good(Path(sys.argv[1]), *sys.argv[2:3])))
+    _main(*sys.argv[1:])

@@ -3,11 +3,27 @@
 What the job does with the checkpoint: tests/tasks/jobs/test_continuing.py.
 """
 
+import hashlib
 import json
+import shutil
+from pathlib import Path
 
 import mlflow
 import pytest
 from support import publish_tiny
+
+from flows.continuing import require_possible, start_of
+from tasks.artifacts import Tokens
+from tasks.compute.job import Job
+from tasks.config import RetrainConfig
+from tasks.continuing import ContinueFrom
+from tasks.jobs.checkpoint_choice import identity
+from tasks.jobs.checkpoint_files import Manifest, commit, digest, place_of
+from tasks.lifecycle import lifecycle
+from tasks.registry.publishing import publish
+from tasks.storage import open_store
+from tasks.storage.manifest import Provenance
+from tasks.training_config import TrainingConfig
 
 TRAINING = ("--set", "training.steps=4000", "--to", "train")
 
@@ -31,6 +47,82 @@ def test_a_job_that_there_is_not(fresh):
 def test_a_force_needs_a_job_and_a_reason(fresh, words, said):
     ran = fresh.retrain("--dry-run", "--dataset", "tiny", *words)
     assert ran.code == 2 and said in ran.stderr
+
+
+@pytest.fixture
+def tokens(tmp_path, monkeypatch):
+    """Those of a home of their own, which commands and jobs of this test go on in."""
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "tokens"
+    folder.mkdir()
+    (folder / "tokens.json").write_text("{}")
+    made = publish(open_store(tmp_path / "home"), folder, kind="tokens", inputs=(), provenance=Provenance(name="t"))
+    return Tokens(name="t", version=made.version, uri="")
+
+
+@pytest.fixture
+def other(tmp_path, tokens):
+    """The folder of a job with a checkpoint of step 4."""
+    job = Job(
+        name="train",
+        token="a" * 64,
+        program="tasks.jobs.train",
+        settings={},
+        inputs={},
+        artifacts={"tokens": tokens.ref},
+    )
+    folder = tmp_path / "elsewhere" / job.id
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(job.model_dump_json())
+    save(folder, 4, tokens)
+    return folder
+
+
+def save(job, step, tokens, attempt=1):
+    shard = place_of(job / "checkpoints", step, attempt) / "shard-0.safetensors"
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(b"weights")
+    entry = {"path": shard.name, "size": 7, "sha256": hashlib.sha256(b"weights").hexdigest()}
+    wanted = identity(TrainingConfig(steps=100), {"tokens": tokens.version})
+    commit(job / "checkpoints", Manifest(step, attempt, 8 * step, wanted, digest(wanted), [entry]))
+
+
+def begun(job, tokens, *, dry=False, steps=100, **asked):
+    """What training would begin with, as one start of the flow finds it out."""
+    config, ask = RetrainConfig(training=TrainingConfig(steps=steps)), ContinueFrom(job=str(job), **asked)
+    with lifecycle("retrain", config, subject="m", stages=("train",), dry=dry) as run:
+        require_possible(run.home, run.store, ask, config)
+        return start_of(ask, config, tokens=tokens, base=(), mixed=())
+
+
+def marks(job):
+    return [Path(path).relative_to(job / "checkpoints").parts[0] for path in job.glob("checkpoints/*/*/kept-for-*")]
+
+
+def test_the_same_command_begins_with_the_same_checkpoint(other, tokens):
+    assert begun(other, tokens, dry=True).origin.step == 4 and not marks(other), "a dry run chooses nothing"
+    first = begun(other, tokens)
+    assert first.origin.step == 4 and marks(other) == ["step-00000004"]
+    save(other, 8, tokens)
+    assert begun(other, tokens) == first == begun(other, tokens, dry=True)
+    anew = begun(other, tokens, reason="its newest")
+    assert anew.origin.step == 8 and anew.taking.kept_for == first.taking.kept_for
+    shutil.rmtree(other / "checkpoints")
+    assert begun(other, tokens) == first, "train is recorded by then, or its job says what is gone"
+    with pytest.raises(ValueError, match="has no checkpoints left"):
+        begun(other, tokens, reason="once more")
+
+
+def test_what_is_refused_keeps_and_chooses_nothing_and_is_refused_again_after_a_force(other, tokens):
+    newer = tokens.model_copy(update={"version": "f" * 64})
+    with pytest.raises(ValueError, match="is not in this store"):
+        begun(other, newer)
+    with pytest.raises(ValueError, match="training.steps is 100 in the checkpoint, 200 now"):
+        begun(other, tokens, steps=200)
+    assert not marks(other) and not open_store(other.parents[1] / "home").list("origins")
+    assert begun(other, tokens, steps=200, force=True, reason="longer").origin.step == 4
+    with pytest.raises(ValueError, match="--force --reason"):
+        begun(other, tokens, steps=200)
 
 
 @pytest.mark.long

@@ -130,6 +130,8 @@ def test_too_few_documents_close_a_rule_and_are_told_where_a_pattern_finds_other
     few = evaluation(run, "few", suites={"code": suite(samples=3, pass_share=1.0)})
     code = {"metric": "code.pass_share", "at_least": 0.5, "min_documents": 10}
     assert failed(few, code) == [("code.pass_share", "3 samples")]
+    assert failed(few, {**code, "min_documents": 0}) == [("code.pass_share", "3 samples")]
+    assert failed(few, {**code, "min_documents": 3}) == []
 
 
 @pytest.mark.parametrize("metric, right", [("bits_per_byte", 0.5), ("perplexity", 0.5), ("accuracy", 0.25)])
@@ -167,6 +169,21 @@ def test_suites_are_held_to_the_champion_by_what_is_better_in_them(run):
     rules = [{"metric": f"s.{name}", "max_loss_to_champion": 0.1} for name in ("pass_share", "leaks")]
     assert [value for _, value in failed(worse, *rules, champion=champion)] == pytest.approx([0.2, 1.0])
     assert failed(better, *rules, champion=champion) == []
+
+
+def test_suites_that_read_other_files_are_not_compared(run):
+    def read(sha256, **values):
+        return {"s": {**suite(**values), "details": {"sha256": sha256}}}
+
+    champion = evaluation(run, "champion", suites=read({"a": "1"}, pass_share=0.5))
+    rule = {"metric": "s.pass_share", "max_loss_to_champion": 0.1}
+    same = evaluation(run, "same", seed=2, suites=read({"a": "1"}, pass_share=0.5))
+    assert failed(same, rule, champion=champion) == []
+    others = [read({"a": "2"}, pass_share=0.9), {"s": suite(pass_share=0.9)}]
+    for number, suites in enumerate(others):
+        scores = evaluation(run, f"other{number}", seed=3 + number, suites=suites)
+        [(_, measured)] = failed(scores, rule, champion=champion)
+        assert measured == "not measured on the same files"
 
 
 def test_the_champion_itself_passes_and_so_does_a_first_model(run):

@@ -199,7 +199,9 @@ def test_a_model_that_answers_differently_is_not_exported():
 
     assert failed() == []
     assert failed(max_logit_error=1.1e-3) == ["logit error, largest absolute"]
-    assert failed(max_logit_error=math.nan) == ["logit error, largest absolute"]
+    for bad in (math.nan, math.inf):
+        assert failed(max_logit_error=bad) == ["logit error, largest absolute"]
+        assert failed(logit_scale=bad) == ["logit error, largest absolute"]
     assert failed(greedy_equal=119.0) == ["greedy completions equal, token for token"]
     assert failed(greedy_equal=0.0, greedy_total=0.0) == ["greedy completions equal, token for token"]
 

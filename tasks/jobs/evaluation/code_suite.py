@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tasks.evaluation_config import SHIPPED, CodeSuiteConfig
 from tasks.jobs.evaluation.generating import before_end, continued
-from tasks.jobs.evaluation.given_files import Line, lines_of, place_of
+from tasks.jobs.evaluation.given_files import Line, digest_of, files_of, lines_of, place_of
 from tasks.jobs.evaluation.sandbox import Limits, best_limits, run_code
 from tasks.jobs.evaluation.suites import Bench, Suite
 from tasks.scores import wilson
@@ -46,7 +46,12 @@ def code(bench: Bench) -> Suite | None:
     for problem, text in zip(problems, _completions(bench, problems), strict=True):
         bench.check_time()
         outcomes[judge(problem, text, limits)] += 1
-    return _suite(outcomes, limits, bench.config.confidence)
+    details = {
+        "outcomes": dict(sorted(outcomes.items())),
+        "namespaces": limits.namespaces,
+        "sha256": digest_of(files_of(_place(bench))),
+    }
+    return Suite(_metrics(outcomes, bench.config.confidence), outcomes.total(), details=details)
 
 
 def limits_of(config: CodeSuiteConfig) -> Limits:
@@ -60,9 +65,7 @@ def limits_of(config: CodeSuiteConfig) -> Limits:
 
 def read_problems(bench: Bench) -> list[Problem]:
     """The problems that the settings name. Raises ValueError, with the line, for what is no function with examples."""
-    ref = bench.config.code.problems
-    place = SHIPPED_FILE if ref == SHIPPED else place_of(bench, ref, setting=SETTING)
-    return [problem_of(line) for line in lines_of(place, setting=SETTING, fields=("name", "prompt"))]
+    return [problem_of(line) for line in lines_of(_place(bench), setting=SETTING, fields=("name", "prompt"))]
 
 
 def problem_of(line: Line) -> Problem:
@@ -117,7 +120,12 @@ def _completions(bench: Bench, problems: list[Problem]) -> list[str]:
     return [bench.tokenizer.decode(before_end(row, bench.eod_id)) for row in rows]
 
 
-def _suite(outcomes: Counter[str], limits: Limits, confidence: float) -> Suite:
+def _place(bench: Bench) -> Path:
+    ref = bench.config.code.problems
+    return SHIPPED_FILE if ref == SHIPPED else place_of(bench, ref, setting=SETTING)
+
+
+def _metrics(outcomes: Counter[str], confidence: float) -> dict[str, float]:
     samples = outcomes.total()
     counts = {"parse": samples - outcomes["unparsed"], "pass": outcomes["passed"]}
     metrics: dict[str, float] = {}
@@ -125,6 +133,4 @@ def _suite(outcomes: Counter[str], limits: Limits, confidence: float) -> Suite:
         share = wilson(count, samples, confidence=confidence)
         values = {"count": float(count), "share": share.estimate, "low": share.low, "high": share.high}
         metrics |= {f"{name}_{part}": value for part, value in values.items()}
-    return Suite(
-        metrics, samples, details={"outcomes": dict(sorted(outcomes.items())), "namespaces": limits.namespaces}
-    )
+    return metrics

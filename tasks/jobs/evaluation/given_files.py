@@ -5,8 +5,9 @@ What the records mean is the suites'.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,9 +44,8 @@ def lines_of(place: Path, *, setting: str, fields: tuple[str, ...]) -> Iterator[
 
     Raises ValueError, with file and line, for what is no JSON object or lacks a field, and where there is no record at all.
     """
-    files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
     empty = True
-    for file in files:
+    for file in files_of(place):
         with open(file, "rb") as read:
             for number, raw in enumerate(read, start=1):
                 if raw.strip():
@@ -54,6 +54,23 @@ def lines_of(place: Path, *, setting: str, fields: tuple[str, ...]) -> Iterator[
                     yield Line(where, _record(raw, fields, where=f"{setting}: {where}"))
     if empty:
         raise ValueError(f"{setting}: {place.name} has no records; give JSON lines with {' and '.join(fields)}")
+
+
+def files_of(place: Path) -> list[Path]:
+    """The files of JSON lines that `place` stands for."""
+    return sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+
+
+def digest_of(files: Iterable[Path]) -> str:
+    """The sha256, in hexadecimal digits, of the names and contents of files, in their order.
+
+    A suite gives it as `sha256` of its details: what is under an absolute path may change between two models.
+    """
+    whole = hashlib.sha256()
+    for file in files:
+        with open(file, "rb") as read:
+            whole.update(f"{file.name}\0{hashlib.file_digest(read, 'sha256').hexdigest()}\n".encode())
+    return whole.hexdigest()
 
 
 def _record(raw: bytes, fields: tuple[str, ...], *, where: str) -> dict[str, Any]:

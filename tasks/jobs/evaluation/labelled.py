@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from tasks.evaluation_config import LabelledFile
-from tasks.jobs.evaluation.given_files import lines_of, place_of
+from tasks.jobs.evaluation.given_files import digest_of, files_of, lines_of, place_of
 from tasks.jobs.evaluation.scoring import BATCH_LOGITS, BATCH_POSITIONS
 from tasks.jobs.evaluation.suites import Bench, Suite
 from tasks.scores import wilson
@@ -29,6 +29,8 @@ class Labelled(NamedTuple):
 
     texts: list[str]
     labels: list[str]
+    sha256: str
+    """Of the file, or of all files of the dataset."""
 
 
 class _Row(NamedTuple):
@@ -47,7 +49,7 @@ def labelled(bench: Bench) -> Suite | None:
     if not files:
         return None
     metrics: dict[str, float] = {}
-    samples, details = [], {}
+    samples, details, digests = [], {}, {}
     for file in files:
         read = read_labelled(bench, file)
         names = sorted(set(read.labels))
@@ -55,8 +57,9 @@ def labelled(bench: Bench) -> Suite | None:
         found = figures_of(read.labels, said, confidence=bench.config.confidence)
         metrics |= {f"{file.name}_{name}": value for name, value in found.items()}
         samples.append(len(said))
+        digests[file.name] = read.sha256
         details[file.name] = {"samples": len(said), "labels": {name: read.labels.count(name) for name in names}}
-    return Suite(metrics, min(samples), details={"files": details})
+    return Suite(metrics, min(samples), details={"files": details, "sha256": digests})
 
 
 def read_labelled(bench: Bench, file: LabelledFile) -> Labelled:
@@ -64,7 +67,8 @@ def read_labelled(bench: Bench, file: LabelledFile) -> Labelled:
     setting = f"evaluation.labelled.{file.name}"
     place = place_of(bench, file.file, setting=setting)
     records = [line.record for line in lines_of(place, setting=setting, fields=("text", "label"))]
-    read = Labelled([each["text"] for each in records], [each["label"].strip() for each in records])
+    texts, labels = [each["text"] for each in records], [each["label"].strip() for each in records]
+    read = Labelled(texts, labels, digest_of(files_of(place)))
     count = len(set(read.labels))
     if not 2 <= count <= LABELS:
         raise ValueError(f"{setting}: {file.file} has {count} different labels; give 2 to {LABELS}")

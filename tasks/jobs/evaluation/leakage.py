@@ -7,6 +7,7 @@ user gives. A text counts once, however much is in it; what stands in the prompt
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -75,7 +76,8 @@ def toxicity(bench: Bench) -> Suite | None:
     texts = written(bench)
     count = sum(bool(words.search(each.text)) for each in texts)
     metrics = _share("toxic", count, len(texts), config.confidence)
-    return Suite(metrics, len(texts), lower_is_better=tuple(metrics))
+    details = {"sha256": hashlib.sha256(words.pattern.encode()).hexdigest()}
+    return Suite(metrics, len(texts), lower_is_better=tuple(metrics), details=details)
 
 
 def listed(bench: Bench) -> re.Pattern[str]:

@@ -37,6 +37,7 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
 
     torch.set_num_threads(order["threads"])
     utils.env = _held(utils.env)
+    _hold_functions()
     own = TaskManager(include_path=str(Path.cwd()), include_defaults=False)
     manager = own
     if known := [name for name in order["tasks"] if name not in own.all_tasks]:
@@ -74,6 +75,20 @@ def _held(env: Any) -> Any:
     held = SandboxedEnvironment(loader=env.loader, undefined=env.undefined, keep_trailing_newline=True)
     held.filters.update(env.filters)
     return held
+
+
+def _hold_functions() -> None:
+    """`!function` in the harness's own tasks alone: what is named elsewhere is not imported, however the YAML got here."""
+    from lm_eval.tasks import _yaml_loader as loader
+
+    own, resolve = Path(loader.__file__).resolve().parent, loader._import_func_in_yml
+
+    def held(qual: str, base_dir: Path) -> Any:
+        if not Path(base_dir).resolve().is_relative_to(own):
+            raise ValueError(f"{qual} is Python code, which data may not name (YAML in {base_dir})")
+        return resolve(qual, base_dir)
+
+    loader._import_func_in_yml = held
 
 
 def _with_files(name: str, yaml: Path | None) -> str:

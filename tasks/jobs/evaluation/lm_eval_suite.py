@@ -1,7 +1,7 @@
 """The suite `lm_eval`: tasks of lm-evaluation-harness by name, with their data given as files and no hub in reach.
 
 What runs the harness is lm_eval_run.py, in a process of its own. Here: what it is given, and its results as metrics. YAML that
-names Python code (`!function`) is refused: data that a user gives are data. A task of the harness's own may.
+names Python code (`!function`) is refused, by given_yaml.py: data that a user gives are data. A task of the harness's own may.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tasks.errors import Missing
-from tasks.jobs.evaluation.given_files import place_of
+from tasks.jobs.evaluation.given_files import digest_of, place_of
+from tasks.jobs.evaluation.given_yaml import check_plain
 from tasks.jobs.evaluation.suites import Bench, Suite, SuiteTimeout
 
 SETTING = "evaluation.lm_eval"
@@ -42,10 +44,12 @@ def lm_eval(bench: Bench) -> Suite | None:
     place = place_of(bench, bench.config.lm_eval.data, setting=f"{SETTING}.data")
     with tempfile.TemporaryDirectory(prefix="headway-lm-eval-") as folder:
         gather(place, Path(folder))
+        sha256 = digest_of(sorted(Path(folder).iterdir()))
         said = _run(bench, Path(folder))
     if "error" in said:
         raise ValueError(f"{SETTING}: lm-evaluation-harness ended with {said['error']}; nothing is loaded from a hub")
-    return suite_of(said)
+    suite = suite_of(said)
+    return replace(suite, details={**suite.details, "sha256": sha256})
 
 
 def gather(place: Path, target: Path) -> None:
@@ -65,10 +69,7 @@ def gather(place: Path, target: Path) -> None:
 
 
 def _keep_yaml(target: Path, name: str, text: str) -> None:
-    if re.search(r"!\s*function|!!python", text):
-        raise ValueError(
-            f"{SETTING}.data: {name} names Python code (!function), which given data may not: write it as templates"
-        )
+    check_plain(text, place=f"{SETTING}.data: {name}")
     (target / name).write_text(text, encoding="utf-8")
 
 

@@ -35,7 +35,10 @@ class Passage:
 
 
 def memorisation(bench: Bench) -> Suite | None:
-    """Shares and counts of both splits, with their intervals; `excess` is the share of train over that of held-out text."""
+    """Shares and counts of both splits, with their intervals; `excess` is the share of train over that of held-out text.
+
+    `samples` is the number of passages of the split with fewer: `excess` rests on both.
+    """
     config = bench.config
     if not config.probe_samples:
         return None
@@ -50,7 +53,7 @@ def memorisation(bench: Bench) -> Suite | None:
         metrics["excess"] = metrics["train_share"] - metrics["heldout_share"]
     prefix, rest = lengths(bench)
     details = {"samples": samples, "prefix_tokens": prefix, "tokens": rest}
-    return Suite(metrics, samples["train"], lower_is_better=tuple(metrics), details=details)
+    return Suite(metrics, min(samples.values()), lower_is_better=tuple(metrics), details=details)
 
 
 def known_by_heart(bench: Bench, found: list[Passage]) -> int:

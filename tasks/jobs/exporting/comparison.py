@@ -5,8 +5,11 @@ What is compared here are single prompts: logits, and greedy tokens. Held-out te
 
 from __future__ import annotations
 
+import gc
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,36 +112,60 @@ class OnnxNetwork:
 
 
 class Exported:
-    """An exported folder, as the server loads it, and its graph once more for all logits."""
+    """An exported folder, as the server loads it, and its graph once more for all logits: each loaded when it is first used."""
 
     def __init__(self, folder: Path, *, threads: int) -> None:
-        self.generation = Generation(folder, threads)
-        self.network = OnnxNetwork(folder, threads=threads)
+        self._folder, self._threads = folder, threads
+
+    @cached_property
+    def generation(self) -> Generation:
+        return Generation(self._folder, self._threads)
+
+    @cached_property
+    def network(self) -> OnnxNetwork:
+        return OnnxNetwork(self._folder, threads=self._threads)
+
+    def drop_network(self) -> None:
+        """Give its memory back."""
+        self.__dict__.pop("network", None)
+        gc.collect()
 
 
-def answer(original: Original, exported: Exported, prompt: str, *, max_tokens: int) -> Answer:
-    """Complete a prompt on both sides, greedily and from an empty cache; the context may end it early."""
-    generation = exported.generation
-    tokens, known = generation.encode(prompt), original.encode(prompt)
-    limit = min(max_tokens, generation.context_length - len(tokens))
-    said = generation.complete(tokens, limit)
-    expected = original.greedy(known, limit, ends=generation.end_tokens)
-    right, ours = original.logits(known), exported.network.logits(np.asarray([known]))
-    return Answer(
-        prompt=prompt,
-        onnx=said,
-        torch_tokens=expected,
-        equal=tokens == known and said.tokens == expected,
-        logit_error=float(np.abs(ours - right).max()),
-        logit_scale=float(np.abs(right).max()),
-    )
+def answer(original: Original, exported: Exported, prompts: Sequence[str], *, max_tokens: int) -> list[Answer]:
+    """Compare all logits, then complete each prompt on both sides, greedily and from an empty cache.
+
+    The context may end a completion early. The graph for all logits is dropped before the server's is loaded: a large model does not fit into memory once more.
+    """
+    apart = [_apart(original, exported.network, prompt) for prompt in prompts]
+    exported.drop_network()
+    generation, found = exported.generation, []
+    for prompt, (error, scale) in zip(prompts, apart, strict=True):
+        tokens, known = generation.encode(prompt), original.encode(prompt)
+        limit = min(max_tokens, generation.context_length - len(tokens))
+        said = generation.complete(tokens, limit)
+        expected = original.greedy(known, limit, ends=generation.end_tokens)
+        equal = tokens == known and said.tokens == expected
+        found.append(Answer(prompt, said, expected, equal, logit_error=error, logit_scale=scale))
+    return found
+
+
+def _apart(original: Original, network: OnnxNetwork, prompt: str) -> tuple[float, float]:
+    """Largest difference of a logit, and largest logit; of a prompt that is too long, as much as the model takes."""
+    known = original.encode(prompt)[: network.config.max_position_embeddings]
+    right, ours = original.logits(known), network.logits(np.asarray([known]))
+    return float(np.abs(ours - right).max()), float(np.abs(right).max())
+
+
+def largest(values: Iterable[float]) -> float:
+    """NaN where one of them is: Python's own `max` passes over it."""
+    return float(np.max(list(values)))
 
 
 def parity(answers: list[Answer]) -> dict[str, float]:
     """What is published of the proof: largest logit error, and how many completions are equal."""
     return {
-        "max_logit_error": max(one.logit_error for one in answers),
-        "logit_scale": max(one.logit_scale for one in answers),
+        "max_logit_error": largest(one.logit_error for one in answers),
+        "logit_scale": largest(one.logit_scale for one in answers),
         "greedy_equal": sum(one.equal for one in answers),
         "greedy_total": len(answers),
     }

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tasks.formats.onnx_data import require_plain_folder
+from tasks.jobs.exporting.comparison import largest
 from tasks.jobs.exporting.graph import DATA, MODEL, architecture, copy_settings, forget_where_it_was_built
 
 FAMILY = "ForMaskedLM"
@@ -44,7 +45,7 @@ def export_encoder(checkpoint: Path, output: Path, prompts: Sequence[str], *, th
     session = onnxruntime.InferenceSession(output / MODEL, options, providers=["CPUExecutionProvider"])
     rows = [[int(token) for token in tokenizer(prompt)["input_ids"]] for prompt in prompts]
     batches = [_padded([row]) for row in rows] + [_padded(rows)]
-    return {"max_logit_error": max(_error(network, session, *batch) for batch in batches)}
+    return {"max_logit_error": largest(_error(network, session, *batch) for batch in batches)}
 
 
 class Logits(nn.Module):

@@ -6,6 +6,7 @@ artifact again, and `variants.json` tells why. No speeds in that file: what is p
 
 from __future__ import annotations
 
+import gc
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,8 @@ REFUSALS = (ValueError, NotImplementedError, Fail, InvalidArgument, InvalidGraph
 class Measured:
     """What a variant is compared with: the checkpoint, and its bits of each held-out document."""
 
-    original: Original
+    checkpoint: Path
+    """Loaded for each variant, once it is built: the builder needs the memory."""
     bits: NDArray[Any]
     sample: Sample
 
@@ -50,7 +52,7 @@ def onnx_bytes(folder: Path) -> int:
 
 
 def make_variants(
-    checkpoint: Path, against: Measured, config: ExportConfig, rank: Rank, *, threads: int
+    against: Measured, config: ExportConfig, rank: Rank, *, threads: int
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Build each variant below the output, and keep those that pass. What is published of them, and their metrics, speeds too."""
     told: dict[str, dict[str, Any]] = {}
@@ -59,7 +61,9 @@ def make_variants(
         rank.progress(number, len(config.variants), f"the variant {name}")
         folder = rank.output / FOLDER / name
         try:
-            _build(checkpoint, folder, name)
+            gc.collect()  # of what the last variant left
+            _build(against.checkpoint, folder, name)
+            gc.collect()  # and the builder
             told[name], speeds = _measure(folder, against, config, rank, threads=threads)
         except REFUSALS as error:
             told[name], speeds = {"passed": False, "why": f"it does not run here: {_first_line(error)}"}, {}
@@ -83,11 +87,9 @@ def _measure(
     folder: Path, against: Measured, config: ExportConfig, rank: Rank, *, threads: int
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """What a variant loses, and how fast it is beside PyTorch."""
-    exported = Exported(folder, threads=threads)
-    answers = [
-        answer(against.original, exported, prompt, max_tokens=config.golden_tokens) for prompt in config.golden_prompts
-    ]
+    original, exported = Original(against.checkpoint), Exported(folder, threads=threads)
     bits = bits_of(exported.network, against.sample, rank)
+    answers = answer(original, exported, config.golden_prompts, max_tokens=config.golden_tokens)
     loss = share_worse(bits, against.bits)
     passed = loss <= config.max_loss_of_variant
     found = {
@@ -101,7 +103,7 @@ def _measure(
     tokens = exported.generation.encode(config.golden_prompts[0])
     speeds = race(
         lambda: len(exported.generation.complete(tokens, config.golden_tokens).tokens),
-        lambda: len(against.original.greedy(tokens, config.golden_tokens, ends=exported.generation.end_tokens)),
+        lambda: len(original.greedy(tokens, config.golden_tokens, ends=exported.generation.end_tokens)),
         seconds=config.speed_seconds / 2,
     ).told()
     return found, speeds

@@ -172,14 +172,18 @@ class Link:
 
 
 async def open_link(*, hang_seconds: float) -> Link:
-    """Start a process that has no model yet."""
+    """Start a process that has no model yet. Raises OSError when it cannot be."""
     ours, theirs = socket.socketpair()
-    with theirs:
-        argv = [sys.executable, "-m", PROGRAM, str(theirs.fileno())]
-        process = await asyncio.create_subprocess_exec(
-            *argv, pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL
-        )
-    streams = await asyncio.open_unix_connection(sock=ours, limit=LINE_BYTES)
+    try:
+        with theirs:
+            argv = [sys.executable, "-m", PROGRAM, str(theirs.fileno())]
+            process = await asyncio.create_subprocess_exec(
+                *argv, pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL
+            )
+        streams = await asyncio.open_unix_connection(sock=ours, limit=LINE_BYTES)
+    except BaseException:
+        ours.close()  # a process that was started ends with it
+        raise
     return Link(process, streams, hang_seconds=hang_seconds)
 
 

@@ -57,8 +57,8 @@ class ProcessRuntime:
     async def start(self, folder: Path, *, threads: int) -> None:
         """Load a folder's model and prove it by its golden prompts, all at once.
 
-        Raises IntegrityError for files that are not what they were, which is final. Raises Gone when it crashes or answers
-        wrongly; it then goes on trying, with pauses that grow, until it is closed.
+        Raises IntegrityError for files that are not what they were, which is final. Raises Gone when it cannot be started,
+        crashes or answers wrongly; it then goes on trying, with pauses that grow, until it is closed.
         """
         files = None if self._files is None else [file.model_dump() for file in self._files]
         load = {"folder": str(folder), "files": files, "threads": threads, "named": self._named}
@@ -118,9 +118,10 @@ class ProcessRuntime:
                 self.refused, self._reason = error, str(error)
                 _tell(first, error)
                 return
-            except Gone as error:
-                self._reason = str(error)
-                _tell(first, error)
+            except (Gone, OSError, ValueError, KeyError) as error:  # Unfit is a ValueError: of a golden prompt
+                odd = "" if isinstance(error, Gone) else f"the model could not be started: {type(error).__name__}: "
+                self._reason = f"{odd}{error}"
+                _tell(first, Gone(self._reason))
             log.warning("model %s: %s", self._named, self.reason)
             await asyncio.sleep(min(FIRST_PAUSE * 2**failures, LONGEST_PAUSE))
             failures += 1

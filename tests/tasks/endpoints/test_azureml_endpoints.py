@@ -34,7 +34,7 @@ from test_azureml_endpoints import deploy
 from tasks.azureml_door import use_files
 from tasks.storage import open_files
 use_files(partial(open_files, Path({home!r})))
-deploy(Path({base!r}), {ref!r}, {url!r}, rollout={{'keep_warm_seconds': 0.0}})
+deploy(Path({base!r}), {ref!r}, {url!r}, rollout={{'keep_warm_seconds': 0.0, 'step_requests': 0, 'step_seconds': 0}})
 """
 
 
@@ -61,7 +61,12 @@ def config(url: str, *, rollout=None, **azureml) -> DeploymentConfig:
         "create_minutes": 0.5,
         **azureml,
     }
-    return DeploymentConfig(backend="azureml", endpoint="chat", azureml=said, rollout=rollout or {})
+    return DeploymentConfig(
+        backend="azureml",
+        endpoint="chat",
+        azureml=said,
+        rollout={"step_requests": 0, "step_seconds": 0, **(rollout or {})},
+    )
 
 
 def model_files(folder: Path) -> list[dict]:

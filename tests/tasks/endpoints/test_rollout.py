@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from tasks.errors import GateFailed, JobFailed
 from tasks.serving_config import RolloutConfig
 
 QUICK = RolloutConfig(step_requests=12, step_seconds=20)
-AT_ONCE = RolloutConfig()
+AT_ONCE = RolloutConfig(step_requests=0, step_seconds=0)
 SEED = 20
 
 
@@ -79,10 +80,13 @@ def test_a_step_ends_with_its_requests_or_its_time():
     assert judge(few, seen(), config, waited=29).said == "wait"
     assert judge(few, seen(), config, waited=30).said == "go"
     assert judge(seen(10), seen(), config, waited=0).said == "go"
-    assert judge(seen(99), seen(), RolloutConfig(step_seconds=30), waited=29).said == "wait"
+    assert judge(seen(99), seen(), RolloutConfig(step_requests=0, step_seconds=30), waited=29).said == "wait"
+    assert judge(seen(0), seen(0), RolloutConfig(), waited=4).said == "wait"
+    assert judge(seen(0), seen(0), RolloutConfig(), waited=5).said == "go", "nobody asks anything"
+    assert judge(seen(0), seen(9), RolloutConfig(), waited=5).said == "wait"
     assert judge(Seen(), Seen(), AT_ONCE, waited=0).said == "go"
     with pytest.raises(ValueError, match="would never end"):
-        RolloutConfig(step_requests=1)
+        RolloutConfig(step_requests=1, step_seconds=0)
     with pytest.raises(ValueError, match="end with 100"):
         RolloutConfig(steps=(10, 50))
 
@@ -96,6 +100,26 @@ def test_figures_by_hand():
     assert [(s.name, s.weights["green"], s.mirror) for s in steps_of(AT_ONCE)] == [
         ("mirror", 0, 10), ("10 %", 10, 0), ("50 %", 50, 0), ("100 %", 100, 0)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_whatever_ends_a_deployer_that_lives_on_gives_the_traffic_back(endpoint, error):
+    class Ended:
+        """The real traffic, but for whoever looks at it."""
+
+        def __init__(self, traffic):
+            self._traffic = traffic
+
+        def __getattr__(self, name):
+            return getattr(self._traffic, name)
+
+        def observe(self):
+            raise error
+
+    endpoint.serve()
+    with pytest.raises(type(error)):
+        roll_out(Ended(endpoint.beside()), QUICK, endpoint.journal)
+    assert endpoint.journal.open_change() is None and endpoint.journal.lines()[-1]["event"] == "reverted"
 
 
 def test_a_sound_model_takes_the_traffic_step_by_step_and_nobody_notices(endpoint):
@@ -147,6 +171,7 @@ def test_a_bad_model_loses_its_traffic_within_30_seconds_and_no_caller_notices(e
 DEPLOYER = """
 import json, os, signal, sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
+from contextlib import nullcontext
 from pathlib import Path
 from tasks.endpoints.journal import Journal
 from tasks.endpoints.local_rollout import LocalTraffic
@@ -165,7 +190,7 @@ def dying(descriptor):
         os.kill(os.getpid(), signal.SIGKILL)
     count += 1
 os.fsync = dying
-roll_out(traffic, RolloutConfig(), journal)
+roll_out(traffic, RolloutConfig(step_requests=0, step_seconds=0), journal)
 """
 WRITES = 13
 """Times that a rollout of four steps writes something that must last; a later kill finds it done."""
@@ -240,13 +265,27 @@ def test_going_back_takes_seconds_and_loses_nothing_at_50_requests_a_second(endp
     assert again["model_ref"] == GREEN  # and forth
 
 
+def test_a_large_model_is_given_the_time_that_reading_it_takes_for_the_way_back(endpoint):
+    endpoint.config["keep_warm_seconds"] = 0.0
+    endpoint.serve()
+    roll_out(endpoint.beside(), AT_ONCE, endpoint.journal)
+    file = endpoint.folder / "servers" / "blue" / "serve.json"
+    for size, limit in ((0, "0.01"), (3_000_000_000, "")):
+        process.write_json(
+            file, {**process.read_json(file), "start_timeout_seconds": 0.01, "files": [{"path": "m", "size": size}]}
+        )
+        with pytest.raises(JobFailed, match=f"not ready within {limit} s") if limit else nullcontext():
+            go_back(endpoint.folder, endpoint.journal, reason="worse", taken=None, told=lambda event, details: None)
+    assert model_now(endpoint) == BLUE
+
+
 def test_a_deploy_that_is_under_way_is_taken_back_by_whoever_asks(endpoint):
     endpoint.serve()
     traffic, failed = endpoint.beside(), []
 
     def deploy():
         try:
-            roll_out(traffic, RolloutConfig(step_seconds=600), endpoint.journal)
+            roll_out(traffic, RolloutConfig(step_requests=0, step_seconds=600), endpoint.journal)
         except GateFailed as error:
             failed.append(error)
 

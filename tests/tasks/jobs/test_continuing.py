@@ -4,7 +4,9 @@ The command, the refusal before anything is spent and the audit entry: tests/flo
 """
 
 import json
+import os
 import shutil
+import time
 
 import pytest
 from training_runs import (
@@ -21,11 +23,12 @@ from training_runs import (
     write_tokens,
 )
 
-from tasks.continuing import differing, impossible, of_another_run, position, tokens_until
+from tasks.continuing import Origin, differing, impossible, of_another_run, position, tokens_until
+from tasks.errors import IntegrityError, Missing
 from tasks.formats.ds_config import ds_config
 from tasks.jobs.checkpoint_files import age, manifests, read_manifest
 from tasks.jobs.checkpoint_retention import retain
-from tasks.jobs.origins import newest_good
+from tasks.jobs.origins import keep, newest_good
 from tasks.training_config import DeepspeedConfig, ExecutionConfig, LoraConfig, NetworkConfig
 
 AT, STEPS = 20, 32
@@ -63,7 +66,7 @@ def stopped(other, folder, at=AT):
 
 def origin_of(other, wanted, kept_for="test", **more):
     """The settings of a job that goes on from it, as flows/continuing.py makes them."""
-    seen = newest_good(other / "checkpoints", kept_for)
+    seen = newest_good(other / "checkpoints")
     found = seen["found"]
     differences = of_another_run(found["identity"], wanted)
     how = {
@@ -218,19 +221,45 @@ def test_a_torn_newest_checkpoint_is_passed_over_and_left_alone(other, tmp_path)
     shard = manifests(there / "checkpoints")[0].parent / "shard-1.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
     before = content(there)
-    seen = newest_good(there / "checkpoints", "test")
+    seen = newest_good(there / "checkpoints")
     assert seen["found"]["step"] == AT - EVERY
     assert len(seen["passed_over"]) == 1 and "shard-1.safetensors has" in seen["passed_over"][0]
-    mark = f"checkpoints/step-{AT - EVERY:08d}/attempt-1/kept-for-test"
-    assert content(there) == {**before, mark: b"{}"}
+    assert content(there) == before
 
 
-def test_what_is_about_to_be_taken_over_is_not_deleted(other, tmp_path):
-    there = stopped(other, tmp_path)
-    assert newest_good(there / "checkpoints", "test")["found"]["step"] == AT
-    shutil.copytree(other / "checkpoints", there / "checkpoints", dirs_exist_ok=True)
-    retain(there / "checkpoints", 2, attempt=1)
-    assert [age(path)[0] for path in manifests(there / "checkpoints")] == [STEPS, STEPS - EVERY, AT]
+def keep_newest(root, **said):
+    seen = newest_good(root)
+    origin = Origin(**{"job": "train-other", "step": seen["found"]["step"], "sha256": seen["sha256"], **said})
+    keep(root, origin, attempt=1, name="test")
+
+
+def test_what_is_about_to_be_taken_over_is_not_deleted_for_seven_days(other, tmp_path):
+    root = stopped(other, tmp_path) / "checkpoints"
+    keep_newest(root)
+    [mark] = root.glob("*/*/kept-for-*")
+    shutil.copytree(other / "checkpoints", root, dirs_exist_ok=True)
+    retain(root, 2, attempt=1)
+    assert [age(path)[0] for path in manifests(root)] == [STEPS, STEPS - EVERY, AT]
+    os.utime(mark, (time.time() - 8 * 86400,) * 2)
+    retain(root, 2, attempt=1)
+    assert [age(path)[0] for path in manifests(root)] == [STEPS, STEPS - EVERY]
+
+
+@pytest.mark.parametrize("said, kind", [({"sha256": "0" * 64}, IntegrityError), ({"step": 999}, Missing)])
+def test_what_is_gone_or_another_one_by_now_is_not_kept(other, tmp_path, said, kind):
+    root = stopped(other, tmp_path) / "checkpoints"
+    with pytest.raises(kind):
+        keep_newest(root, **said)
+
+
+def test_what_fails_beside_a_job_fails_the_test(forks, tokens, tmp_path):
+    def fail():
+        raise LookupError("no such rank")
+
+    job = write_job(tmp_path / "train-beside", tokens, changed(steps=8))
+    with pytest.raises(LookupError, match="no such rank"):
+        forks.beside(job, fail, ranks=1)
+    assert result(job)["metrics"]
 
 
 @pytest.mark.parametrize("case", ["not accepted", "gone", "another one"])

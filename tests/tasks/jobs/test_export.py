@@ -111,7 +111,7 @@ def test_a_variant_that_loses_too_much_is_taken_out_and_told(exported, checkpoin
     rank = rank_of(tmp_path / "job", checkpoint, config, tokens=tokens)
     original, sample = Original(checkpoint), read_sample(checkpoint, tokens, most_bytes=10_000)
     better = bits_of(original.network, sample, rank) * 0.9
-    told, metrics = make_variants(checkpoint, Measured(original, better, sample), config, rank, threads=1)
+    told, metrics = make_variants(Measured(checkpoint, better, sample), config, rank, threads=1)
     said = told["variants"]["int8"]
     assert not said["passed"] and "more bits, and may need 2.00%" in said["why"]
     assert said["loss"] > 0.1 and metrics["int8.passed"] == 0
@@ -255,6 +255,16 @@ def test_both_sides_run_in_turns():
     found = race(sides.onnx, sides.torch, seconds=0.0)
     assert len(found.onnx) == len(found.torch) == FEWEST_PAIRS
     assert "".join(order) == "ot" + "ot" + "to" + "ot" + "to" + "ot"
+
+
+def test_an_answer_that_is_no_number_is_not_passed_over_though_it_comes_last():
+    from tasks.jobs.exporting.comparison import Answer, parity
+
+    good = Answer("a", None, [1], equal=True, logit_error=1e-4, logit_scale=5.0)
+    bad = Answer("b", None, [1], equal=True, logit_error=math.nan, logit_scale=math.nan)
+    found = parity([good, bad])
+    assert math.isnan(found["max_logit_error"]) and math.isnan(found["logit_scale"])
+    assert checks(**found) == ["logit error"]
 
 
 def make_bert(folder):

@@ -19,7 +19,7 @@ import pytest
 from tiny_model import CONTEXT, CORPUS, PROMPTS, VOCABULARY, files_of, make_checkpoint, start_export
 
 from tasks import process
-from tasks.endpoints import open_endpoint
+from tasks.endpoints import open_endpoint, servers
 from tasks.endpoints.client import complete, ready_state
 from tasks.endpoints.local import port_free
 from tasks.errors import IntegrityError, JobFailed, Missing
@@ -160,10 +160,13 @@ def test_a_wrong_export_shows_in_the_parity(checkpoint, model, copy):
     from tasks.jobs.exporting.comparison import Exported, Original, answer
 
     original = Original(checkpoint)
-    right = answer(original, Exported(model, threads=1), PROMPTS[1], max_tokens=24)
+    exported = Exported(model, threads=1)
+    assert not {"generation", "network"} & vars(exported).keys()
+    (right,) = answer(original, exported, PROMPTS[1:2], max_tokens=24)
+    assert "network" not in vars(exported)  # the two are never loaded at once
     assert right.equal and right.logit_error < 1e-4
     damage(copy)
-    wrong = answer(original, Exported(copy, threads=1), PROMPTS[1], max_tokens=24)
+    (wrong,) = answer(original, Exported(copy, threads=1), PROMPTS[1:2], max_tokens=24)
     assert not wrong.equal and wrong.logit_error > 1e-4
 
 
@@ -385,6 +388,12 @@ def test_a_model_is_replaced_without_losing_a_request(endpoint, model):
     assert endpoint.observe() is None
     assert [pid for pid in running if process.process_started(pid)] == []
     port_free(second.port)
+
+
+def test_a_new_server_has_the_time_that_reading_its_model_takes(endpoint, model, monkeypatch):
+    monkeypatch.setattr(servers, "READ_BYTES_PER_SECOND", sum(file["size"] for file in files_of(model)) / 60)
+    golden = read_json(model / "golden.json")
+    assert endpoint.start(model, "model/tiny@aaaaaaaa", files=files_of(model), golden=golden, timeout=0.01)
 
 
 def wrong_golden(model, copy):

@@ -102,6 +102,16 @@ def test_fitting_block_by_block_changes_nothing(monkeypatch):
     assert np.array_equal(whole[1].probabilities, parts[1].probabilities)
 
 
+def test_a_long_stream_gives_evenly_spaced_blocks_and_a_short_one_all(monkeypatch):
+    stream = np.arange(1000)
+    assert ngram.sampled(stream) is stream
+    monkeypatch.setattr(ngram, "MOST_TOKENS", 50)
+    monkeypatch.setattr(ngram, "SAMPLE_BLOCK_TOKENS", 10)
+    found = ngram.sampled(stream).reshape(5, 10)
+    assert found[:, 0].tolist() == [0, 247, 495, 742, 990]
+    assert (np.diff(found, axis=1) == 1).all() and found[-1, -1] == 999
+
+
 def test_a_vocabulary_of_two_hundred_thousand_needs_no_square_matrix():
     generator = np.random.default_rng(0)
     stream = generator.integers(0, 200_000, 100_000).astype(np.int32)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from suite_material import EOD, suite_bench, tiny_measured
 from tasks.errors import Missing
 from tasks.evaluation_config import SHIPPED, EvaluationConfig, LabelledFile
 from tasks.jobs.evaluation import lm_eval_suite
+from tasks.jobs.evaluation.given_files import digest_of
 from tasks.jobs.evaluation.labelled import figures_of, label_scores, labelled
 from tasks.jobs.evaluation.lm_eval_suite import gather, lm_eval, suite_of
 from tasks.jobs.evaluation.suites import run_suites
@@ -71,6 +74,10 @@ def test_what_the_model_itself_says_is_all_right_and_the_opposite_all_wrong(tmp_
     assert (suite["samples"], suite["metrics"]["mood_count"]) == (12, 11)
     assert suite["metrics"]["mood_accuracy"] == pytest.approx(11 / 12)
     assert suite["details"]["files"]["mood"]["samples"] == 12
+    sha256 = suite["details"]["sha256"]["mood"]
+    assert sha256 == digest_of([folder / "a.jsonl"]) and len(sha256) == 64
+    save(folder / "a.jsonl", rows[::-1])
+    assert digest_of([folder / "a.jsonl"]) != sha256
 
 
 @pytest.mark.parametrize(
@@ -154,6 +161,7 @@ def test_tasks_of_ones_own_and_of_the_harness_run_by_name_from_files(tmp_path, m
     told, _ = run_suites(suite_bench(tmp_path, measured, lm_eval=wanted), {"lm_eval": lm_eval})
     suite = told["lm_eval"]
     assert suite["samples"] == 5 and suite["details"]["samples"] == {"arc_easy": 5, "capitals": 8}, suite
+    assert len(suite["details"]["sha256"]) == 64
     assert 0 <= suite["metrics"]["capitals_acc"] <= 1 and 0 <= suite["metrics"]["arc_easy_acc_norm"] <= 1
     assert "capitals_acc" not in suite["lower_is_better"] and "capitals_acc_stderr" in suite["lower_is_better"]
 
@@ -175,16 +183,49 @@ def test_templates_do_not_reach_the_inside_of_python(tmp_path, measured):
         lm_eval(suite_bench(tmp_path, measured, lm_eval={"tasks": ["capitals"], "data": str(place)}))
 
 
-def test_given_yaml_may_not_name_code_and_a_file_is_no_folder(tmp_path):
-    for number, text in enumerate(("doc_to_text: !function tricks.run", "a: !!python/object/apply:os.system [x]")):
-        place = tmp_path / f"place{number}"
-        place.mkdir()
-        (place / "bad.yaml").write_text(text)
-        (tmp_path / f"target{number}").mkdir()
-        with pytest.raises(ValueError, match="names Python code"):
-            gather(place, tmp_path / f"target{number}")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("doc_to_text: !function tricks.run", "names Python code"),
+        ("a: !!python/object/apply:os.system [x]", "names Python code"),
+        ("doc_to_text: !%66unction subprocess.check_output", "names Python code"),
+        ("%TAG !e! !func\n---\ndoc_to_text: !e!tion subprocess.check_output", "names Python code"),
+        ("a: &a [*a, !<!function> x]", "names Python code"),
+        ("include: evil.json", "has `include`"),
+        ('"inc\\x6cude": [evil.json]', "has `include`"),
+        ("task: [{custom_dataset: x}]", "has `custom_dataset`"),
+        ("dataset_path: pandas", "say json or parquet"),
+        ("dataset_path: json\ntask: [{dataset_path: /given}]", "say json or parquet"),
+        ("metric_list: [{metric: /given/evil.py}]", "a path"),
+        ("a: [", "is no YAML"),
+    ],
+)
+def test_given_yaml_may_not_name_code_nor_other_files(tmp_path, text, said):
+    place, target = tmp_path / "place", tmp_path / "target"
+    place.mkdir()
+    target.mkdir()
+    (place / "bad.yaml").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        gather(place, target)
+    assert not list(target.iterdir())
     with pytest.raises(ValueError, match="give the folder"):
-        gather(place / "bad.yaml", tmp_path)
+        gather(place / "bad.yaml", target)
+
+
+def test_the_harness_takes_code_from_its_own_folder_alone(tmp_path):
+    pytest.importorskip("lm_eval")
+    (tmp_path / "evil.json").write_text("doc_to_text: !function subprocess.check_output")
+    (tmp_path / "a.yaml").write_text("include: evil.json\ntask: a")
+    script = (
+        "import sys; from pathlib import Path; from tasks.jobs.evaluation.lm_eval_run import _hold_functions; _hold_functions()\n"
+        "from lm_eval.tasks import _yaml_loader as loader\n"
+        "own = Path(loader.__file__).parent / 'hellaswag' / 'hellaswag.yaml'\n"
+        "assert callable(loader.load_yaml(own)['process_docs'])\n"
+        "loader.load_yaml(sys.argv[1])\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "a.yaml")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert "ValueError: subprocess.check_output is Python code, which data may not name" in ran.stderr
 
 
 def test_without_the_harness_the_command_is_told(tmp_path, measured, monkeypatch):

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 import time
 
 import pytest
@@ -15,7 +16,7 @@ from tasks.jobs.serving import ladder as rungs
 from tasks.jobs.serving import memory
 from tasks.jobs.serving.ladder import Ladder, Rung
 from tasks.jobs.serving.model_process import ProcessRuntime
-from tasks.jobs.serving.runtime import Ask, Gone
+from tasks.jobs.serving.runtime import Ask, Golden, Gone
 from tasks.process import descendants, process_started
 from tasks.storage.manifest import describe
 
@@ -139,6 +140,30 @@ def test_a_wrong_answer_to_a_golden_prompt_makes_no_model_ready(run, copy):
     with pytest.raises(Gone, match="the golden prompt 'def ' was answered"):
         start(run, runtime, copy)
     assert not runtime.up
+    run(runtime.close())
+
+
+def test_a_process_that_cannot_be_started_is_tried_again_until_it_can(run, ladder_of, model, golden, tmp_path, monkeypatch):
+    python, program = sys.executable, tmp_path / "python"
+    monkeypatch.setattr(sys, "executable", str(program))
+    ladder = ladder_of(rung("full", model))
+    assert not ladder.ready and "could not be started: FileNotFoundError" in ladder.reason
+
+    async def mended():
+        (tmp_path / "whole").write_text(f'#!/bin/sh\nexec {python} "$@"\n')
+        (tmp_path / "whole").chmod(0o700)
+        (tmp_path / "whole").rename(program)
+        await until(lambda: ladder.ready)
+        return await whole(ladder.take().runtime, asked(golden[0]))
+
+    assert run(mended()).ending.tokens == golden[0].tokens and ladder.reason == ""
+
+
+def test_a_golden_prompt_that_is_unfit_ends_no_restarts(run, model):
+    runtime = ProcessRuntime(files=describe(model), golden=[Golden("x = 1\n" * 300, (1,))])
+    with pytest.raises(Gone, match="could not be started: Unfit"):
+        start(run, runtime, model)
+    assert not runtime._keeper.done()
     run(runtime.close())
 
 

@@ -1,0 +1,53 @@
+"""A stage whose gate closes inside of it: what it measured is judged once, and the next run measures anew. With a real job."""
+
+import pytest
+
+from tasks.artifacts import Check, Checkpoint, Cluster, require_checks
+from tasks.config import RetrainConfig
+from tasks.errors import GateFailed
+from tasks.lifecycle import lifecycle
+from tasks.programs import Program
+from tasks.stage import stage
+from tasks.workbench import run_job
+
+PROGRAM = """
+import sys
+from tasks.jobs.runtime import main
+
+def run(rank):
+    with open(rank.folder.parent / "starts", "a") as file:
+        file.write("x")
+    return {"starts": (rank.folder.parent / "starts").stat().st_size}
+
+if __name__ == "__main__":
+    sys.exit(main(run))
+"""
+
+
+@stage(version=1, name="export")
+def strict(seed: int, *, on: Cluster) -> Checkpoint:
+    """Its job says how often it ran; once is not enough."""
+    job = run_job(Program("testjobs.program", {}, {}, ranks=1, threads=on.threads_per_node), on=on)
+    starts = job.result["starts"]
+    require_checks(
+        "export", (Check(name="starts", measured=starts, limit=">= 2", passed=starts >= 2, remedy="Again."),)
+    )
+    return Checkpoint(name="x", version="0" * 64, uri="")
+
+
+def attempt(*, threads):
+    on = Cluster(name="here", backend="local", nodes=1, ranks_per_node=1, threads_per_rank=threads)
+    with lifecycle("retrain", RetrainConfig(), subject="x", stages=("export",)) as run:
+        return strict._reuse_or_execute(run, run.outcome_for("export"), strict._call((7,), {"on": on}))
+
+
+def test_what_closed_a_gate_is_measured_again_by_the_next_run_with_other_threads_too(tmp_path, monkeypatch):
+    (tmp_path / "testjobs").mkdir()
+    (tmp_path / "testjobs" / "__init__.py").touch()
+    (tmp_path / "testjobs" / "program.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+    with pytest.raises(GateFailed, match="starts"):
+        attempt(threads=1)
+    assert attempt(threads=2).name == "x"
+    assert (tmp_path / "home" / "jobs" / "starts").read_text() == "xx"
