@@ -30,8 +30,9 @@ def ask_for_traffic_back(endpoint: Path, reason: str) -> float | None:
     change = Journal(endpoint / "journal.jsonl").open_change()
     if change is None or change.committed:
         return None
-    write_json(endpoint / "abort.json", {"reason": reason, "time": time.time()})
-    return float(change.begun["time"])
+    begun = float(change.begun["time"])
+    write_json(endpoint / "abort.json", {"reason": reason, "time": time.time(), "change": begun})
+    return begun
 
 
 def go_back(endpoint: Path, changes: Journal, *, reason: str, taken: float | None, told: Told) -> Record:

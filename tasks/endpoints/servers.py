@@ -18,6 +18,7 @@ from typing import Any
 from tasks import process
 from tasks.endpoints.client import complete, ready_state
 from tasks.endpoints.endpoint import Candidate
+from tasks.endpoints.journal import Journal
 from tasks.errors import GateFailed, JobFailed
 from tasks.process import ProcessSpec, read_json
 
@@ -106,8 +107,10 @@ def free_port() -> Iterator[int]:
 
 
 def ask_back(endpoint: Path) -> str:
-    """Why somebody wants the traffic back where it was; empty: nobody does."""
-    return str((read_json(endpoint / "abort.json") or {}).get("reason", ""))
+    """Why somebody wants the change that is open now to be taken back; empty: nobody does. What was said of another is over."""
+    said = read_json(endpoint / "abort.json")
+    change = Journal(endpoint / "journal.jsonl").open_change() if said else None
+    return str(said["reason"]) if said and change and said.get("change") == change.begun["time"] else ""
 
 
 def start_limit(files: Iterable[Mapping[str, Any]] | None, *, patience: float) -> float:

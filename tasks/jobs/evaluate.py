@@ -108,7 +108,8 @@ def _ngram_bits(tokens: Path, heldout: Encoded) -> tuple[NDArray[np.float64], ND
     Of a split of more than `ngram.MOST_TOKENS` a sample is read.
     """
     vocab_size = int(read_json(tokens / "tokens.json")["vocab_size"])
-    stream: NDArray[Any] = ngram.sampled(open_tokens(tokens / "train_text_document").tokens)
+    whole: NDArray[Any] = open_tokens(tokens / "train_text_document").tokens
+    stream = ngram.sampled(whole)
     fitted = ngram.fit_unigram(stream, vocab_size), ngram.fit_bigram(stream, vocab_size, eod_id=heldout.eod_id)
     joined = np.concatenate(heldout.documents)
     unigram, bigram = (ngram.document_bits(one, joined, heldout.lengths, eod_id=heldout.eod_id) for one in fitted)

@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from entra import AUDIENCE, EVENT_GRID, TENANT, forged, private_key, serving, token
 from webhook_stand import KEY, REACHED, SECRET, VARIABLES, event, eventually, listening, mac, secret, signed, written
 
-from tasks.entra import AGAIN_SECONDS
+from tasks.access_config import EntraConfig
+from tasks.entra import AGAIN_SECONDS, Entra, KeysAway
 
 BODY = written(event())
 NOW = time.time
@@ -63,7 +64,7 @@ def own_key_inside() -> str:
 
 def deep() -> str:
     nested = base64.urlsafe_b64encode(b"[" * 5000).decode()
-    return f"{nested}.{nested}.{nested}"
+    return f"{nested}.e30.e30"
 
 
 REQUESTS = {
@@ -116,6 +117,7 @@ REQUESTS = {
     "its own key in the header": (lambda: bearer(own_key_inside()), 401, "signature is not right"),
     "no token": (lambda: bearer("x.y.z"), 401, "no token"),
     "a token that nests deeply": (lambda: bearer(deep()), 401, "no token"),
+    "a token that is too long": (lambda: bearer(token(sub="b" * 8192)), 401, "too long"),
     "not a bearer": (lambda: {"Authorization": "Basic dXNlcjpwYXNz"}, 401, "no bearer"),
     "two proofs, both right": (lambda: {**secret(), **bearer(token()), **signed(BODY)}, 202, ""),
     "two proofs, the token wrong": (lambda: {**secret(), **bearer(token(aud="x"))}, 401, "somebody else"),
@@ -208,6 +210,21 @@ def test_a_new_key_is_found_and_unknown_ones_do_not_hammer(stand, entra):
     assert len(entra.asked) - before <= 2 * (1 + (NOW() - began) / AGAIN_SECONDS)
     eventually(lambda: stand.post(BODY, bearer(token("second"))).status_code, lambda status: status == 202)
     assert stand.post(BODY, bearer(token("first"))).status_code in (401, 503), "the old key is no longer published"
+
+
+def test_an_authority_that_hangs_keeps_no_token_of_a_key_that_is_known(entra):
+    door = Entra(EntraConfig.model_validate({**entra.settings()}))
+    entra.published, entra.status = ["first"], 0
+    assert door.check(token()) == EVENT_GRID
+    with serving() as slow, ThreadPoolExecutor(4) as threads:  # as many as the edge of an endpoint has
+        hangs = threading.Event()
+        slow.answer = lambda path: hangs.wait(30) and None
+        waiting = Entra(EntraConfig.model_validate(slow.settings()))
+        unknown = [threads.submit(waiting.check, token(kid=f"k{number}")) for number in range(4)]
+        eventually(lambda: sum(each.done() for each in unknown), lambda done: done == 3)
+        assert threads.submit(door.check, token()).result(10) == EVENT_GRID and not hangs.is_set()
+        hangs.set()
+        assert all(isinstance(each.exception(10), KeysAway) for each in unknown)
 
 
 def test_nothing_but_the_authority_is_asked(stand, entra):

@@ -134,7 +134,8 @@ class Exported:
 def answer(original: Original, exported: Exported, prompts: Sequence[str], *, max_tokens: int) -> list[Answer]:
     """Compare all logits, then complete each prompt on both sides, greedily and from an empty cache.
 
-    The context may end a completion early. The graph for all logits is dropped before the server's is loaded: a large model does not fit into memory once more.
+    The context may end a completion early. The graph for all logits is dropped before the server's is loaded: a large model
+    does not fit into memory once more.
     """
     apart = [_apart(original, exported.network, prompt) for prompt in prompts]
     exported.drop_network()

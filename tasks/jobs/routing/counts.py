@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.formats.answers import odd_share
+from tasks.jobs.routing.upstream import Answer
 
 KEPT = 2000
 """Last requests of a colour."""
@@ -88,12 +89,13 @@ class Counts:
         self._seen = {model: seen for model, seen in self._seen.items() if model in kept}
 
 
-def look(content_type: bytes, body: bytes) -> dict[str, Any]:
-    """What can be measured of a whole answer: of a JSON object, or of a stream of events."""
-    if content_type.startswith(b"text/event-stream"):
+def look(answer: Answer, body: bytes) -> dict[str, Any]:
+    """What can be measured of a whole answer: of a completion, of a stream of events, or of the texts of /score."""
+    if answer.header(b"content-type").startswith(b"text/event-stream"):
         return _of_events(body)
     try:
-        return _of_object(json.loads(body))
+        said = json.loads(body)
+        return _of_texts(said, answer.header(b"x-headway-tokens")) if isinstance(said, list) else _of_object(said)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         return {}
 
@@ -106,6 +108,11 @@ def ended(began: float, *, failed: bool, mirrored: bool = False, **measured: Any
 def _of_object(said: Any) -> dict[str, Any]:
     choice = said["choices"][0]
     return _measures(choice["text"], int(said["usage"]["completion_tokens"]), choice.get("finish_reason"))
+
+
+def _of_texts(said: list[dict[str, str]], tokens: bytes) -> dict[str, Any]:
+    """As Azure ML has it: texts by the number of their prompt. The tokens are those of the header, the prompts' among them."""
+    return _measures("".join(text for one in said for text in one.values()), int(tokens) or None, None)
 
 
 def _of_events(body: bytes) -> dict[str, Any]:
@@ -127,7 +134,7 @@ def _of_events(body: bytes) -> dict[str, Any]:
     return _measures(text, tokens or pieces, finish)
 
 
-def _measures(text: str, tokens: int, finish: str | None) -> dict[str, Any]:
+def _measures(text: str, tokens: int | None, finish: str | None) -> dict[str, Any]:
     stopped = None if finish is None else float(finish == "stop")
     return {"tokens": tokens, "odd": odd_share(text), "stopped": stopped}
 

@@ -36,8 +36,6 @@ from tasks.serving_config import LimitsConfig
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.05
 DRAIN_SECONDS = 15
-MARGIN_SECONDS = 10.0
-"""Beyond the time that a server gives a request: it is the one to give up."""
 log = logging.getLogger("headway.gateway")
 
 
@@ -136,8 +134,8 @@ class Gateway:
 
     def _front(self) -> Edge:
         limits = self.settings.limits
-        timeout = limits.request_seconds + MARGIN_SECONDS
-        proxy = Proxy(self.table, self.counts, self.breaker, timeout=timeout, most_bytes=limits.body_bytes)
+        seconds = limits.request_seconds
+        proxy = Proxy(self.table, self.counts, self.breaker, timeout=seconds, most_bytes=limits.body_bytes)
         return Edge(proxy, limits=limits, access=self.settings.access, keys_file=self.settings.keys, model=self._model)
 
     def _model(self) -> str:

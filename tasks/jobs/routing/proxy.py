@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from tasks.endpoints.routes import MIRROR, TRAFFIC, USER, Routes
@@ -25,12 +25,17 @@ Send = Callable[[Message], Awaitable[None]]
 COUNTED = ("/v1/completions", "/score")
 MOST_COPIES = 4
 """Mirrored requests under way; what comes beyond is not copied."""
+FIRST_SHARE = 0.9
+"""Of what is left of a request's time, for a server that is not the last to be asked: the next one has what is left."""
+LATE_SHARE = 0.5
+"""Of a request's time: who was asked for so long and had not begun its answer has failed, whoever gave up first."""
 
 
 class Proxy:
     """State: the copies under way. Everything else is in the table and in the counts."""
 
     def __init__(self, table: Table, counts: Counts, breaker: Breaker, *, timeout: float, most_bytes: int) -> None:
+        """`timeout`: seconds that the edge gives a request."""
         self._table, self._counts, self._breaker = table, counts, breaker
         self._timeout, self._most_bytes = timeout, most_bytes
         self._copies: set[asyncio.Task[None]] = set()
@@ -82,7 +87,8 @@ class Proxy:
                 replica.inflight += 1
                 try:
                     other = instead or self._table.best(colour, tried)
-                    answer = await self._ask(replica, asked, final=not again or other is None)
+                    with self._given_up(colour, counted=counted):
+                        answer = await self._ask(replica, asked, began, final=not again or other is None)
                     if answer is not None:
                         return await self._pass_on(replica, answer, send, began=began, counted=counted)
                 except Unreachable as late:
@@ -104,15 +110,26 @@ class Proxy:
                         return name if self._table.weights()[name] else routes.main
         return self._table.next_colour() or routes.main
 
-    async def _ask(self, replica: Replica, asked: Asked, *, final: bool) -> Answer | None:
+    @contextmanager
+    def _given_up(self, colour: str, *, counted: bool) -> Iterator[None]:
+        """Count as failed what hung until the edge gave it up, or its caller did after a long wait."""
+        asked = time.perf_counter()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if time.perf_counter() - asked > LATE_SHARE * self._timeout:
+                self._failed(colour, asked, counted=counted)
+            raise
+
+    async def _ask(self, replica: Replica, asked: Asked, began: float, *, final: bool) -> Answer | None:
         """The answer; None when there was none, or one of 5xx that somebody else can still better.
 
         Raises Unreachable when it is late and nobody else is to be asked.
         """
+        left = max(self._timeout - (time.perf_counter() - began), 0.0)
+        timeout = self._timeout if final else FIRST_SHARE * left
         try:
-            answer = await replica.upstream.ask(
-                asked.with_header(TRAFFIC.encode(), USER.encode()), timeout=self._timeout
-            )
+            answer = await replica.upstream.ask(asked.with_header(TRAFFIC.encode(), USER.encode()), timeout=timeout)
         except Unreachable as error:
             if error.late and final:
                 raise
@@ -143,7 +160,7 @@ class Proxy:
         await send({"type": "http.response.body", "body": b""})
         if counted and not 400 <= answer.status < 500:
             failed = answer.status >= 500
-            found = {} if failed else look(answer.header(b"content-type"), bytes(taken))
+            found = {} if failed else look(answer, bytes(taken))
             self._note(replica.colour, began, failed=failed, counted=True, **found)
 
     def _copy(self, colour: str, asked: Asked) -> None:
@@ -155,7 +172,7 @@ class Proxy:
 
     async def _ask_copy(self, colour: str, asked: Asked) -> None:
         """Ask for an answer that nobody gets."""
-        began, failed, taken, kind = time.perf_counter(), True, b"", b""
+        began, found = time.perf_counter(), None
         replica = self._table.best(colour)
         if replica is not None:
             with suppress(Unreachable, Broken, TimeoutError):
@@ -168,9 +185,8 @@ class Proxy:
                         answer.close()
                     if 400 <= answer.status < 500:
                         return
-                    failed, kind = answer.status >= 500, answer.header(b"content-type")
-        found = {} if failed else look(kind, taken)
-        self._note(colour, began, failed=failed, counted=True, mirrored=True, **found)
+                    found = look(answer, taken) if answer.status < 500 else None
+        self._note(colour, began, failed=found is None, counted=True, mirrored=True, **(found or {}))
 
     def _failed(self, colour: str, began: float, *, counted: bool, replayed: bool = False) -> None:
         if counted and replayed:

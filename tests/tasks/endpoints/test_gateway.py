@@ -74,6 +74,37 @@ def test_what_green_fails_before_its_first_byte_blue_answers(endpoint):
     assert state(endpoint)["colours"]["green"]["totals"]["replayed"] == seen["green"].failures
 
 
+def test_a_green_that_hangs_is_counted_and_blue_answers_in_time(endpoint):
+    endpoint.config |= {"max_error_share": 1.0, "gateway": {"limits": {"request_seconds": 8}}}
+    endpoint.serve()
+    traffic = endpoint.beside(seconds=60)
+    traffic.set_traffic({"blue": 50, "green": 50})
+    assert models(endpoint, 2) == [BLUE, BLUE]
+    assert traffic.observe()["green"].failures == 1
+    with pytest.raises(TimeoutError):
+        ask(endpoint.port, {**BODY, "model": GREEN}, timeout=6)  # who asked does not wait so long
+    eventually(lambda: traffic.observe()["green"].failures == 2)
+    assert traffic.observe()["blue"].failures == 0
+
+
+def test_an_endpoint_that_others_reach_is_asked_by_any_name(endpoint):
+    endpoint.config["gateway"] = {"access": {"host": "0.0.0.0", "open": True}}
+    endpoint.serve()
+    status, _, body = ask(endpoint.port, BODY, headers={"Host": "models.example.com"})
+    assert (status, json.loads(body)["model"]) == (200, BLUE)
+
+
+def test_answers_of_score_are_measured_too(endpoint):
+    endpoint.serve()
+    traffic = endpoint.beside(text="x\x00")
+    traffic.set_traffic({"blue": 0, "green": 100})
+    asked = {"input_data": {"input_string": ["a"], "parameters": {"max_new_tokens": 4}}}
+    status, headers, _ = ask(endpoint.port, asked, path="/score")
+    assert status == 200 and "x-headway-tokens" not in headers
+    seen = traffic.observe()["green"]
+    assert len(seen.seconds_per_token) == 1 and seen.measures["length"] == [5] and seen.measures["odd"] == [0.5]
+
+
 def test_a_stream_comes_piece_by_piece_and_a_broken_one_is_cut(endpoint):
     endpoint.serve(pause=0.2)
     connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=20)

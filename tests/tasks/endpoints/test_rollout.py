@@ -301,6 +301,18 @@ def test_a_deploy_that_is_under_way_is_taken_back_by_whoever_asks(endpoint):
     assert ask_for_traffic_back(endpoint.folder, "again") is None
 
 
+def test_a_deploy_is_not_taken_back_by_what_was_asked_of_the_one_before(endpoint):
+    endpoint.serve()
+    before = endpoint.beside()
+    taken = ask_for_traffic_back(endpoint.folder, "too late")
+    asked = (endpoint.folder / "abort.json").read_text()
+    assert before.asked_back() == "too late"
+    assert settle(before, endpoint.journal) == "reverted"
+    (endpoint.folder / "abort.json").write_text(asked)  # as when it was written while the deploy ended
+    after = endpoint.beside()
+    assert after.asked_back() == "" and endpoint.journal.open_change().begun["time"] != taken
+
+
 def test_without_a_model_before_there_is_no_way_back(endpoint):
     endpoint.serve()
     with pytest.raises(ValueError, match="no way back"):
