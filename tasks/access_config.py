@@ -49,3 +49,14 @@ class AccessConfig(Settings):
     """Applications of Microsoft Entra that may ask, beside the callers with keys."""
     open: bool = False
     """Whether everybody may ask who reaches an address that is not loopback: something before it must then keep others out."""
+
+
+def require_asked(access: AccessConfig, asked: bool) -> None:
+    """Raise ValueError for an address that others reach, and where nothing is asked of them; `asked`: there are keys, say."""
+    if access.host in LOOPBACK or access.open or access.ask_for_keys or access.entra is not None or asked:
+        return
+    raise ValueError(
+        f"host {access.host} is not loopback, and nobody would be asked who they are: make a key (`headway endpoint key add`), "
+        "set `deployment.access.entra` or `ask_for_keys`, or set `deployment.access.open: true` when something before it keeps "
+        "others out"
+    )

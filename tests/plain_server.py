@@ -41,7 +41,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         asked, how = json.loads(self.rfile.read(int(self.headers["Content-Length"]))), self.behave()
         if self.headers["Host"].partition(":")[0] not in LOOPBACK:  # as a private port of ours
-            return self.say(400, b"Invalid host header")
+            self.say(400, b"Invalid host header")
+            return
         with Handler.lock:
             Handler.inflight += 1
             beside = Handler.inflight - 1

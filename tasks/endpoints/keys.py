@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from tasks.access_config import LOOPBACK, AccessConfig, require_asked
 from tasks.errors import Unknown
 from tasks.formats import api_keys
 from tasks.formats.api_keys import OWN, Key, Keys
@@ -21,6 +22,11 @@ from tasks.process import locked, write_text
 def keys_file(folder: Path) -> Path:
     """Where an endpoint's keys are kept; it is not there before the first one."""
     return folder / "keys.json"
+
+
+def require_guarded(access: AccessConfig, folder: Path) -> None:
+    """Raise ValueError for an address that others reach, and where an endpoint's gateway would ask nothing of them."""
+    require_asked(access, access.host not in LOOPBACK and bool(read_keys(folder).keys))
 
 
 def read_keys(folder: Path) -> Keys:

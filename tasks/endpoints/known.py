@@ -97,8 +97,6 @@ def settle_all(home: Path) -> dict[str, str]:
         except BlockingIOError:
             continue
         except Missing as error:
-            if not _in_the_cloud(home, name):
-                raise
             log.warning("endpoint/%s is settled later: %s", name, error)
     return found
 

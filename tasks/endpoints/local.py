@@ -19,9 +19,10 @@ from tasks.endpoints.client import ready_state
 from tasks.endpoints.endpoint import Candidate, Journal, Served, ServedFrom
 from tasks.endpoints.gateway import Gateway
 from tasks.endpoints.journal import Journal as Changes
+from tasks.endpoints.keys import require_guarded
 from tasks.endpoints.local_rollback import ask_for_traffic_back, go_back
 from tasks.endpoints.local_rollout import LocalTraffic, Record
-from tasks.endpoints.rollout import finish, give_back, roll_out, settle
+from tasks.endpoints.rollout import give_back, roll_out, settle, take_over
 from tasks.endpoints.routes import COLOURS, other
 from tasks.endpoints.servers import (
     HOST,
@@ -100,6 +101,8 @@ class LocalEndpoint:
         self.settle()
         self._stop_strays()
         self._require_port(port)
+        require_guarded((config or DeploymentConfig()).access, self.folder)
+        (self.folder / "abort.json").unlink(missing_ok=True)  # it was about a deploy that is over
         server = uuid.uuid4().hex[:8]
         folder = self.folder / "servers" / server
         with free_port() as private_port:
@@ -147,9 +150,7 @@ class LocalEndpoint:
             reference = read_json(_model_folder(candidate) / "reference.json")
             roll_out(traffic, candidate.config.rollout, self.changes, reference=quantiles_of(reference), told=told)
         else:
-            self.changes.write("commit")
-            told("switched", {})
-            finish(traffic, self.changes)
+            take_over(traffic, self.changes, told=told)
         self._held.close()
         self._stop_strays()
         return Served(name=self.name, model_ref=candidate.model_ref, url=_url(port), port=port, ready=True)
@@ -260,11 +261,12 @@ class LocalEndpoint:
         stop_strays(self.folder, [folder for folder in kept if folder])
 
     def _require_port(self, port: int | None) -> None:
-        """A port that is asked for must be free, or be this endpoint's own."""
-        record = read_json(self._record)
-        ours = record and record["port"] == port and self._in_service(record)
-        if port is not None and not ours:
-            port_free(port)
+        """The port that is asked for, or else the one before, must be free, or be this endpoint's own."""
+        record = read_json(self._record) or {}
+        wanted = port or record.get("port")
+        ours = record and record["port"] == wanted and (self._gateway.running or self._in_service(record))
+        if wanted and not ours:
+            port_free(wanted)
 
 
 def outputs_of(endpoint: Path, model_ref: str) -> Path:

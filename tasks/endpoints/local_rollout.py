@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ class LocalTraffic:
         shares = dict(weights) if len(there) > 1 else dict.fromkeys(there, 100)
         colours = {one["colour"]: self._colour(one, shares[role]) for role, one in there.items()}
         main = there.get("blue") or self.green
-        self._carry(self._routes(colours, main, mirror=mirror if len(there) > 1 else 0, deployer=_me()))
+        routes = self._routes(colours, main, mirror=mirror if len(there) > 1 else 0, deployer=_me())
+        self._carry(routes, any(runs(Path(one["folder"])) for role, one in there.items() if shares[role]))
         self._since = time.time()
 
     def observe(self) -> Mapping[Role, Seen]:
@@ -94,20 +96,27 @@ class LocalTraffic:
         """See TrafficPort. Its folder, with its log, stays until the next deploy."""
         if self.blue and _there(self.blue) and read_routes(self._gateway.routes):
             self._gateway.follow(self._routes({self.blue["colour"]: self._colour(self.blue, 100)}, self.blue))
+        elif not self.blue:
+            self._gateway.stop()
         stop_server(Path(self.green["folder"]))
         (self._endpoint / "abort.json").unlink(missing_ok=True)
 
-    def _carry(self, routes: Routes) -> None:
-        """Have routes followed, by a gateway that is started where none runs.
+    def _carry(self, routes: Routes, needed: bool) -> None:
+        """Have routes followed, by a gateway that is started where none runs and one is needed; it goes again if it does not.
 
         A server of an older release that holds the public port itself goes on behind the gateway, which listens there too: the
         kernel gives it the new connections, and what the server had, it finishes.
         """
         servers = [Path(one["folder"]) for one in (self.blue, self.green) if one]
-        if not self._gateway.running and any(runs(folder) for folder in servers):
+        starts = needed and not self._gateway.running
+        if starts:
             write_routes(self._gateway.routes, routes)
             self._gateway.start(self._config["gateway"])
-        self._gateway.follow(routes)
+        with ExitStack() as undo:
+            if starts:
+                undo.callback(self._gateway.stop)
+            self._gateway.follow(routes)
+            undo.pop_all()
         for folder in servers:  # a server that is started again leaves the port alone
             (folder / "public.json").unlink(missing_ok=True)
 

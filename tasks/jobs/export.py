@@ -70,6 +70,7 @@ def _causal(rank: Rank, config: ExportConfig, *, threads: int) -> dict[str, Any]
     checkpoint = rank.inputs["checkpoint"]
     _require_measurable(rank, config)
     build(checkpoint, rank.output, precision=config.precision)
+    gc.collect()  # of what the builder left
     rank.progress(1, 4, "built; comparing with PyTorch")
     original, exported = Original(checkpoint), Exported(rank.output, threads=threads)
     loss = _loss(original, exported, rank, config)

@@ -52,14 +52,20 @@ def lm_eval(bench: Bench) -> Suite | None:
     return replace(suite, details={**suite.details, "sha256": sha256})
 
 
+OURS = ("order.json", "said.json")
+"""What lies beside them: what is asked of the harness's process, and what it says."""
+
+
 def gather(place: Path, target: Path) -> None:
     """Lay a task's files side by side: as they are in a folder, and YAML also from where a dataset packs text, by its last name.
 
-    Raises ValueError for YAML that names code.
+    Raises ValueError for YAML that names code, and for a file that would take the place of one of ours.
     """
     if not place.is_dir():
         raise ValueError(f"{SETTING}.data = {place} is a file: give the folder of the tasks' files")
     for path in sorted(place.iterdir()):
+        if path.name in OURS:
+            raise ValueError(f"{path} has a name of ours: call it otherwise, not {' or '.join(OURS)}")
         if path.suffix in YAML:
             _keep_yaml(target, path.name, path.read_text(encoding="utf-8"))
         elif path.suffix in (".jsonl", ".json", ".parquet"):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tasks.access_config import LOOPBACK, AccessConfig, EntraConfig
+from tasks.access_config import AccessConfig, EntraConfig, require_asked
 from tasks.entra import Entra, KeysAway, NotBelieved
 from tasks.formats import api_keys
 
@@ -108,13 +108,7 @@ class Door:
 
 def require_guarded(access: AccessConfig, keys_file: Path | None) -> None:
     """Raise ValueError for an address that others reach, and where nothing would be asked of them."""
-    if access.host in LOOPBACK or access.open or Door(access, keys_file).guarded:
-        return
-    raise ValueError(
-        f"host {access.host} is not loopback, and nobody would be asked who they are: make a key (`headway endpoint key add`), "
-        "set `deployment.access.entra` or `ask_for_keys`, or set `deployment.access.open: true` when something before it keeps "
-        "others out"
-    )
+    require_asked(access, KeyFile(keys_file).asked)
 
 
 class _Tokens:

@@ -212,6 +212,14 @@ def test_given_yaml_may_not_name_code_nor_other_files(tmp_path, text, said):
         gather(place / "bad.yaml", target)
 
 
+@pytest.mark.parametrize("name", ["order.json", "said.json"])
+def test_a_given_file_does_not_take_the_place_of_ours(tmp_path, name):
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / name).write_text("{}")
+    with pytest.raises(ValueError, match="has a name of ours"):
+        gather(tmp_path / "given", tmp_path)
+
+
 def test_the_harness_takes_code_from_its_own_folder_alone(tmp_path):
     pytest.importorskip("lm_eval")
     (tmp_path / "evil.json").write_text("doc_to_text: !function subprocess.check_output")
