@@ -163,13 +163,23 @@ def _measures(tokens: Sequence[int], *, text: str, entropy: float | None, **coun
 
 
 def prune(folder: Path) -> None:
-    """Make room for one more file of a model's folder: other models' go first, the oldest first; its own first ones stay."""
+    """Make room for one more file of a model's folder: others' later ones go first, then its own, then others' first ones.
+
+    The oldest go first. Its own first ones stay; those of a model before it are needed again when it is rolled back to.
+    """
     segments = oldest_first(list(folder.parent.glob("*/*.jsonl")))
     own = [path for path in segments if path.parent == folder]
     others = [path for path in segments if path.parent != folder]
     excess = len(segments) + 1 - MOST_SEGMENTS
-    for path in [*others, *own[FIRST_SEGMENTS:]][: max(excess, 0)]:
+    firsts = [path for path in others if path in _first_of(path.parent, others)]
+    later = [path for path in others if path not in firsts]
+    for path in [*later, *own[FIRST_SEGMENTS:], *firsts][: max(excess, 0)]:
         path.unlink(missing_ok=True)
+
+
+def _first_of(folder: Path, segments: Sequence[Path]) -> list[Path]:
+    """The first ones of a model's folder; `segments` are in the order of their time."""
+    return [path for path in segments if path.parent == folder][:FIRST_SEGMENTS]
 
 
 def _on_disk(root: Path, request: str, caller: str) -> Answer | None:

@@ -15,12 +15,12 @@ from pydantic import BaseModel, ConfigDict
 from tasks.artifacts import parse_ref
 from tasks.errors import Conflict, IntegrityError
 from tasks.registry.audit import audited
-from tasks.registry.refs import move_ref, read_ref
+from tasks.registry.refs import move_ref, place_of, read_ref
 from tasks.registry.verification import problems_of, refusal
 from tasks.registry.versions import note, past
 from tasks.storage.history import Change
 from tasks.storage.manifest import Manifest
-from tasks.storage.store import Store, counts_as_newest, find
+from tasks.storage.store import Document, Store, counts_as_newest, find
 
 
 class Step(BaseModel):
@@ -34,6 +34,8 @@ class Step(BaseModel):
     """What becomes current; the same, when there is nothing to do."""
     champion: str | None
     """What the model's champion ref points to; None for other kinds."""
+    place: Document | None = None
+    """Where that ref stood when this was decided."""
 
     @property
     def needed(self) -> bool:
@@ -69,7 +71,10 @@ def way_back(store: Store, ref: str, *, to: str = "") -> Step:
         raise ValueError(
             f"{target.ref} is what validation left of a version, and never what the name means; name the version itself"
         )
-    return Step(before=now, after=target, champion=read_ref(store, f"{name}/champion") if kind == "model" else None)
+    if kind != "model":
+        return Step(before=now, after=target, champion=None)
+    place = place_of(store, f"{name}/champion")  # read first: a move between the two is a Conflict, never unseen
+    return Step(before=now, after=target, champion=read_ref(store, f"{name}/champion"), place=place)
 
 
 def require_sound(store: Store, step: Step, *, keys: Path) -> None:
@@ -105,7 +110,8 @@ def roll_back(
         # What a rollback that was killed moved already is not moved again, but told again.
         if step.champion in (step.before.ref, step.after.ref):
             inputs = step.after.provenance.inputs
-            move_ref(store, f"{name}/champion", step.after.ref, inputs=inputs, reason=reason, back=True)
+            start = "now" if read_ref(store, f"{name}/champion") == step.after.ref else step.place
+            move_ref(store, f"{name}/champion", step.after.ref, inputs=inputs, reason=reason, back=True, start=start)
             crowned(step.after)
         return note(store, kind, name, action="rollback", version=step.after.version, reason=reason)
 
@@ -128,4 +134,12 @@ def _require_unmoved(store: Store, step: Step) -> None:
         raise Conflict(
             f"{now.ref} became current meanwhile, and stays current",
             remedy="Look at it; the same command again rolls it back as well.",
+        )
+    if step.champion not in (step.before.ref, step.after.ref):
+        return
+    champion = read_ref(store, f"{step.before.provenance.name}/champion")
+    if champion not in (step.champion, step.after.ref):
+        raise Conflict(
+            f"{champion} became the champion meanwhile, and stays the champion",
+            remedy=f"`headway audit-log --what refs/{step.before.provenance.name}/champion` says who and why.",
         )

@@ -170,6 +170,15 @@ def test_what_is_published_meanwhile_is_not_rolled_back_unseen(store, keys, five
     assert next(entries(store)).outcome == "failed"
 
 
+def test_a_promotion_made_meanwhile_is_not_undone(store, keys, models):
+    step = way_back(store, "model/tiny")
+    move_ref(store, "tiny/champion", models[0].ref, inputs=(), reason="better after all")
+    crowned = []
+    with pytest.raises(Conflict, match="became the champion meanwhile"):
+        roll_back(store, step, keys=keys, reason="late", crowned=crowned.append)
+    assert read_ref(store, "tiny/champion") == models[0].ref and not crowned
+
+
 class Dying(LocalStore):
     """The store of a process that is killed just before or after it writes a document."""
 
