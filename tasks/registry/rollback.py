@@ -110,8 +110,16 @@ def roll_back(
         # What a rollback that was killed moved already is not moved again, but told again.
         if step.champion in (step.before.ref, step.after.ref):
             inputs = step.after.provenance.inputs
-            start = "now" if read_ref(store, f"{name}/champion") == step.after.ref else step.place
-            move_ref(store, f"{name}/champion", step.after.ref, inputs=inputs, reason=reason, back=True, start=start)
+            done = read_ref(store, f"{name}/champion") == step.after.ref
+            move_ref(
+                store,
+                f"{name}/champion",
+                step.after.ref,
+                inputs=inputs,
+                reason=reason,
+                back=True,
+                start="now" if done else step.place,
+            )
             crowned(step.after)
         return note(store, kind, name, action="rollback", version=step.after.version, reason=reason)
 

@@ -143,7 +143,9 @@ def test_a_wrong_answer_to_a_golden_prompt_makes_no_model_ready(run, copy):
     run(runtime.close())
 
 
-def test_a_process_that_cannot_be_started_is_tried_again_until_it_can(run, ladder_of, model, golden, tmp_path, monkeypatch):
+def test_a_process_that_cannot_be_started_is_tried_again_until_it_can(
+    run, ladder_of, model, golden, tmp_path, monkeypatch
+):
     python, program = sys.executable, tmp_path / "python"
     monkeypatch.setattr(sys, "executable", str(program))
     ladder = ladder_of(rung("full", model))
