@@ -36,7 +36,7 @@ from tasks.plan import plan
 from tasks.promotion import challenge
 from tasks.registry.audit import acting
 from tasks.registry.policy import load_policy, require
-from tasks.registry.refs import read_ref
+from tasks.registry.refs import place_of, read_ref
 from tasks.train import train
 
 StageName = Literal["validate", "preprocess", "benchmark", "plan", "train", "evaluate", "export", "deploy"]
@@ -128,6 +128,8 @@ def champion_scores(
     candidate: Evaluation, tokens: Tokens, config: RetrainConfig, others: tuple[Any, ...], *, on: Cluster
 ) -> Evaluation | None:
     """The champion, measured by the same stage on the same held-out split; None when there is none yet."""
+    run = current()
+    run.champion_place = place_of(run.store, f"{config.training.model}/champion")
     champion = champion_checkpoint(config.training.model)
     if champion is None or isinstance(candidate, Pending):
         return None

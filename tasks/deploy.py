@@ -14,7 +14,7 @@ from tasks.artifacts import Endpoint, Model
 from tasks.endpoints.known import ask, endpoint_of, require_accepted
 from tasks.formats.onnx_data import require_data_beside
 from tasks.process import locked
-from tasks.promotion import crown, logged, require_signed
+from tasks.promotion import crown, logged, require_same_champion, require_signed
 from tasks.serving_config import DeploymentConfig, ExportConfig
 from tasks.settings import home
 from tasks.stage import stage
@@ -34,9 +34,11 @@ def serves(model: Model, config: DeploymentConfig) -> bool:
 def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
     """Serve a model, register it, and make it the champion. Raises IntegrityError before anything is started.
 
-    Raises GateFailed for a model that a person rolled back here, and when the new model lost its traffic again.
+    Raises GateFailed for a model that a person rolled back here, and when the new model lost its traffic again; Conflict when
+    another model became the champion after this one was compared.
     """
     require_accepted(home_folder(""), config.endpoint, model.ref)
+    require_same_champion(model)
     require_signed(model)  # before any byte is moved; fetch then holds every byte to the digests that were signed
     folder = fetch(model)
     require_data_beside(folder)
@@ -60,6 +62,7 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
             config=config,
             journal=write_down,
         )
+        require_same_champion(model)  # starting a large model takes a while
         before = endpoint.observe()
         said = {
             "what": f"endpoint/{config.endpoint}",

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tasks.azureml_door import use_files
 from tasks.compute.reconcile import reconcile
@@ -29,7 +29,7 @@ from tasks.registry.journal import StoreJournal
 from tasks.runlog import RunLog
 from tasks.settings import Settings, config_digest, experiment, home, stopped_mark, tracking_uri
 from tasks.storage import open_files, open_store
-from tasks.storage.store import Store
+from tasks.storage.store import Document, Store
 from tasks.surroundings import surroundings
 
 SUBJECTS = {"qualify": "headway.cluster", "validate": "headway.dataset"}
@@ -66,6 +66,8 @@ class Lifecycle:
     asides: list[Outcome] = field(default_factory=list)
     """Second calls of a stage: the champion's evaluation."""
     error: BaseException | None = None
+    champion_place: Document | Literal["now"] | None = "now"
+    """Where the champion's ref stood when the model was compared with it; `now`: it was not compared."""
     results: dict[str, Any] = field(default_factory=dict)
     """What the flow leaves for those who ask afterwards: the endpoint, a sample, the report; `tags` are for MLflow."""
 

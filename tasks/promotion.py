@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from tasks.artifacts import Artifact, Model, parse_ref
 from tasks.lifecycle import Lifecycle, code_version
 from tasks.lineage import words
 from tasks.registry import signatures
 from tasks.registry.audit import audited
+from tasks.registry.promoting import compared_with
 from tasks.registry.refs import aliases, move_ref
 from tasks.storage.manifest import Manifest
-from tasks.storage.store import find
+from tasks.storage.store import Document, find
 from tasks.workbench import at_work, stored
 
 
@@ -31,15 +32,26 @@ def logged(action: str, **details: Any) -> Iterator[None]:
 def crown(model: Model, *, reason: str) -> None:
     """Make a model the champion: the ref moves with an audit entry, and MLflow's registry is told.
 
-    Raises IntegrityError for a model whose signature does not count: nothing is registered then.
+    Raises IntegrityError for a model whose signature does not count, and Conflict when it was compared with another champion
+    than there is now: nothing is registered then.
     """
     work = at_work()
     require_signed(model)
     store, name = work.lifecycle.store, model.name
     inputs = stored(model).provenance.inputs
-    before = move_ref(store, f"{name}/champion", model.ref, inputs=inputs, reason=reason)
+    start = require_same_champion(model)
+    before = move_ref(store, f"{name}/champion", model.ref, inputs=inputs, reason=reason, start=start)
     previous = aliases(store, name).get("previous", "")
     _register(work.lifecycle, work.run, stored(model), alias="champion", before=before or "", previous=previous)
+
+
+def require_same_champion(model: Model) -> Document | Literal["now"] | None:
+    """Where the champion's ref must stand for the model to become the champion.
+
+    Raises Conflict when another model became the champion since this one was compared.
+    """
+    run = at_work().lifecycle
+    return compared_with(run.store, model.ref, seen=run.champion_place)
 
 
 def challenge(run: Lifecycle, model: Model) -> None:

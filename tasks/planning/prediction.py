@@ -85,7 +85,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        return sum(self.__dict__.values())
+        return float(sum(self.__dict__.values()))
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tasks.artifacts import parse_ref
-from tasks.errors import IntegrityError
+from tasks.errors import Conflict, IntegrityError
 from tasks.registry.refs import move_ref, place_of, read_ref
 from tasks.registry.verification import problems_of, refusal
 from tasks.storage.manifest import Manifest
-from tasks.storage.store import Store, find
+from tasks.storage.store import Document, Store, find
 
 
 class Promotion(NamedTuple):
@@ -61,3 +61,20 @@ def promote(
     before = move_ref(store, name, model.ref, inputs=model.provenance.inputs, reason=reason, start=start)
     crowned(model)
     return Promotion(model, before)
+
+
+def compared_with(store: Store, ref: str, *, seen: Document | Literal["now"] | None) -> Document | Literal["now"] | None:
+    """Where `move_ref` must find the champion's ref to make a model the champion that was compared with the one at `seen`.
+
+    Raises Conflict when another model became the champion meanwhile: this one has not proven itself against that.
+    """
+    name = f"{parse_ref(ref)[1]}/champion"
+    now, champion = place_of(store, name), read_ref(store, name)
+    if seen == "now" or champion == ref:
+        return "now"
+    if (now and now.etag) != (seen and seen.etag):
+        raise Conflict(
+            f"{champion} became the champion after {ref} was compared, and stays",
+            remedy="The same command again compares with the new champion, and reuses the rest.",
+        )
+    return seen

@@ -8,8 +8,8 @@ from made_versions import make, make_many
 
 from tasks.errors import Conflict, IntegrityError, Unknown
 from tasks.registry.audit import entries
-from tasks.registry.promoting import promote, would_promote
-from tasks.registry.refs import aliases, move_ref, read_ref
+from tasks.registry.promoting import compared_with, promote, would_promote
+from tasks.registry.refs import aliases, move_ref, place_of, read_ref
 from tasks.registry.retention import Rule, judge
 from tasks.registry.rollback import roll_back, way_back
 from tasks.registry.signatures import sign
@@ -108,6 +108,21 @@ def test_a_promotion_is_in_the_audit_log_before_it_happens_with_its_reason(store
     assert (last.before, last.after, last.reason) == (models[0].ref, models[1].ref, "better on tickets")
     assert not promote(store, models[1].ref, keys=keys, reason="again", crowned=told.append).changed
     assert len(told) == 2 and next(entries(store)) == last  # told again: the first telling may have been killed
+
+
+def test_a_model_that_was_compared_with_another_champion_does_not_become_the_champion(store, keys, models):
+    nobody = place_of(store, "tiny/champion")
+    crown(store, models[0])
+    with pytest.raises(Conflict, match="became the champion after"):  # compared when there was none
+        compared_with(store, models[1].ref, seen=nobody)
+    seen = place_of(store, "tiny/champion")
+    assert compared_with(store, models[1].ref, seen=seen) == seen
+    assert compared_with(store, models[1].ref, seen="now") == "now"  # a first model is compared with nobody
+    promote(store, models[2].ref, keys=keys, reason="meanwhile")
+    with pytest.raises(Conflict, match=f"{models[2].ref} became the champion after {models[1].ref} was compared"):
+        compared_with(store, models[1].ref, seen=seen)
+    assert compared_with(store, models[2].ref, seen=seen) == "now"  # it is the champion already
+    assert read_ref(store, "tiny/champion") == models[2].ref
 
 
 def damage(store, model):
