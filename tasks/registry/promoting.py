@@ -63,7 +63,9 @@ def promote(
     return Promotion(model, before)
 
 
-def compared_with(store: Store, ref: str, *, seen: Document | Literal["now"] | None) -> Document | Literal["now"] | None:
+def compared_with(
+    store: Store, ref: str, *, seen: Document | Literal["now"] | None
+) -> Document | Literal["now"] | None:
     """Where `move_ref` must find the champion's ref to make a model the champion that was compared with the one at `seen`.
 
     Raises Conflict when another model became the champion meanwhile: this one has not proven itself against that.

@@ -1,0 +1,72 @@
+"""Seconds of collectives and transfers over the links of a cluster: latency, and bytes over bus bandwidth. Pure.
+
+Which of them a step has is steps.py. Bus bandwidth as nccl-tests define it (doc/PERFORMANCE.md): bytes / time x (n - 1) / n, twice
+that for an all-reduce. See docs/planning.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tasks.planning.constants import DEFAULT, Constants
+from tasks.planning.machine import Machine
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one group of ranks talks over."""
+
+    ranks: int
+    bandwidth: float
+    """Bus bandwidth in bytes a second of one rank."""
+    latency: float
+    """Seconds of a ring before its bytes."""
+    tree_latency: float
+    """Seconds of a tree before its bytes; only an all-reduce may be one."""
+
+
+def link(machine: Machine, ranks: int, stride: int = 1, *, constants: Constants = DEFAULT) -> Link:
+    """Of a group of `ranks` that lie `stride` apart, machines being filled one after the other.
+
+    A group over several machines leaves each of them through the adapters of those of its ranks that lie there. Without a network
+    between machines, the bandwidth of such a group is that of the machine's Ethernet.
+    """
+    if ranks * stride <= machine.gpus or ranks == 1:
+        return Link(ranks, machine.link_bandwidth * constants.bus_share, constants.link_latency, math.inf)
+    inside = max(1, min(ranks, machine.gpus // stride))
+    adapter = machine.network_bandwidth or machine.ethernet_bandwidth / machine.gpus
+    bandwidth = min(machine.link_bandwidth or math.inf, adapter * inside) * constants.bus_share
+    machines = math.ceil(ranks / inside)
+    return Link(
+        ranks,
+        bandwidth,
+        constants.network_latency + ranks * constants.hop_latency,
+        constants.network_latency + 2 * math.ceil(math.log2(machines)) * constants.hop_latency,
+    )
+
+
+def all_gather_seconds(total: float, over: Link) -> float:
+    """Of `total` bytes, as every rank has them in the end; a reduce-scatter of as many takes as long."""
+    if over.ranks == 1:
+        return 0.0
+    return over.latency + (over.ranks - 1) / over.ranks * total / over.bandwidth
+
+
+def all_reduce_seconds(total: float, over: Link) -> float:
+    """Of `total` bytes on every rank, by ring or by tree, whichever starts sooner."""
+    if over.ranks == 1:
+        return 0.0
+    return min(2 * over.latency, over.tree_latency) + 2 * (over.ranks - 1) / over.ranks * total / over.bandwidth
+
+
+def all_to_all_seconds(total: float, over: Link) -> float:
+    """Of `total` bytes that every rank has to give, to all alike."""
+    if over.ranks == 1:
+        return 0.0
+    return over.latency + (over.ranks - 1) / over.ranks * total / over.bandwidth
+
+
+def send_seconds(total: float, over: Link) -> float:
+    """Of `total` bytes from one rank to the next."""
+    return over.latency + total / over.bandwidth
