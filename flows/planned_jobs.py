@@ -148,7 +148,13 @@ def _of_train(found: _Found, config: RetrainConfig) -> Program:
     base = found.named(Checkpoint, config.training.base) if config.training.base else None
     mixed = _mixed(found, config)
     failures = config.planning.mean_hours_between_failures * 3600 if limits.every_steps is None else None
-    saving = train.saving(every or 0, limits.keep, keep_every=limits.keep_every, seconds_between_failures=failures)
+    saving = train.saving(
+        every or 0,
+        limits.keep,
+        keep_every=limits.keep_every,
+        seconds_between_failures=failures,
+        planned_step_seconds=record.value["seconds"] / record.value["steps"] if record else None,
+    )
     return train.program(_tokens(found), config.training, config.execution, base, mixed, limits=saving)
 
 

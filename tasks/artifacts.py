@@ -228,6 +228,8 @@ class Plan(Gate):
     """Mean time, where the plan chose the interval: training corrects it by what saving takes there. None: it was given."""
     seconds: float
     """Estimated training time."""
+    correction: float = 1.0
+    """What the formulas' time was multiplied by, for what earlier runs took."""
     parameters: int
 
     def require(self) -> Self:

@@ -7,11 +7,14 @@ trained: steps and batch are the configuration's.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Plan, Tokens
 from tasks.config import PlanningConfig
 from tasks.formats.model_folder import open_model_folder, shape_of
+from tasks.planning.correction import Kind, correction, measured_on
 from tasks.planning.interval import checkpoint_every_steps
 from tasks.planning.size import (
     activation_bytes,
@@ -25,11 +28,13 @@ from tasks.planning.size import (
 from tasks.planning.steptime import step_seconds
 from tasks.stage import stage
 from tasks.training_config import ExecutionConfig, TrainingConfig
-from tasks.workbench import fetch, free_disk_bytes, publish, scratch
+from tasks.workbench import fetch, free_disk_bytes, noted, publish, scratch
 
 WRITE_BYTES_PER_SECOND = 200e6
 """What a plain disk takes with fsync and sha256 (measured: 512 MiB in 2.0 to 2.6 s)."""
 GIB = 1 << 30
+PAST_RUNS = 50
+"""Of a cluster that are looked at for those of the same kind."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,9 @@ class Numbers:
     """By Megatron's convention, over the whole run; `flops_6n` by the 6N one."""
     flops_6n: int
     step_seconds: float
+    correction: float
+    """What the formulas' time of a step was multiplied by, for what earlier runs on this cluster took."""
+    corrected_by_runs: int
     seconds: float
     checkpoint_every_steps: int
     tokens: int
@@ -66,7 +74,8 @@ def plan(
         training = training.model_copy(update={"network": shape_of(found.config)})
         vocab_size = found.vocab_size
     train_tokens = int(tokens.metrics["train_tokens"])
-    numbers = reckon(training, limits, how, on, vocab_size=vocab_size, train_tokens=train_tokens)
+    past = noted(measured_on(on.name), PAST_RUNS)
+    numbers = reckon(training, limits, how, on, vocab_size=vocab_size, train_tokens=train_tokens, past=past)
     checks = judge(numbers, limits, on)
     with scratch() as folder:
         page = {**numbers.__dict__, "checks": [check.model_dump() for check in checks]}
@@ -83,6 +92,7 @@ def plan(
             keep_checkpoints_every=limits.checkpoint.keep_every,
             seconds_between_failures=seconds_between_failures(limits),
             seconds=numbers.seconds,
+            correction=numbers.correction,
             parameters=numbers.parameters,
         )
 
@@ -95,8 +105,9 @@ def reckon(
     *,
     vocab_size: int,
     train_tokens: int,
+    past: Sequence[Mapping[str, Any]] = (),
 ) -> Numbers:
-    """All numbers of a run by the formulas of tasks/planning."""
+    """All numbers of a run by the formulas of tasks/planning; `past` is what earlier runs on this cluster took (train.py)."""
     network = training.network
     parameters = parameter_count(network, vocab_size, positions=training.sequence_length)
     lora = training.lora
@@ -106,7 +117,8 @@ def reckon(
     )
     tokens_a_step = training.global_batch_size * training.sequence_length
     flops = tokens_a_step * flops_per_token_megatron(network, vocab_size, sequence_length=training.sequence_length)
-    step = step_seconds(
+    corrected = correction(past, Kind(training.engine, training.precision, on.world_size, parameters))
+    step = corrected.factor * step_seconds(
         flops,
         4 * trained,
         ranks=on.world_size,
@@ -128,6 +140,8 @@ def reckon(
         flops=flops * training.steps,
         flops_6n=tokens_a_step * training.steps * flops_per_token_6n(parameters),
         step_seconds=step,
+        correction=corrected.factor,
+        corrected_by_runs=corrected.runs,
         seconds=step * training.steps,
         checkpoint_every_steps=every,
         tokens=tokens_a_step * training.steps,

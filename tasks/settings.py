@@ -90,3 +90,8 @@ def trust_file(home: Path) -> tuple[Path, bool]:
     """Whose signatures count, and whether somebody named the file: `HEADWAY_TRUST`, else `trust.yaml` of the home."""
     named = os.environ.get("HEADWAY_TRUST")
     return (Path(named).absolute(), True) if named else (home / "trust.yaml", False)
+
+
+def prices_url() -> str:
+    """Where `headway prices update` asks: `HEADWAY_PRICES_URL`, else Azure's Retail Prices API."""
+    return os.environ.get("HEADWAY_PRICES_URL") or "https://prices.azure.com/api/retail/prices"

@@ -6,17 +6,19 @@ its newest verified checkpoint, whatever was killed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import Artifact, Checkpoint, Cluster, Plan, Tokens
 from tasks.continuing import Origin, TakeOver
 from tasks.formats.ds_config import ds_config
+from tasks.planning.correction import Kind, measured, measured_on
 from tasks.programs import Program
 from tasks.promotion import require_signed, require_signer, sign
 from tasks.stage import stage
 from tasks.training_config import ExecutionConfig, TrainingConfig
-from tasks.workbench import attach, publish, run_job
+from tasks.workbench import attach, note, publish, run_job
 
 PROGRAMS = {
     "torch": "tasks.jobs.train",
@@ -53,6 +55,7 @@ def train(
         under.keep_checkpoints,
         keep_every=under.keep_checkpoints_every,
         seconds_between_failures=under.seconds_between_failures,
+        planned_step_seconds=under.seconds / under.steps,
     )
     peak = peak_of(on, config.precision)
     made = program(tokens, config, how, base, mixed, limits=limits, peak=peak, continue_from=_from(origin, taking))
@@ -60,7 +63,18 @@ def train(
     _show(Path(job.folder), Path(job.output) / "training_log.jsonl")
     checkpoint = publish(job.output, Checkpoint, name=config.model, metrics=job.result["metrics"])
     sign(checkpoint)
+    _remember(config, under, on, job.result["metrics"])
     return checkpoint
+
+
+def _remember(config: TrainingConfig, plan: Plan, on: Cluster, metrics: Mapping[str, float]) -> None:
+    """What it took beside its plan, for the next plan on this cluster."""
+    if "plan_error" not in metrics:
+        return
+    planned = plan.seconds / plan.steps
+    kind = Kind(config.engine, config.precision, on.world_size, plan.parameters)
+    took = planned * (1 + metrics["plan_error"])
+    note(measured_on(on.name), measured(kind, formula_seconds=planned / plan.correction, seconds=took))
 
 
 def program(
@@ -97,14 +111,20 @@ def _from(origin: Origin | None, taking: TakeOver | None) -> dict[str, Any] | No
 
 
 def saving(
-    every_steps: int, keep: int, *, keep_every: int | None, seconds_between_failures: float | None
+    every_steps: int,
+    keep: int,
+    *,
+    keep_every: int | None,
+    seconds_between_failures: float | None,
+    planned_step_seconds: float | None = None,
 ) -> dict[str, Any]:
-    """How often training is saved and what is kept, as settings of its job."""
+    """How often training is saved, what is kept, and the plan's time of a step, as settings of its job."""
     return {
         "checkpoint_every_steps": every_steps,
         "keep_checkpoints": keep,
         "keep_every": keep_every,
         "seconds_between_failures": seconds_between_failures,
+        "planned_step_seconds": planned_step_seconds,
     }
 
 

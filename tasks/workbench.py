@@ -171,6 +171,12 @@ def note(prefix: str, value: dict[str, Any]) -> None:
     _work.get().lifecycle.journal.append(prefix, {**value, "who": actor().name, "time": time.time()})
 
 
+def noted(prefix: str, most: int) -> list[dict[str, Any]]:
+    """What was appended under a prefix last, oldest first."""
+    journal = _work.get().lifecycle.journal
+    return [found for key in sorted(journal.list(prefix))[-most:] if (found := journal.get(key))]
+
+
 def attachment(artifact: Artifact, name: str) -> bytes | None:
     """A file that lies beside an artifact's manifest."""
     return _work.get().lifecycle.store.attachment(stored(artifact), name)

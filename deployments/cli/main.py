@@ -32,6 +32,7 @@ from deployments.cli import (
     person,
     platform,
     preprocess,
+    prices,
     qualify,
     retrain,
     submit,
@@ -78,6 +79,7 @@ app.command("revalidate")(checks.revalidate)
 app.command("drift")(drift.drift)
 app.command("qualify")(qualify.qualify)
 app.command("hardware")(hardware.hardware)
+app.command("prices")(prices.prices)
 app.command("train-log")(train_log.train_log)
 app.command("approve")(approve.approve)
 app.add_typer(dataset.app, name="dataset")

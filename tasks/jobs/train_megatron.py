@@ -229,9 +229,11 @@ class Training:
         records = last_records(self.rank.folder / "metrics.jsonl")
         parameters = parameter_count(self.config.network, vocab[0], positions=self.config.sequence_length)
         figures = write_account(self.rank, self.config, records, parameters=parameters)
-        speed = figures["tokens"] / self.config.steps * len(records) / sum(record["step_seconds"] for record in records)
+        step = sum(record["step_seconds"] for record in records) / len(records)
+        planned = self.rank.settings.get("planned_step_seconds")
+        beside = {"plan_error": step / planned - 1} if planned else {}
         return {
-            "metrics": {**figures, "tokens_per_second": speed},
+            "metrics": {**figures, "tokens_per_second": figures["tokens"] / self.config.steps / step, **beside},
             "resumed_from_step": int(self.start["step"]) or None,
         }
 

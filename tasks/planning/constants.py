@@ -26,6 +26,8 @@ class Constants:
     """Share of tensor parallel traffic that stands in the way of computing. Fitted."""
     overlap: float = 0.7
     """Share of a step's computing behind which traffic of gradients and weights can hide, where the engine overlaps. Fitted."""
+    contention: float = 0.15
+    """What hidden traffic still costs: collectives take processors and memory bandwidth from the computing. Fitted."""
     straggling: float = 0.01
     """Time that each doubling of the machines adds: the slowest of more is slower, and they wait more often. Fitted."""
     launch: float = 3.5e-4

@@ -1,8 +1,8 @@
-"""Azure's retail meters as prices. Pure: in go the items of the Retail Prices API, out come prices and what was left out, and why.
+"""Azure's retail meters as prices. Pure: in go the items of the Retail Prices API, out come prices, and what was left out.
 
-https://learn.microsoft.com/rest/api/cost-management/retail-prices/azure-retail-prices tells the fields. What it does not tell, and
-is met here: a reservation's price is of its whole term though its unit says 1 Hour; Windows, Spot and Low Priority are told only
-by names; a meter may stand there twice; a price of 0 is a gap.
+https://learn.microsoft.com/rest/api/cost-management/retail-prices/azure-retail-prices tells the fields. What it does not tell:
+a reservation's price is of its whole term though its unit says 1 Hour; Windows, Spot and Low Priority are told only by names; a
+meter may stand there twice; a price of 0 is a gap.
 """
 
 from __future__ import annotations

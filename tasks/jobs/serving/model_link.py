@@ -43,6 +43,8 @@ class Link:
         self._loaded: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.reason = ""
         """Why it ended; empty while it runs."""
+        self.ended_at: float | None = None
+        """When that was seen, by the monotonic clock."""
         self._hung = ""
         self._tasks = [asyncio.create_task(self._pump()), asyncio.create_task(self._watch())]
 
@@ -117,7 +119,7 @@ class Link:
             while line := await self._reader.readline():
                 self._heard, self._asked = time.monotonic(), False
                 self._heed(json.loads(line))
-        self.reason = "the model's process ended"
+        self.reason, self.ended_at = "the model's process ended", time.monotonic()
         with suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
                 await self._process.wait()
@@ -147,7 +149,7 @@ class Link:
     def _give_up(self, how: str) -> None:
         self.reason = f"the model's process ended: {self._hung or how}"
         for number in list(self._boxes):
-            self._boxes.pop(number).put_nowait(Gone(self.reason))
+            self._boxes.pop(number).put_nowait(Gone(self.reason, taken=True))
         if not self._loaded.done():
             self._loaded.set_result({"failed": self.reason})
 

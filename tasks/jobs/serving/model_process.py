@@ -49,8 +49,9 @@ class ProcessRuntime:
         self._context_length = 0
         self._reason = ""
         self.refused: IntegrityError | None = None
-        self.crashes: list[float] = []
-        """When it ended by itself, by the monotonic clock, after it had been up."""
+        self._crashes: list[float] = []
+        self.loading = False
+        """Whether a process is being started now, and has not failed yet."""
         self.up_since = 0.0
         """Since when it is up, by the monotonic clock."""
 
@@ -74,6 +75,12 @@ class ProcessRuntime:
         async with aclosing(link.complete(ask)) as said:
             async for piece in said:
                 yield piece
+
+    @property
+    def crashes(self) -> list[float]:
+        """When it ended by itself, by the monotonic clock, after it had been up; from the moment on in which it is not `up`."""
+        ended = self._link.ended_at if self._link else None
+        return self._crashes if ended is None else [*self._crashes, ended]
 
     @property
     def context_length(self) -> int:
@@ -128,20 +135,25 @@ class ProcessRuntime:
 
     async def _run(self, load: Mapping[str, object], first: asyncio.Future[None]) -> float:
         """One process from its start to its end; seconds for which it was up."""
-        link = await open_link(hang_seconds=self._hang_seconds)
+        self.loading = True
+        try:
+            link = await open_link(hang_seconds=self._hang_seconds)
+        except BaseException:
+            self.loading = False
+            raise
         try:
             said = await link.load(load, seconds=LOAD_SECONDS)
             self.golden = self.golden or _golden(said["golden"], self._named)
             await prove(link, self.golden)
             self._context_length, self.up_since = int(said["context_length"]), time.monotonic()
-            self._link, self._reason = link, ""
+            self._link, self._reason, self.loading = link, "", False
             _tell(first, None)
             await link.ended()
-            self._reason = link.reason
-            self.crashes.append(time.monotonic())
-            return self.crashes[-1] - self.up_since
-        finally:
+            self._reason, self._crashes = link.reason, self.crashes
             self._link = None
+            return self._crashes[-1] - self.up_since
+        finally:
+            self._link, self.loading = None, False
             await link.kill()
 
 

@@ -65,7 +65,14 @@ class Unfit(ValueError):
 
 
 class Gone(Exception):
-    """The model cannot answer: it crashed, hangs, or is being loaded. The server degrades, or answers 503."""
+    """The model cannot answer: it crashed, hangs, or is being loaded. The server degrades, or answers 503.
+
+    `taken`: it had the request when it went, and may have gone because of it. Nobody else is to be asked that again.
+    """
+
+    def __init__(self, message: str, *, taken: bool = False) -> None:
+        super().__init__(message)
+        self.taken = taken
 
 
 def require_text(prompt: str) -> None:

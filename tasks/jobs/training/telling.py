@@ -30,6 +30,7 @@ class Teller:
     def __init__(self, rank: Rank, flops: Flops, *, tokens_a_step: int, steps: int, device: torch.device) -> None:
         self._rank, self._flops, self._tokens, self._steps = rank, flops, tokens_a_step, steps
         self._peak: Mapping[str, Any] = rank.settings.get("peak") or {}
+        self._planned = float(rank.settings.get("planned_step_seconds") or 0.0)
         self._use, self._shown, self._first = MachineUse(device), 0.0, True
         self._ended = time.time()
 
@@ -41,7 +42,14 @@ class Teller:
         """One step's record, by rank 0; the next step begins."""
         done = meter.end()
         speed = self._speed(self._tokens, done.own, done.own * self._rank.world_size)
-        said = {**values, **self._start(done), **speed, **_seconds(done), **self._use.look()}
+        said = {
+            **values,
+            **self._start(done),
+            **speed,
+            **_seconds(done),
+            **self._beside_plan(done.own),
+            **self._use.look(),
+        }
         self._rank.metrics(step=step, **said, seconds_left=seconds_left)
         if time.monotonic() - self._shown >= PROGRESS_SECONDS or step == self._steps:
             self._shown = time.monotonic()
@@ -74,7 +82,18 @@ class Teller:
         heldout = [record["heldout_bits_per_byte"] for record in last if "heldout_bits_per_byte" in record]
         more = {"heldout_bits_per_byte": heldout[-1]} if heldout else {}
         spent = goodput(every, ended=self._ended)
-        return {**self._speed(self._tokens * len(last), own, of_ranks), **shares, **more, "goodput": spent.share}
+        beside = self._beside_plan(own / len(last))
+        return {
+            **self._speed(self._tokens * len(last), own, of_ranks),
+            **shares,
+            **beside,
+            **more,
+            "goodput": spent.share,
+        }
+
+    def _beside_plan(self, seconds: float) -> dict[str, float]:
+        """By how much a step took longer than planned: 0.1 is a tenth; nothing where there is no plan."""
+        return {"plan_error": seconds / self._planned - 1} if self._planned else {}
 
     def time(self, every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """What its time went to, in seconds and as shares, and by which convention and peak the rates are meant."""
@@ -99,6 +118,8 @@ def _in_words(said: Mapping[str, float]) -> str:
     words = [loss, f"{said['tokens_per_second']:,.0f} tokens/s"]
     if "mfu" in said:
         words.append(f"MFU {said['mfu']:.0%}")
+    if "plan_error" in said:
+        words.append(f"{1 + said['plan_error']:.2f} of the plan's time")
     if "heldout_bits_per_byte" in said:
         words.append(f"held-out {said['heldout_bits_per_byte']:.3f} bits per byte")
     return ", ".join(words)

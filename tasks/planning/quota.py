@@ -1,0 +1,176 @@
+"""What an account may have, against what a plan needs: vCPUs by family, days of a job, machines of a job. Pure.
+
+A quota is a limit of credit and no promise of capacity. Azure counts it in vCPUs, Azure ML apart from virtual machines, and each
+of Azure's interfaces spells families in its own way. The limits come in: those of a size from its file (tasks/hardware), those of
+an account from its limits file (tasks/prices/limits.py). See docs/planning.md, "Money".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tasks.artifacts import Check
+
+Service = Literal["azureml", "vm"]
+WHERE = {
+    "azureml": "Azure ML studio, Quota, or a support request of the type Machine Learning service: compute",
+    "vm": "the portal, Quotas, Compute, or a support request of the type Compute-VM (cores-vCPUs)",
+}
+"""Where more is asked for."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an account may have. None is not known."""
+
+    dedicated: Mapping[str, int] | None = None
+    """vCPUs by family, in use and free together. Known, a family that is not in it has `default_vcpus`."""
+    low_priority: int | None = None
+    """vCPUs of low-priority or Spot machines: one figure for all families."""
+    used: Mapping[str, int] = field(default_factory=dict)
+    """vCPUs by family that are taken already; `low_priority` for those."""
+    default_vcpus: int = 0
+    """Of a GPU family that nobody asked for: Azure ML gives none."""
+    job_days: float | None = 21.0
+    low_priority_job_days: float | None = 7.0
+    rdma_nodes: int | None = 100
+    """Machines of one job of a family with RDMA. These three are Azure ML's: MicrosoftDocs/azure-docs how-to-manage-quotas.md."""
+    region: str = ""
+    source: str = ""
+    date: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a plan needs."""
+
+    sku: str
+    family: str
+    vcpus: int
+    """Of one machine."""
+    nodes: int
+    days: float | None = None
+    """Of the longest job; None: not known."""
+    low_priority: bool = False
+    rdma: bool = True
+    service: Service = "azureml"
+    why: str = "training a language model"
+
+    @property
+    def needs(self) -> int:
+        return self.vcpus * self.nodes
+
+
+def judge(request: Request, limits: Limits) -> tuple[Check, ...]:
+    """One check a limit. What is not known is a check that passes with a warning. Raises ValueError for what cannot be."""
+    _require_possible(request)
+    checks = [_vcpus(request, limits)]
+    if request.service == "azureml":
+        checks += [*_days(request, limits), *_nodes(request, limits)]
+    return tuple(checks)
+
+
+def request_text(request: Request, limits: Limits) -> str:
+    """What to file: family, region, vCPUs, why."""
+    what = "low-priority vCPUs, all families" if request.low_priority else f"family {request.family or request.sku}"
+    wanted = request.needs + _used(request, limits)
+    return (
+        f"File in {WHERE[request.service]}: region {limits.region or '(yours)'}, {what}, new limit {wanted} vCPUs "
+        f"({request.nodes} x {request.sku} of {request.vcpus} vCPUs"
+        + (f", and {_used(request, limits)} in use" if _used(request, limits) else "")
+        + f"), for: {request.why}."
+    )
+
+
+def plain_family(name: str) -> str:
+    """Families as all interfaces have them: lower case, no spaces."""
+    return "".join(name.lower().split())
+
+
+def _vcpus(request: Request, limits: Limits) -> Check:
+    kind = "low-priority" if request.low_priority else "dedicated"
+    name = f"{kind} vCPUs" + (f" in {limits.region}" if limits.region else "")
+    limit = _limit(request, limits)
+    if limit is None:
+        return Check(
+            name=name,
+            measured=float(request.needs),
+            limit="not known",
+            passed=True,
+            warned=True,
+            remedy=f"Nobody knows this account's quota; of GPU families Azure ML gives 0 vCPUs until more is asked for. "
+            f"Write it into limits.yaml of the home. {request_text(request, limits)}",
+        )
+    free = max(0, limit - _used(request, limits))
+    return Check(
+        name=name,
+        measured=float(request.needs),
+        limit=f"<= {free} ({limit} of {'all families' if request.low_priority else request.family})",
+        passed=request.needs <= free,
+        remedy=f"{request_text(request, limits)} {_smaller(request, free)}",
+    )
+
+
+def _smaller(request: Request, free: int) -> str:
+    fit = free // request.vcpus
+    machines = f"{fit} machine{'s' * (fit != 1)}"
+    return f"Within the quota {machines} would do." if fit else "Within the quota not one machine fits."
+
+
+def _limit(request: Request, limits: Limits) -> int | None:
+    if request.low_priority:
+        return limits.low_priority
+    if limits.dedicated is None:
+        return None
+    known = {plain_family(family): vcpus for family, vcpus in limits.dedicated.items()}
+    return known.get(plain_family(request.family), limits.default_vcpus)
+
+
+def _used(request: Request, limits: Limits) -> int:
+    used = {plain_family(family): vcpus for family, vcpus in limits.used.items()}
+    return used.get("low_priority" if request.low_priority else plain_family(request.family), 0)
+
+
+def _days(request: Request, limits: Limits) -> list[Check]:
+    """Azure ML ends a job that runs longer."""
+    limit = limits.low_priority_job_days if request.low_priority else limits.job_days
+    if request.days is None or limit is None:
+        return []
+    jobs = math.ceil(request.days / limit)
+    return [
+        Check(
+            name="days of one Azure ML job",
+            measured=request.days,
+            limit=f"<= {limit:g}" + (" on low-priority machines" if request.low_priority else ""),
+            passed=request.days <= limit,
+            remedy=f"Azure ML ends the job after {limit:g} days: train in {jobs} jobs, each from the checkpoint of the one "
+            "before (`headway retrain --continue-from`), or use more machines"
+            + (", or dedicated ones." if request.low_priority else "."),
+        )
+    ]
+
+
+def _nodes(request: Request, limits: Limits) -> list[Check]:
+    if not request.rdma or limits.rdma_nodes is None:
+        return []
+    return [
+        Check(
+            name="machines of one Azure ML job with RDMA",
+            measured=float(request.nodes),
+            limit=f"<= {limits.rdma_nodes}",
+            passed=request.nodes <= limits.rdma_nodes,
+            remedy=f"Use {limits.rdma_nodes} machines or fewer, or a Slurm cluster (CycleCloud), or ask for more: "
+            f"{request_text(request, limits)}",
+        )
+    ]
+
+
+def _require_possible(request: Request) -> None:
+    for name, value in (("vcpus", request.vcpus), ("nodes", request.nodes)):
+        if value <= 0:
+            raise ValueError(f"{name} {value}: give a whole number above 0")
+    if request.days is not None and not (math.isfinite(request.days) and request.days >= 0):
+        raise ValueError(f"days {request.days}: give a number that is not below 0")

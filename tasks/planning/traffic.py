@@ -1,0 +1,142 @@
+"""What one GPU of a pipeline stage sends in a step: seconds of each kind of traffic, before any of it is hidden. Pure.
+
+The links are communication.py; what hides behind computing, steps.py. See docs/planning.md.
+"""
+
+from __future__ import annotations
+
+from tasks.planning import communication, counts
+from tasks.planning.case import Network
+from tasks.planning.constants import Constants
+from tasks.planning.counts import Parameters
+from tasks.planning.machine import Machine
+from tasks.planning.prediction import Division
+
+OFFLOADED_BYTES = {"cpu": 0, "nvme": 24}
+"""Of optimizer state, a parameter, that pass a machine's disks in a step: weight and two moments in float32, read and written."""
+
+
+def tensor_seconds(
+    network: Network, division: Division, *, sequence: int, machine: Machine, constants: Constants
+) -> float:
+    """Of one layer and micro batch: an all-reduce after attention and one after the feed-forward part, forward and backward.
+
+    With sequence parallelism a reduce-scatter and an all-gather, which move as much (Korthikanti et al. 2022, section 4.2.2).
+    Full recomputation sends the forward's again.
+    """
+    if division.tp == 1:
+        return 0.0
+    over = communication.link(machine, division.tp, constants=constants)
+    message = _activation_bytes(network, division, sequence=sequence)
+    return (6 if division.recompute == "full" else 4) * communication.all_reduce_seconds(message, over)
+
+
+def context_seconds(
+    network: Network, division: Division, *, sequence: int, machine: Machine, constants: Constants
+) -> float:
+    """Of one layer and micro batch: keys and values go round the ring forward, they and their gradients backward."""
+    if division.cp == 1:
+        return 0.0
+    over = communication.link(machine, division.cp, division.tp, constants=constants)
+    keys = counts.kv_size(network) / min(division.tp, counts.kv_heads(network))
+    message = 2 * keys * division.micro * sequence / division.cp * _element(division)
+    passes = 4 if division.recompute == "full" else 3
+    return passes * (division.cp - 1) * communication.send_seconds(message, over)
+
+
+def expert_seconds(
+    network: Network, division: Division, *, sequence: int, machine: Machine, constants: Constants
+) -> float:
+    """Of one layer with experts and micro batch: tokens go to their experts and come back, forward and backward."""
+    mixture = network.experts
+    if mixture is None or division.ep == 1:
+        return 0.0
+    over = communication.link(machine, division.ep, division.tp, constants=constants)
+    message = mixture.active * _activation_bytes(network, division, sequence=sequence)
+    passes = 6 if division.recompute == "full" else 4
+    return passes * communication.all_to_all_seconds(
+        message / (division.tp if division.sequence_parallel else 1), over
+    )
+
+
+def pipeline_seconds(
+    network: Network, division: Division, *, sequence: int, machine: Machine, constants: Constants
+) -> float:
+    """Of one micro batch on one stage: activations on, their gradients back, for each piece that the stage holds.
+
+    Each of the tensor parallel ranks sends its part of it (Narayanan et al. 2021, section 4.1).
+    """
+    if division.pp == 1:
+        return 0.0
+    stride = division.tp * division.cp * division.dp
+    over = communication.link(machine, division.pp, stride, constants=constants)
+    message = _activation_bytes(network, division, sequence=sequence) / division.tp
+    return 2 * division.virtual * communication.send_seconds(message, over)
+
+
+def data_seconds(
+    held: Parameters, division: Division, *, layers: int, machine: Machine, constants: Constants
+) -> tuple[float, float]:
+    """Of gradients and, where ZeRO divides them, weights: once a step, and with every micro batch.
+
+    Stages 0 and 1 reduce once a step; 2 with every micro batch; 3 also gathers the weights twice with every micro batch, layer by
+    layer.
+    """
+    ranks, stride = division.dp * division.cp, division.tp
+    dense = communication.link(machine, ranks, stride, constants=constants)
+    sparse = communication.link(machine, ranks // division.ep, stride * division.ep, constants=constants)
+    once = micro = 0.0
+    for count, over in ((held.dense, dense), (held.experts, sparse)):
+        if count == 0 or over.ranks == 1:
+            continue
+        gradients, weights = gradient_bytes(division) * count, _element(division) * count
+        if division.zero == 0:
+            once += communication.all_reduce_seconds(gradients, over)
+            continue
+        reducing = communication.all_gather_seconds(gradients, over)
+        gathering = communication.all_gather_seconds(weights, over)
+        if division.zero == 3:
+            pieces = max(1, layers)
+            each = communication.all_gather_seconds(gradients / pieces, over)
+            micro += pieces * (each + 2 * communication.all_gather_seconds(weights / pieces, over))
+        elif division.zero == 2:
+            micro += reducing
+            once += gathering
+        else:
+            once += reducing + gathering
+    return once, micro
+
+
+def gradient_bytes(division: Division) -> int:
+    """Of one parameter's gradient as it is reduced: Megatron-LM and FSDP2 reduce bf16's in float32, DeepSpeed as they are."""
+    return 4 if division.precision == "fp32" or (division.precision != "fp16" and division.engine != "deepspeed") else 2
+
+
+def offload_seconds(
+    parameters: float, division: Division, *, machine: Machine, micro_batches: int, constants: Constants
+) -> float:
+    """Of a step: gradients to the host, its processors' optimizer, weights back; for ZeRO-3 also the weights with every pass.
+
+    `parameters` are those of this GPU before ZeRO divides them.
+    """
+    if division.offload == "none":
+        return 0.0
+    own = parameters / (division.dp * division.cp if division.zero else 1)
+    bandwidth = machine.host_bandwidth * constants.host_share
+    seconds = 2 * _element(division) * own / bandwidth
+    seconds += own * machine.gpus / constants.cpu_adam
+    if division.zero == 3:
+        seconds += 2 * micro_batches * _element(division) * own / bandwidth
+    moved = OFFLOADED_BYTES[division.offload] * own * machine.gpus
+    if moved and machine.nvme_write_bandwidth <= 0:
+        raise ValueError(f"offload nvme: {machine.name} has no local disks that we know of; take cpu, or another size")
+    return seconds + (moved / machine.nvme_write_bandwidth if moved else 0.0)
+
+
+def _activation_bytes(network: Network, division: Division, *, sequence: int) -> float:
+    """Of a micro batch between two layers, whole over tensor parallelism."""
+    return division.micro * sequence / division.cp * network.hidden * _element(division)
+
+
+def _element(division: Division) -> int:
+    return 4 if division.precision == "fp32" else 2
