@@ -160,6 +160,8 @@ class Cluster(Value):
     """What one rank can reach at most, by precision, in 10^12 operations a second: of its GPU, without sparsity."""
     memory_bytes_per_node: int = 0
     """Of the machine with the least."""
+    sku: str = ""
+    """The hardware that it was judged as, as `headway hardware` lists it."""
     qualification: str = ""
     """Reference of the qualification that vouches for it."""
     proven: tuple[str, ...] = ()

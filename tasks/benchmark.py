@@ -209,7 +209,7 @@ def _conclude(
     measured, left = proof.measured, proof.left
     verdict = proof.verdict.model_copy(update={"verdict": left.verdict})
     checks = (*gate_checks(verdict, left, needed=needed_nodes(cluster, config)), *outcast.checks)
-    rates = {**_rates(measured, left), "peak_tflops": _peaks(sku)}
+    rates = {**_rates(measured, left), "peak_tflops": _peaks(sku), "sku": sku.name}
     subject = subject_of(cluster, config, left).model_copy(update=rates)
     expires = (datetime.now(UTC) + timedelta(hours=config.max_age_hours)).isoformat(timespec="seconds")
     page = {

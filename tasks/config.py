@@ -15,24 +15,12 @@ from tasks.cluster_config import ClusterConfig
 from tasks.data_config import PreprocessingConfig, ValidationConfig
 from tasks.engine_fits import require_engine_fits
 from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
+from tasks.planning_config import PlanningConfig
 from tasks.qualification_config import BenchmarkConfig
 from tasks.revalidation_config import RevalidationConfig
 from tasks.serving_config import DeploymentConfig, ExportConfig
 from tasks.settings import Name, Positive, Settings
-from tasks.training_config import CheckpointConfig, ExecutionConfig, TrainingConfig
-
-
-class PlanningConfig(Settings):
-    """Limits that a training run must keep; the gate of the plan."""
-
-    max_minutes: float = Field(60.0, gt=0)
-    """Longest time that training may take by the measured rate."""
-    memory_per_rank_gib: float | None = Field(None, gt=0)
-    """Memory that one rank may use, in GiB; empty: `cluster.memory_gib`, or what the benchmark found, divided by the ranks."""
-    mean_hours_between_failures: float = Field(24.0, gt=0)
-    """Expected time between interruptions of the whole job, for the checkpoint interval."""
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    """How often training is saved: it changes no model, so it is in no key of training."""
+from tasks.training_config import ExecutionConfig, TrainingConfig
 
 
 class ApprovalConfig(Settings):

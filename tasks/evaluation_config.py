@@ -6,7 +6,7 @@ docs/configuration.md and in Prefect's form.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -80,6 +80,10 @@ class LmEvalConfig(Settings):
 class EvaluationConfig(Settings):
     """What the model is measured on."""
 
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of weights and products. bf16 takes half the memory; its scores are others, and a champion is measured anew with it."""
+    device: Literal["auto", "cpu"] = "auto"
+    """`auto`: the machine's first GPU where it has one, else the CPU. `cpu`: the CPU, for a network that its GPU has no room for."""
     max_bytes: Positive = 1_000_000
     """Held-out text that is read, in bytes, whole documents in a fixed order; as much of each corpus of a mixture."""
     min_documents: Positive = 5

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Plan, Tokens
-from tasks.config import PlanningConfig
 from tasks.formats.model_folder import open_model_folder, shape_of
 from tasks.planning.correction import Kind, correction, measured_on
 from tasks.planning.interval import checkpoint_every_steps
@@ -26,6 +25,7 @@ from tasks.planning.size import (
     training_memory_bytes,
 )
 from tasks.planning.steptime import step_seconds
+from tasks.planning_config import PlanningConfig
 from tasks.stage import stage
 from tasks.training_config import ExecutionConfig, TrainingConfig
 from tasks.workbench import fetch, free_disk_bytes, noted, publish, scratch

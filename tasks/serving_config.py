@@ -69,6 +69,8 @@ class LimitsConfig(Settings):
     """Most tokens that one request may ask for."""
     request_seconds: float = Field(60.0, gt=0)
     """Time after which a request is given up, waiting included."""
+    loading_seconds: float = Field(50.0, ge=0)
+    """Of that, the time that a request waits for a model that is being loaded; then it is answered 503 with Retry-After."""
     read_seconds: float = Field(10.0, gt=0)
     """Time in which a client must have sent its request."""
     drain_seconds: float = Field(15.0, gt=0)

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from tasks.endpoints.routes import SECRET
 from tasks.errors import Missing
 
 TIMEOUT_SECONDS = 60.0
@@ -15,10 +16,16 @@ READY_TIMEOUT_SECONDS = 5.0
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def complete(url: str, prompt: str, *, max_tokens: int = 64, temperature: float = 0.0, key: str = "") -> dict[str, Any]:
-    """The completion object of POST /v1/completions. ValueError when it is refused, Missing when none answers."""
+def complete(
+    url: str, prompt: str, *, max_tokens: int = 64, temperature: float = 0.0, key: str = "", secret: str = ""
+) -> dict[str, Any]:
+    """The completion object of POST /v1/completions. ValueError when it is refused, Missing when none answers.
+
+    `secret`: of the endpoint (secret.py), where a server's private port is asked.
+    """
     body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature}).encode()
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    headers |= {SECRET: secret} if secret else {}
     request = urllib.request.Request(f"{url}/v1/completions", body, headers)
     try:
         with _opener.open(request, timeout=TIMEOUT_SECONDS) as reply:

@@ -14,6 +14,7 @@ from typing import Any
 from tasks import process
 from tasks.endpoints.client import private_state
 from tasks.endpoints.routes import Routes, write_routes
+from tasks.endpoints.secret import make_secret
 from tasks.errors import Missing
 from tasks.process import ProcessSpec, read_json, write_json
 
@@ -39,11 +40,17 @@ class Gateway:
         """Whether its parent is there; a gateway that crashed is back in a second."""
         return process.alive(read_json(self.folder / "handle.json"))
 
+    @property
+    def shows_secret(self) -> bool:
+        """Whether servers can ask it for the endpoint's secret: one that a release before this one started has none."""
+        told = read_json(self.folder / "control.json") if self.running else None
+        return told is None or bool(told.get("secret"))
+
     def start(self, settings: Mapping[str, Any] | None = None) -> None:
         """Start it if it does not run. `settings` (limits, access) hold from now on; None: those that were there."""
         told = dict(settings) if settings is not None else read_json(self.folder / "gateway.json") or {}
         places = {"routes": str(self.routes), "servers": str(self._endpoint / "servers")}
-        wanted = {**told, **places, "keys": str(self._endpoint / "keys.json")}
+        wanted = {**told, **places, "keys": str(self._endpoint / "keys.json"), "secret": str(make_secret(self._endpoint))}
         if read_json(self.folder / "gateway.json") != wanted:
             write_json(self.folder / "gateway.json", wanted)
         if not self.running:

@@ -24,6 +24,7 @@ from tasks.endpoints.local_rollback import ask_for_traffic_back, go_back
 from tasks.endpoints.local_rollout import LocalTraffic, Record
 from tasks.endpoints.rollout import give_back, roll_out, settle, take_over
 from tasks.endpoints.routes import COLOURS, other
+from tasks.endpoints.secret import make_secret
 from tasks.endpoints.servers import (
     HOST,
     POLL_SECONDS,
@@ -117,6 +118,7 @@ class LocalEndpoint:
                 "outputs": str(outputs_of(self.folder, model_ref)),
                 "port": private_port,
                 "start_timeout_seconds": timeout,
+                "secret": str(make_secret(self.folder)) if self._gateway.shows_secret else None,
                 **self._asked_of_servers(model_folder, candidate, files),
             }
             write_json(folder / "serve.json", settings)

@@ -17,6 +17,14 @@ COLOURS = ("blue", "green")
 TRAFFIC = "x-headway-traffic"
 """Header by which the gateway tells a server whose request it is: a USER's, or MIRROR: a copy whose answer is thrown away."""
 USER, MIRROR = "user", "mirror"
+WANTED = "wanted"
+"""Value of TRAFFIC with which the gateway looks at a server that requests wait for: it loads what may answer them."""
+GONE = "x-headway-gone"
+"""Header of a 503: the model had the request when it died, maybe of it. It is sent to nobody else."""
+LOADING = "x-headway-loading"
+"""Header of a 503: no model had the request, and one is being loaded."""
+SECRET = "x-headway-gateway"
+"""Header with the endpoint's secret, by which a server on its private port knows its gateway (tasks/endpoints/secret.py)."""
 
 
 @dataclass(frozen=True)

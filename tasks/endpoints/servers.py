@@ -19,6 +19,7 @@ from tasks import process
 from tasks.endpoints.client import complete, ready_state
 from tasks.endpoints.endpoint import Candidate
 from tasks.endpoints.journal import Journal
+from tasks.endpoints.secret import read_secret
 from tasks.errors import GateFailed, JobFailed
 from tasks.process import ProcessSpec, read_json
 
@@ -145,8 +146,9 @@ def await_ready(
 def ask_golden(candidate: Candidate, golden: Mapping[str, Any]) -> None:
     """Compare the candidate's answers over HTTP with the golden ones; JobFailed names the first that differs."""
     url = f"http://{HOST}:{candidate.private_port}"
+    secret = read_secret((read_json(candidate.folder / "serve.json") or {}).get("secret"))
     for entry in golden["prompts"]:
-        said = complete(url, entry["prompt"], max_tokens=len(entry["tokens"]))
+        said = complete(url, entry["prompt"], max_tokens=len(entry["tokens"]), secret=secret)
         got, count = said["choices"][0]["text"], said["usage"]["completion_tokens"]
         if (got, count, said["model"]) != (entry["completion"], len(entry["tokens"]), candidate.model_ref):
             raise failed(

@@ -23,8 +23,9 @@ from tasks.formats.mmididx import open_tokens
 from tasks.jobs import ngram
 from tasks.jobs.evaluation.figures import figures, metrics
 from tasks.jobs.evaluation.heldout import HELDOUT, Encoded, Heldout, encode_for, read_heldout
+from tasks.jobs.evaluation.loading import load_measured
 from tasks.jobs.evaluation.registered import SUITES
-from tasks.jobs.evaluation.scoring import Scored, context_of, load_model, score
+from tasks.jobs.evaluation.scoring import Scored, context_of, score
 from tasks.jobs.evaluation.suites import Bench, run_suites
 from tasks.jobs.runtime import Rank, main
 from tasks.performance.kinds import kind_of
@@ -42,7 +43,7 @@ def run(rank: Rank) -> dict[str, Any]:
     torch.set_num_threads(rank.settings["threads"])
     heldout = read_heldout(rank.inputs["tokens"], config)
     encoded = encode_for(rank.inputs["checkpoint"], rank.inputs["tokens"], heldout)
-    model = load_model(rank.inputs["checkpoint"])
+    model = load_measured(rank.inputs["checkpoint"], config)
     context = context_of(model, rank.settings["sequence_length"])
     scored = score(model, encoded, context=context, rank=rank)
     documents = {**_columns(heldout, scored), **_beside(rank.inputs["tokens"], heldout)}

@@ -1,6 +1,6 @@
 """How often a training is interrupted: published rates as data, and the range of mean times that a plan reckons with.
 
-Pure. What an interruption costs is in checkpointing.py; how a whole training goes, in simulation/. See docs/planning.md, "Failures".
+Pure. What an interruption costs is in checkpointing.py; how a whole training goes, in simulation/. See docs/planning.md.
 
 A rate is not a property of a GPU: between clusters it differs by a factor of six, and inside one by four (RSC-1). So a plan has
 three rates, `low` (fails most), `mid`, `high`, and says what follows from each.
@@ -103,12 +103,12 @@ KNOWN_GPUS = ("A100", "H100", "H200", "B200")
 """Those with a row in PUBLISHED; for others the same range is taken, with a warning."""
 
 HARDWARE_SHARE = 0.78
-"""Of unexpected interruptions, those after which a machine is replaced: Llama 3, section 3.3.4, confirmed or suspected hardware."""
+"""Of unexpected interruptions, those of hardware, confirmed or suspected (Llama 3, section 3.3.4): a machine is replaced."""
 
 LEMON_SHARE = 3 / 63
 """Of the machines, those that fail again and again: arXiv 2605.09370, 3 of 63 nodes."""
 LEMON_TIMES = 20.0
-"""How much oftener they do: 3 of 63 that have half of all exclusions fail (0.5 / 3) / (0.5 / 60) = 20 times as often as others."""
+"""How much oftener they do: half of all exclusions on 3 of 63 is (0.5 / 3) / (0.5 / 60) = 20 times as often as the others."""
 
 SPOT_CLASSES: Mapping[str, Range] = {
     "0-5": Range(0.00625, 0.025, 0.05),
@@ -118,8 +118,8 @@ SPOT_CLASSES: Mapping[str, Range] = {
     "20+": Range(0.20, 0.30, 0.50),
 }
 """Azure's eviction rates, the share of machines evicted in an hour (spot-vms.md in MicrosoftDocs/azure-compute-docs): ends and
-middle of each class. The first cannot begin at 0, for its mean time would have no end: an eighth of its end is taken; the last has
-no end: 0.5 is taken."""
+middle of each class. The first cannot begin at 0, for its mean time would have no end: an eighth of its end is taken; the last
+has no end: 0.5 is taken."""
 SPOT_NOTICE_SECONDS = 30.0
 """Of an eviction, through Scheduled Events, best effort (the same page)."""
 SPOT_UNKNOWN = Range(0.025, 0.075, 0.175)

@@ -100,3 +100,26 @@ class Flops:
     """96 B s L h^2 (1 + s/6h + V/16Lh), of Narayanan et al. 2021, for a network of its form; else equal to `hardware`."""
     six_n: float
     """6 x parameters x tokens."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one case is with one division, on so many GPUs of one machine's kind."""
+
+    division: Division
+    memory: Memory
+    fit: Fit
+    time: StepTime
+    step_seconds: float
+    tokens_per_second_per_gpu: float
+    tflops_hardware: float
+    """Of one GPU, operations of recomputation included."""
+    tflops_model: float
+    mfu: float
+    """Model operations against the GPU's peak of the case's precision."""
+    days: float | None
+    """For the case's tokens, without failures; None when it gives none."""
+    binds: tuple[str, ...]
+    """What limits, the strongest first: memory, compute, memory bandwidth, links in a machine, network, pipeline bubble, offload,
+    waiting."""
+    warnings: tuple[str, ...] = ()

@@ -96,7 +96,7 @@ CHOICES: tuple[Storage, ...] = (
 )
 STORAGES = {storage.name: storage for storage in CHOICES}
 BEEOND_SHARE = 0.5
-"""Of the disks' bandwidth that BeeOND gives: assumed, for each byte goes over the network, and no figure on these sizes is public."""
+"""Of the disks' bandwidth that BeeOND gives: assumed, for each byte crosses the network; no figure on these sizes is public."""
 
 
 def storage_named(name: str) -> Storage:

@@ -13,11 +13,12 @@ from deployments.base_models import make_base as publish_base
 from flows.base import base_of, tokenizer_of_base
 from flows.planned_jobs import planned_job
 from tasks.artifacts import unqualified
-from tasks.config import PlanningConfig, RetrainConfig
+from tasks.config import RetrainConfig
 from tasks.errors import IntegrityError, Unknown
 from tasks.formats.model_folder import open_model_folder, shape_of
 from tasks.plan import reckon
 from tasks.planning.size import adapter_parameters
+from tasks.planning_config import PlanningConfig
 from tasks.registry.signatures import require_signed
 from tasks.storage import open_store
 from tasks.storage.store import find

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Pending, Plan, Qualification, Validation, parse_ref
-from tasks.config import PlanningConfig, RetrainConfig
+from tasks.config import RetrainConfig
 from tasks.errors import GateFailed
 from tasks.evaluate import compare
 from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
@@ -14,6 +14,7 @@ from tasks.export import parity_checks
 from tasks.lifecycle import lifecycle
 from tasks.plan import GIB, reckon, share_of_state
 from tasks.plan import judge as judge_plan
+from tasks.planning_config import PlanningConfig
 from tasks.serving_config import ExportConfig
 from tasks.settings import Settings, config_digest
 from tasks.storage.manifest import Provenance

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tasks.jobs.evaluation.logits import next_logits
 from tasks.jobs.evaluation.suites import Bench
 
 BATCH = 32
@@ -38,16 +39,14 @@ def _continue(
 ) -> list[list[int]]:
     """Shorter prompts are padded on the left and masked there, so that all go on at the same place."""
     longest = max(map(len, prompts))
-    read = torch.tensor([[bench.eod_id] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-    seen = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    device = bench.model.device
+    read = torch.tensor([[bench.eod_id] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+    seen = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
     places, kept = (seen.cumsum(-1) - 1).clamp(min=0), None
     rows: list[Any] = []
     for _ in range(tokens):
         bench.check_time()
-        out = bench.model(
-            input_ids=read, attention_mask=seen, position_ids=places, past_key_values=kept, use_cache=True
-        )
-        kept, logits = out.past_key_values, out.logits[:, -1].float()
+        logits, kept = next_logits(bench.model, read, attention_mask=seen, position_ids=places, past_key_values=kept)
         read = logits.argmax(-1, keepdim=True) if chance is None else _drawn(logits, chance)
         seen, places = torch.cat((seen, torch.ones_like(read)), dim=1), places[:, -1:] + 1
         rows.append(read)
@@ -56,7 +55,8 @@ def _continue(
 
 
 def _drawn(logits: torch.Tensor, chance: torch.Generator) -> torch.Tensor:
-    return torch.multinomial(torch.softmax(logits, dim=-1), 1, generator=chance)
+    """Drawn on the CPU, wherever the logits are: one generator for all machines."""
+    return torch.multinomial(torch.softmax(logits.cpu(), dim=-1), 1, generator=chance).to(logits.device)
 
 
 def before_end(tokens: Sequence[int], eod_id: int) -> list[int]:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from tasks.evaluation_config import LabelledFile
 from tasks.jobs.evaluation.given_files import digest_of, files_of, lines_of, place_of
-from tasks.jobs.evaluation.scoring import BATCH_LOGITS, BATCH_POSITIONS
+from tasks.jobs.evaluation.logits import logits_in_parts
+from tasks.jobs.evaluation.scoring import batch_positions
 from tasks.jobs.evaluation.suites import Bench, Suite
 from tasks.scores import wilson
 
@@ -99,7 +100,7 @@ def label_scores(bench: Bench, file: LabelledFile, texts: Sequence[str], names: 
     """
     scores = np.zeros(len(texts) * len(names))
     rows = sorted(_rows(bench, file, texts, names), key=lambda row: (len(row.tokens), row.place))
-    most = min(BATCH_POSITIONS, BATCH_LOGITS // bench.model.config.vocab_size)
+    most = batch_positions(bench.model)
     while rows:
         bench.check_time()
         count = max(1, most // len(rows[-1].tokens))
@@ -129,10 +130,12 @@ def _scored(bench: Bench, batch: Sequence[_Row]) -> list[float]:
     """Padding is on the right, where causal attention does not see it from any scored position: no mask is needed."""
     longest = max(len(row.tokens) for row in batch)
     read = torch.tensor([row.tokens + [bench.eod_id] * (longest - len(row.tokens)) for row in batch])
-    logits = bench.model(input_ids=read, use_cache=False).logits
-    found = []
-    for row, seen in zip(batch, logits, strict=True):
-        spread = torch.log_softmax(seen[row.start - 1 : len(row.tokens) - 1].double(), dim=-1)
-        wanted = torch.tensor(row.tokens[row.start :]).unsqueeze(-1)
-        found.append(float(spread.gather(-1, wanted).sum()))
-    return found
+    found: list[list[torch.Tensor]] = [[] for _ in batch]
+    for part, logits in logits_in_parts(bench.model, read.to(bench.model.device)):
+        for row, seen, said in zip(batch, logits, found, strict=True):
+            first, last = max(row.start - 1, part.start), min(len(row.tokens) - 1, part.stop)
+            if first < last:
+                spread = torch.log_softmax(seen[first - part.start : last - part.start].double(), dim=-1)
+                wanted = torch.tensor(row.tokens[first + 1 : last + 1], device=spread.device).unsqueeze(-1)
+                said.append(spread.gather(-1, wanted))
+    return [float(torch.cat(said).sum()) for said in found]

@@ -48,8 +48,8 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
             )
     model = HFLM(
         pretrained=order["checkpoint"],
-        device="cpu",
-        dtype="float32",
+        device=order["device"],
+        dtype=order["dtype"],
         batch_size=8,
         max_length=order["context"],
         prefix_token_id=order["eod_id"],

@@ -99,6 +99,8 @@ def _run(bench: Bench, folder: Path) -> dict[str, Any]:
         "context": bench.context,
         "eod_id": bench.eod_id,
         "threads": bench.rank.settings["threads"],
+        "device": str(bench.model.device),
+        "dtype": str(bench.model.dtype).removeprefix("torch."),
     }
     (folder / "order.json").write_text(json.dumps(order), encoding="utf-8")
     with open(bench.rank.folder / "lm-eval.log", "wb") as log:

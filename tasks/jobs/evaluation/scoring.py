@@ -5,23 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM
 
 from tasks.jobs.evaluation.heldout import Encoded
+from tasks.jobs.evaluation.logits import WHOLE_LOGITS, logits_in_parts
 from tasks.jobs.evaluation.windows import Window, batches, windows
 from tasks.jobs.runtime import Rank
 from tasks.scores import add_certainty, no_certainty
 
 BATCH_POSITIONS = 8192
 """Most positions, padding included, that one forward pass takes."""
-BATCH_LOGITS = 1 << 26
-"""Most logits of one forward pass (256 MiB in float32): large vocabularies take fewer positions."""
 NOT_SCORED = -100
 
 
@@ -39,9 +36,9 @@ class Scored:
     """How sure it was of the likeliest token, shape [documents, bins, 3]: see tasks/scores.py."""
 
 
-def load_model(checkpoint: Path) -> Any:
-    """The causal language model of a folder, in float32 and evaluation mode."""
-    return AutoModelForCausalLM.from_pretrained(str(checkpoint), dtype=torch.float32, local_files_only=True).eval()
+def batch_positions(model: Any) -> int:
+    """Most positions of a batch of several rows: large vocabularies take fewer."""
+    return min(BATCH_POSITIONS, WHOLE_LOGITS // model.config.vocab_size)
 
 
 def context_of(model: Any, most: int) -> int:
@@ -56,7 +53,7 @@ def score(model: Any, encoded: Encoded, *, context: int, rank: Rank) -> Scored:
     """
     found, count, done = windows(encoded.lengths.tolist(), context), len(encoded.documents), 0
     bits, correct, certainty = np.zeros(count), np.zeros(count, np.int64), no_certainty(count)
-    for batch in batches(found, min(BATCH_POSITIONS, BATCH_LOGITS // model.config.vocab_size)):
+    for batch in batches(found, batch_positions(model)):
         rows = np.array([window.document for window in batch])
         scored, lost, right, sure = (part.numpy() for part in _scores(model, batch, encoded))
         np.add.at(bits, rows, lost.sum(axis=1) / math.log(2))
@@ -78,13 +75,20 @@ def _scores(
     Padding is on the right, where causal attention does not see it from any scored position: no mask is needed.
     """
     inputs, targets = _padded(batch, encoded)
-    logits = model(input_ids=inputs, use_cache=False).logits
+    device = getattr(model, "device", "cpu")
+    told = [_told(logits, targets[:, part].to(device)) for part, logits in logits_in_parts(model, inputs.to(device))]
+    scored, lost, right, sure = (torch.cat(parts, dim=1) for parts in zip(*told, strict=True))
+    return scored, lost, right, sure
+
+
+def _told(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What `_scores` says, of some positions; the logits [windows, positions, vocabulary] are overwritten."""
     highest, likeliest = logits.max(dim=-1)
-    spread = (logits - highest.unsqueeze(-1)).exp_().sum(dim=-1)
     wanted = logits.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    spread = logits.sub_(highest.unsqueeze(-1)).exp_().sum(dim=-1)
     scored = targets != NOT_SCORED
     lost = torch.where(scored, (spread.log() + highest - wanted).double(), 0.0)
-    return scored, lost, scored & (likeliest == targets), 1 / spread
+    return tuple(each.cpu() for each in (scored, lost, scored & (likeliest == targets), 1 / spread))
 
 
 def _padded(batch: Sequence[Window], encoded: Encoded) -> tuple[torch.Tensor, torch.Tensor]:

@@ -42,7 +42,7 @@ class Bench:
     """What a suite is given. `deadline` is on the clock of `time.monotonic`."""
 
     model: Any
-    """The causal language model of Hugging Face, in float32, in evaluation mode."""
+    """The causal language model of Hugging Face, on its device, in evaluation mode."""
     tokenizer: Tokenizer
     """The checkpoint's own."""
     eod_id: int

@@ -21,6 +21,7 @@ import uvicorn
 from tasks import process
 from tasks.access_config import AccessConfig
 from tasks.endpoints.routes import read_routes
+from tasks.endpoints.secret import read_secret
 from tasks.jobs.routing.breaker import Breaker
 from tasks.jobs.routing.control import Control
 from tasks.jobs.routing.counts import Counts
@@ -47,6 +48,7 @@ class Settings:
         self.limits = LimitsConfig.model_validate(told.get("limits") or {})
         self.access = AccessConfig.model_validate(told.get("access") or {})
         self.keys = Path(told["keys"]) if told.get("keys") else None
+        self.secret = read_secret(told.get("secret"))
 
 
 class _Server(uvicorn.Server):
@@ -64,7 +66,7 @@ class Gateway:
         """`listen` gives the listening socket of an address; the first one may be open already."""
         self.folder, self._open = folder, listen
         self.settings = Settings(process.read_json(folder / "gateway.json"))
-        self.table, self.counts = Table(), Counts()
+        self.table, self.counts = Table(self.settings.secret), Counts()
         self.breaker = Breaker(folder, self.table, self.counts)
         self.scaler = Scaler(self.settings.servers, self.table)
         self.watch = Watch(self.settings.servers, self.table)
@@ -90,7 +92,7 @@ class Gateway:
             self.scaler.adopt()
             work = [group.create_task(one) for one in (self.watch.run(), self.scaler.run(), self._keep_up())]
             port = private[1]
-            told = {"port": port, "token": self.control._token.decode(), "pid": os.getpid()}
+            told = {"port": port, "token": self.control._token.decode(), "pid": os.getpid(), "secret": True}
             process.write_json(self.folder / "control.json", told)
             await stopping.wait()
             self._edge.draining = True
@@ -111,6 +113,7 @@ class Gateway:
         try:
             if self._changed(self.folder / "gateway.json"):
                 self.settings = Settings(process.read_json(self.folder / "gateway.json"))
+                self.table.secret = self.settings.secret
                 self._edge = self._front()
             if self._changed(self.settings.routes) and (routes := read_routes(self.settings.routes)):
                 self.table.apply(routes)
@@ -134,8 +137,7 @@ class Gateway:
 
     def _front(self) -> Edge:
         limits = self.settings.limits
-        seconds = limits.request_seconds
-        proxy = Proxy(self.table, self.counts, self.breaker, timeout=seconds, most_bytes=limits.body_bytes)
+        proxy = Proxy(self.table, self.counts, self.breaker, limits=limits)
         return Edge(proxy, limits=limits, access=self.settings.access, keys_file=self.settings.keys, model=self._model)
 
     def _model(self) -> str:
@@ -148,7 +150,6 @@ class Gateway:
         wanted = (self.settings.access.host, routes.port) if routes else None
         if wanted is None or (self._public and self._public[0] == wanted):
             return
-        require_guarded(self.settings.access, self.settings.keys)
         require_guarded(self.settings.access, self.settings.keys)
         server, _ = self._listen(self, *wanted)
         if self._public:

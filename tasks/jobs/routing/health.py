@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from http import HTTPStatus
 from pathlib import Path
 
 from tasks import process
+from tasks.endpoints.routes import TRAFFIC, WANTED
 from tasks.jobs.routing.table import Health, Replica, Table
 from tasks.jobs.routing.upstream import Unreachable, fetch
 
-PERIODS: dict[Health, float] = {"ready": 1.0, "live": 0.25, "down": 0.1, "gone": 0.25}
+PERIODS: dict[Health, float] = {"ready": 1.0, "live": 0.25, "loading": 0.1, "mute": 0.25, "down": 0.1, "gone": 0.25}
 """Seconds between two looks."""
 TIMEOUT_SECONDS = 3.0
 TRIES = 3
@@ -44,7 +46,7 @@ class Watch:
     async def _follow(self, replica: Replica) -> None:
         late = 0
         while True:
-            found = await look(replica)
+            found = await look(replica, wanted=self._table.waiting > 0)
             late = late + 1 if found is None else 0
             health: Health = replica.health if found is None and late < TRIES else found or "down"
             if health == "down" and not process.alive(
@@ -57,13 +59,20 @@ class Watch:
             await asyncio.sleep(PERIODS[health])
 
 
-async def look(replica: Replica) -> Health | None:
-    """What a server says of itself; None: nothing, in the time that it had."""
+async def look(replica: Replica, *, wanted: bool) -> Health | None:
+    """What a server says of itself; None: nothing, in the time that it had. `wanted`: requests wait for some server."""
+    headers = [(TRAFFIC.encode(), WANTED.encode())] if wanted else []
     try:
-        status, body = await fetch(replica.upstream, b"/readyz", timeout=TIMEOUT_SECONDS)
+        status, body = await fetch(replica.upstream, b"/readyz", timeout=TIMEOUT_SECONDS, headers=headers)
         said = json.loads(body)
     except Unreachable as error:
         return None if error.late else "down"
     except ValueError:
         return "live"
-    return "ready" if status == 200 and isinstance(said, dict) and said.get("ready") else "live"
+    if not isinstance(said, dict):
+        return "live"
+    if status == HTTPStatus.OK and said.get("ready"):
+        return "ready"
+    if said.get("answers", True):  # a server of a release before this one does not say so: it is asked
+        return "live"
+    return "loading" if said.get("loading") else "mute"

@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from tasks.endpoints.routes import MIRROR, TRAFFIC, USER, Routes
+from tasks.endpoints.routes import GONE, LOADING, MIRROR, TRAFFIC, USER, Routes
 from tasks.jobs.routing.breaker import Breaker
 from tasks.jobs.routing.counts import LOOKED_AT, Counts, Totals, ended, look
 from tasks.jobs.routing.table import Replica, Table
 from tasks.jobs.routing.upstream import Answer, Asked, Broken, Unreachable
+from tasks.serving_config import LimitsConfig
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -34,10 +35,11 @@ LATE_SHARE = 0.5
 class Proxy:
     """State: the copies under way. Everything else is in the table and in the counts."""
 
-    def __init__(self, table: Table, counts: Counts, breaker: Breaker, *, timeout: float, most_bytes: int) -> None:
-        """`timeout`: seconds that the edge gives a request."""
+    def __init__(self, table: Table, counts: Counts, breaker: Breaker, *, limits: LimitsConfig) -> None:
+        """`limits`: those of the edge before it."""
         self._table, self._counts, self._breaker = table, counts, breaker
-        self._timeout, self._most_bytes = timeout, most_bytes
+        self._timeout, self._most_bytes = limits.request_seconds, limits.body_bytes
+        self._patience = min(limits.loading_seconds, limits.request_seconds)
         self._copies: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -79,7 +81,8 @@ class Proxy:
             self._copy(copied, asked)
         for again in (True, False):
             instead = routes.main if again and colour != routes.main else None
-            replica = await self._table.take(colour, tried)
+            waits = 0.0 if instead and self._table.best(instead) else self._patience
+            replica = await self._table.take(colour, tried, patience=waits)
             if replica is None and instead is None:
                 return await say(send, 503, error(503, "no server answers now: try again in a second"), retry=True)
             if replica is not None:
@@ -88,7 +91,7 @@ class Proxy:
                 try:
                     other = instead or self._table.best(colour, tried)
                     with self._given_up(colour, counted=counted):
-                        answer = await self._ask(replica, asked, began, final=not again or other is None)
+                        answer = await self._ask(replica, asked, began, last=not again, alone=other is None)
                     if answer is not None:
                         return await self._pass_on(replica, answer, send, began=began, counted=counted)
                 except Unreachable as late:
@@ -96,7 +99,8 @@ class Proxy:
                     return await say(send, 504, error(504, str(late)), retry=True)
                 finally:
                     replica.inflight -= 1
-            self._failed(colour, began, counted=counted, replayed=again)
+            if instead or replica is None or replica.health != "loading":
+                self._failed(colour, began, counted=counted, replayed=again)
             colour = instead or colour
         return await say(send, 502, error(502, "the server broke off before it answered: try again"), retry=True)
 
@@ -121,11 +125,13 @@ class Proxy:
                 self._failed(colour, asked, counted=counted)
             raise
 
-    async def _ask(self, replica: Replica, asked: Asked, began: float, *, final: bool) -> Answer | None:
-        """The answer; None when there was none, or one of 5xx that somebody else can still better.
+    async def _ask(self, replica: Replica, asked: Asked, began: float, *, last: bool, alone: bool) -> Answer | None:
+        """The answer; None when there was none, or one of 5xx that somebody else, or this one once it is loaded, can better.
 
-        Raises Unreachable when it is late and nobody else is to be asked.
+        A request that a model died with goes to nobody else: it may be what it died of. `last`: it was asked before; `alone`:
+        there is nobody else. Raises Unreachable when it is late and nobody else is to be asked.
         """
+        final = last or alone
         left = max(self._timeout - (time.perf_counter() - began), 0.0)
         timeout = self._timeout if final else FIRST_SHARE * left
         try:
@@ -136,7 +142,10 @@ class Proxy:
             if not error.late:
                 self._table.lost_sight(replica)
             return None
-        if answer.status >= 500 and not final:
+        taken, loading = bool(answer.header(GONE.encode())), bool(answer.header(LOADING.encode()))
+        if taken or loading:
+            self._table.lost_model(replica)
+        if answer.status >= 500 and not taken and (not final or (loading and not last)):
             answer.close()
             return None
         return answer

@@ -50,7 +50,7 @@ class Scaler:
                 known = {one.server for one in group.replicas}
                 of_this = told.get("replica_of") in {place.server for place in group.colour.servers}
                 if of_this and path.parent.name not in known and _runs(path.parent):
-                    group.replicas.append(Replica(path.parent.name, name, Upstream(int(told["port"])), "live"))
+                    group.replicas.append(Replica(path.parent.name, name, self._upstream(told["port"]), "live"))
         for group in self._table.groups.values():
             least = int(group.colour.replicas.get("least", 1))
             group.asleep = not least and not any(_runs(self._servers / one.server) for one in group.replicas)
@@ -87,6 +87,9 @@ class Scaler:
             extra = next((one for one in reversed(there) if not self._is_first(group, one)), None)
             self._spawn(name, self._remove(group, extra) if extra else self._sleep(group))
 
+    def _upstream(self, port: Any) -> Upstream:
+        return Upstream(int(port), self._table.secret)
+
     def _is_first(self, group: Group, replica: Replica) -> bool:
         return any(place.server == replica.server for place in group.colour.servers)
 
@@ -120,7 +123,7 @@ class Scaler:
             process.write_json(folder / "serve.json", {**told, "port": port, "replica_of": first.name})
             spec["env"] = {key: str(folder) if value == str(first) else value for key, value in spec["env"].items()}
             await asyncio.to_thread(process.start, folder, process.ProcessSpec(**spec))
-            replica = Replica(folder.name, name, Upstream(port))
+            replica = Replica(folder.name, name, self._upstream(port))
             group.replicas.append(replica)
             log.warning("%s: server %s is started beside %s others", name, folder.name, len(group.replicas) - 1)
             while replica.health not in ("ready", "gone") and self._table.groups.get(name) is group:

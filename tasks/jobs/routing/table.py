@@ -16,13 +16,14 @@ from tasks.endpoints.routes import Colour, Routes
 from tasks.jobs.routing.upstream import Upstream
 
 PATIENCE_SECONDS = 10.0
-"""Time that a request waits for a server that crashed and is being started again; one that sleeps is waited for to the end."""
+"""Time that a request waits for a server that crashed and is being started again."""
 WAKING_SECONDS = 5.0
 """Time in which a server that was just started need not be seen to run."""
 MOST_WAITING = 64
 """Requests that may wait for a server to come; more are answered 503."""
-Health = Literal["ready", "live", "down", "gone"]
-"""`live`: it answers, but not with its full model. `down`: it does not answer. `gone`: and nobody starts it again."""
+Health = Literal["ready", "live", "loading", "mute", "down", "gone"]
+"""What is known of a server. `live`: it answers, but not with its full model. `loading`: no model answers there, and one is being
+loaded; `mute`: nor is one. `down`: the server does not answer. `gone`: and nobody starts it again."""
 
 
 @dataclass(eq=False)
@@ -63,7 +64,9 @@ class Group:
 class Table:
     """State: the routes that hold, the servers of each colour, and who lost its share."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: str = "") -> None:
+        self.secret = secret
+        """What servers are shown; empty: nothing."""
         self.routes: Routes | None = None
         self.groups: dict[str, Group] = {}
         self.tripped: dict[str, Any] | None = None
@@ -82,7 +85,7 @@ class Table:
                 before.colour = colour
                 groups[name] = before
                 continue
-            replicas = [Replica(place.server, name, Upstream(place.port), "live") for place in colour.servers]
+            replicas = [Replica(place.server, name, Upstream(place.port, self.secret), "live") for place in colour.servers]
             groups[name] = Group(colour, replicas)
         for name, group in self.groups.items():
             if groups.get(name) is not group:
@@ -130,10 +133,11 @@ class Table:
                 return min(fit, key=lambda one: one.inflight)
         return None
 
-    async def take(self, colour: str, without: Collection[Replica] = ()) -> Replica | None:
+    async def take(self, colour: str, without: Collection[Replica] = (), *, patience: float) -> Replica | None:
         """A server of a colour, another than those, if there is one; waits, within bounds, for one that is being started.
 
-        None: there will be none soon.
+        `patience`: seconds that a model which is being loaded is waited for. None: there will be none soon. A server that
+        answers nothing is had where waiting is of no use: it says why.
         """
         self.groups[colour].arrived += 1
         if found := self.best(colour, without) or self.best(colour):
@@ -142,24 +146,26 @@ class Table:
             return None
         self.waiting += 1
         try:
-            return await self._wait_for(colour)
+            return await self._wait_for(colour, patience)
         finally:
             self.waiting -= 1
 
-    async def _wait_for(self, colour: str) -> Replica | None:
+    async def _wait_for(self, colour: str, patience: float) -> Replica | None:
         began = time.monotonic()
         while (group := self.groups.get(colour)) and not (found := self.best(colour)):
-            now = time.monotonic()
-            gone = all(one.health == "gone" for one in group.replicas) and now - group.woken > WAKING_SECONDS
-            if not group.asleep and (gone or now - max(began, group.woken) > PATIENCE_SECONDS):
-                return None
-            self.notify()
+            if not _comes(group, since=began, patience=patience):
+                return next((one for one in group.replicas if one.health == "mute" and not one.leaving), None)
             try:
                 async with asyncio.timeout(0.25):
                     await self.changed.wait()
             except TimeoutError:
                 continue
         return found if group else None
+
+    def lost_model(self, replica: Replica) -> None:
+        """Its model went away: no more requests until one is loaded, or it says that it answers all the same."""
+        if replica.health in ("ready", "live"):
+            replica.health = "loading"
 
     def lost_sight(self, replica: Replica) -> None:
         """It did not answer: no more requests until it does."""
@@ -181,3 +187,16 @@ class Table:
         """Wake whoever waits for a change."""
         self.changed.set()
         self.changed = asyncio.Event()
+
+
+def _comes(group: Group, *, since: float, patience: float) -> bool:
+    """Whether a request that waits since a time, by time.monotonic, may still get a server."""
+    now = time.monotonic()
+    known = {one.health for one in group.replicas if not one.leaving}
+    if group.asleep:
+        return now - since < max(patience, PATIENCE_SECONDS)
+    if "loading" in known:
+        return now - since < patience
+    if now - group.woken <= WAKING_SECONDS:
+        return True
+    return "down" in known and now - max(since, group.woken) <= PATIENCE_SECONDS

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
 import h11
+
+from tasks.endpoints.routes import SECRET
 
 HOST = "127.0.0.1"
 CONNECT_SECONDS = 2.0
@@ -124,8 +126,10 @@ class Answer:
 class Upstream:
     """One server. State: the idle connections to it."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, secret: str = "") -> None:
+        """`secret`: what it is shown with each request; empty: nothing."""
         self.port = port
+        self._own = [(b"host", f"{HOST}:{port}".encode()), *([(SECRET.encode(), secret.encode())] if secret else [])]
         self._idle: list[Connection] = []
 
     async def ask(self, asked: Asked, *, timeout: float) -> Answer:
@@ -133,7 +137,8 @@ class Upstream:
 
         Whatever name the endpoint was called by, its server is asked by its own: it answers to no other (serving/program.py).
         """
-        asked = asked.with_header(b"host", f"{HOST}:{self.port}".encode())
+        for name, value in self._own:
+            asked = asked.with_header(name, value)
         try:
             async with asyncio.timeout(timeout):
                 connection, head = await self._first_head(asked)
@@ -178,9 +183,11 @@ class Upstream:
         return Connection(reader, writer)
 
 
-async def fetch(upstream: Upstream, target: bytes, *, timeout: float) -> tuple[int, bytes]:
+async def fetch(
+    upstream: Upstream, target: bytes, *, timeout: float, headers: Iterable[tuple[bytes, bytes]] = ()
+) -> tuple[int, bytes]:
     """Status and whole body of a small GET. Raises Unreachable."""
-    answer = await upstream.ask(Asked(b"GET", target, [], b""), timeout=timeout)
+    answer = await upstream.ask(Asked(b"GET", target, list(headers), b""), timeout=timeout)
     try:
         async with asyncio.timeout(timeout):
             return answer.status, b"".join([piece async for piece in answer.body()])

@@ -17,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from tasks.endpoints.routes import TRAFFIC, USER
+from tasks.endpoints.routes import TRAFFIC, USER, WANTED
 from tasks.jobs.serving.edge import error_body
 from tasks.jobs.serving.feedback import router
 from tasks.jobs.serving.forms import CompletionRequest, ScoreRequest, completion, score
@@ -49,10 +49,13 @@ def _add_probes(api: FastAPI, service: Service) -> None:
         return {"alive": True}
 
     @api.get("/readyz")
-    async def readyz() -> JSONResponse:
-        ready = service.ladder.ready
-        state = {"ready": ready, "model": service.model_ref, "server": service.server}
-        return JSONResponse({**state, "reason": service.ladder.reason}, 200 if ready else 503)
+    async def readyz(request: Request) -> JSONResponse:
+        ladder = service.ladder
+        if request.headers.get(TRAFFIC) == WANTED:
+            ladder.take()
+        state = {"ready": ladder.ready, "model": service.model_ref, "server": service.server, "reason": ladder.reason}
+        state |= {"answers": ladder.answers, "loading": ladder.loading and not ladder.answers}
+        return JSONResponse(state, 200 if ladder.ready else 503)
 
     @api.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tasks.access_config import LOOPBACK, AccessConfig
-from tasks.endpoints.routes import TRAFFIC, USER
+from tasks.endpoints.routes import SECRET, TRAFFIC, USER
 from tasks.jobs.serving.bodies import Unread, read_body, require_flat
 from tasks.jobs.serving.keys import Door, Nobody
 from tasks.jobs.serving.metrics import Metrics
@@ -30,7 +30,7 @@ from tasks.serving_config import LimitsConfig
 
 OPEN = ("/livez", "/readyz", "/")
 """Asked by probes, and by whoever wants to try the model by hand: the page asks for a key itself."""
-PRIVATE = (b"authorization", b"api-key", b"x-request-id", b"x-headway-caller", TRAFFIC.encode())
+PRIVATE = (b"authorization", b"api-key", b"x-request-id", b"x-headway-caller", TRAFFIC.encode(), SECRET.encode())
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 SPENT = re.compile(rb"^: tokens (\d+)$", re.MULTILINE)
 TAIL_BYTES = 400

@@ -137,6 +137,17 @@ class Ladder:
         return self._full.up
 
     @property
+    def answers(self) -> bool:
+        """Whether any rung would answer now."""
+        return any(floor.up for floor in self._floors)
+
+    @property
+    def loading(self) -> bool:
+        """Whether a rung is being loaded, so that asking again in a while may help; before the first one, too."""
+        runtimes = [floor.runtime for floor in self._floors if floor.runtime]
+        return not runtimes or self._busy_loading() or any(runtime.loading for runtime in runtimes)
+
+    @property
     def reason(self) -> str:
         """Why the full model does not answer; empty while it is first loaded, and when it is ready."""
         return self._full.runtime.reason if self._full.runtime else ""

@@ -21,6 +21,8 @@ LOAD_SECONDS = 600.0
 PROVE_SECONDS = 600.0
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 30.0
+MOMENT_SECONDS = 1.0
+"""A pause that is longer is no moment: whoever asks is told so, and does not wait."""
 STEADY_SECONDS = 60.0
 """A process that ran for so long counts as sound: the next pause is the first one again."""
 log = logging.getLogger("headway.serve")
@@ -51,7 +53,7 @@ class ProcessRuntime:
         self.refused: IntegrityError | None = None
         self._crashes: list[float] = []
         self.loading = False
-        """Whether a process is being started now, and has not failed yet."""
+        """Whether a process is being started, or will be in a moment."""
         self.up_since = 0.0
         """Since when it is up, by the monotonic clock."""
 
@@ -122,7 +124,7 @@ class ProcessRuntime:
                 lasted = await self._run(load, first)
                 failures = 0 if lasted > STEADY_SECONDS else failures
             except IntegrityError as error:
-                self.refused, self._reason = error, str(error)
+                self.refused, self._reason, self.loading = error, str(error), False
                 _tell(first, error)
                 return
             except (Gone, OSError, ValueError, KeyError) as error:  # Unfit is a ValueError: of a golden prompt
@@ -130,17 +132,15 @@ class ProcessRuntime:
                 self._reason = f"{odd}{error}"
                 _tell(first, Gone(self._reason))
             log.warning("model %s: %s", self._named, self.reason)
-            await asyncio.sleep(min(FIRST_PAUSE * 2**failures, LONGEST_PAUSE))
+            pause = min(FIRST_PAUSE * 2**failures, LONGEST_PAUSE)
+            self.loading = pause < MOMENT_SECONDS
+            await asyncio.sleep(pause)
             failures += 1
 
     async def _run(self, load: Mapping[str, object], first: asyncio.Future[None]) -> float:
         """One process from its start to its end; seconds for which it was up."""
         self.loading = True
-        try:
-            link = await open_link(hang_seconds=self._hang_seconds)
-        except BaseException:
-            self.loading = False
-            raise
+        link = await open_link(hang_seconds=self._hang_seconds)
         try:
             said = await link.load(load, seconds=LOAD_SECONDS)
             self.golden = self.golden or _golden(said["golden"], self._named)
@@ -153,7 +153,7 @@ class ProcessRuntime:
             self._link = None
             return self._crashes[-1] - self.up_since
         finally:
-            self._link, self.loading = None, False
+            self._link = None
             await link.kill()
 
 

@@ -19,10 +19,12 @@ from starlette.types import ASGIApp
 
 from tasks import listening
 from tasks.access_config import LOOPBACK
+from tasks.endpoints.secret import read_secret
 from tasks.errors import IntegrityError
 from tasks.jobs.outputs import Outputs
 from tasks.jobs.serving import traces
 from tasks.jobs.serving.api import make_api
+from tasks.jobs.serving.behind import Behind
 from tasks.jobs.serving.edge import Edge
 from tasks.jobs.serving.keys import require_guarded
 from tasks.jobs.serving.ladder import Ladder
@@ -141,9 +143,10 @@ def _service(settings: ServeSettings, server: str, outputs: Outputs, metrics: Me
 
 
 def _edge(api: ASGIApp, settings: ServeSettings, metrics: Metrics) -> ASGIApp:
-    """What stands before the API. On a private port, only what keeps pages on the web out: their names resolve to loopback."""
+    """What stands before the API. On a private port, what keeps others out, and pages on the web, whose names may be loopback's."""
     if not settings.alone:
-        return TrustedHostMiddleware(api, allowed_hosts=[*LOOPBACK, "[::1]"])
+        known = Behind(api, read_secret(settings.secret)) if settings.secret else api
+        return TrustedHostMiddleware(known, allowed_hosts=[*LOOPBACK, "[::1]"])
     return Edge(
         api,
         limits=settings.limits,

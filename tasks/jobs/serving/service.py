@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import HTTPException
 
+from tasks.endpoints.routes import GONE, LOADING
 from tasks.jobs.outputs import Outputs, measured
 from tasks.jobs.serving.ladder import Ladder, Taken
 from tasks.jobs.serving.metrics import Metrics
@@ -71,7 +72,7 @@ class Service:
         taken = self.ladder.take()
         if taken is None:
             said = f"the model is not ready: {self.ladder.reason or 'it is being loaded'}"
-            raise self._away(said)
+            raise self._away(said, {LOADING: "1"} if self.ladder.loading else {})
         told.taken = taken
         if taken.rung != "full":
             self.metrics.degraded.labels(taken.rung).inc()
@@ -113,13 +114,14 @@ class Service:
         except Unfit as error:
             raise HTTPException(400, str(error)) from error
         except Gone as error:
-            raise self._away(f"the model went away while it answered: {error}") from error
+            marked = {GONE: "1"} if error.taken else {}
+            raise self._away(f"the model went away while it answered: {error}", marked) from error
         except TimeoutError as error:
             said = f"the answer was not ready within {self.limits.request_seconds:g} s: ask for fewer tokens"
             raise HTTPException(504, said) from error
 
-    def _away(self, said: str) -> HTTPException:
-        return HTTPException(503, said, {"Retry-After": str(self.ladder.retry_seconds)})
+    def _away(self, said: str, marked: Mapping[str, str]) -> HTTPException:
+        return HTTPException(503, said, {"Retry-After": str(self.ladder.retry_seconds), **marked})
 
     def _known(self, ask: Ask, taken: Taken, told: Told) -> dict[str, Any]:
         rung = "" if taken.rung == "full" else taken.rung

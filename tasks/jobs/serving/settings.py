@@ -63,6 +63,8 @@ class ServeSettings(_Read):
     access: AccessConfig = AccessConfig()
     keys: Path | None = None
     """keys.json of the endpoint; it need not be there."""
+    secret: Path | None = None
+    """File of the endpoint's secret, which the gateway before it shows; None: nothing is asked for on the private port."""
     alone: bool = False
     """Whether nothing stands before it: it is its own edge, on the address of `access`. Else `port` is private, on loopback."""
 

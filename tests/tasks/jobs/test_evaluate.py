@@ -19,7 +19,8 @@ from tasks.evaluation_config import EvaluationConfig
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs import evaluate
 from tasks.jobs.evaluation.heldout import Encoded, encode_for, read_heldout
-from tasks.jobs.evaluation.scoring import load_model, score
+from tasks.jobs.evaluation.loading import load_model
+from tasks.jobs.evaluation.scoring import score
 from tasks.jobs.evaluation.windows import batches as in_batches
 from tasks.jobs.evaluation.windows import windows
 from tasks.jobs.runtime import Rank

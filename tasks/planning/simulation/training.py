@@ -1,0 +1,213 @@
+"""One training, interruption by interruption, until its days are over: where every second went.
+
+Between two interruptions all is known, so saves are counted and not played: the work is of the order of the failures, not of the GPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from tasks.planning.simulation.fleet import EVICTION, Fleet
+from tasks.planning.simulation.settings import DAY, Simulated
+
+MOST_EVENTS = 400_000
+"""A training that is interrupted more often is told as far as it was played: by then its share of useful time stands."""
+
+
+@dataclass
+class Times:
+    """Seconds of the clock, by what they went to; they sum to all."""
+
+    useful: float = 0.0
+    stalled: float = 0.0
+    """Saving, and between an eviction's notice and the eviction."""
+    lost: float = 0.0
+    """Work, and saves in it, that no checkpoint had when a failure came."""
+    detecting: float = 0.0
+    waiting: float = 0.0
+    """For a machine: no spare was left."""
+    restarting: float = 0.0
+    slowed: float = 0.0
+    """What stragglers took."""
+    shrunk: float = 0.0
+    """What an elastic training did not do for want of machines."""
+
+    @property
+    def total(self) -> float:
+        return math.fsum(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a training."""
+
+    times: Times
+    failures: int
+    """Interruptions by failing machines; what fails while nothing runs, and in a restart, counts too."""
+    evictions: int
+    planned: int
+    grown: int
+    """Restarts of an elastic training to take machines back."""
+    stretches: int
+    """Times that it came to work."""
+    cut_short: bool
+    """After MOST_EVENTS; `times` are of what was played."""
+
+    @property
+    def goodput(self) -> float:
+        return self.times.useful / self.times.total
+
+    @property
+    def interruptions(self) -> int:
+        return self.failures + self.evictions
+
+    @property
+    def days(self) -> float:
+        return self.times.total / DAY
+
+
+def simulate(asked: Simulated, seed: int | np.random.SeedSequence = 0) -> Outcome:
+    """Play one training; the same seed gives the same."""
+    return _Run(asked, np.random.default_rng(seed)).played()
+
+
+class _Run:
+    """The clock, and where its seconds went."""
+
+    def __init__(self, asked: Simulated, rng: np.random.Generator) -> None:
+        self.asked, self.rng = asked, rng
+        self.fleet = Fleet(asked, rng)
+        self.end, self.now = asked.days * DAY, 0.0
+        self.times = Times()
+        self.failures = self.evictions = self.planned = self.grown = self.stretches = 0
+        self.next_planned = asked.planned_days * DAY or math.inf
+
+    def played(self) -> Outcome:
+        up = True
+        while self.now < self.end and self.failures + self.evictions < MOST_EVENTS:
+            if up:
+                up = self.work()
+            else:
+                self.gather()
+                up = self.restart()
+        counts = (self.failures, self.evictions, self.planned, self.grown, self.stretches)
+        return Outcome(self.times, *counts, cut_short=self.now < self.end)
+
+    def spend(self, cause: str, until: float) -> None:
+        """Let the clock go on to `until`, at most to the end."""
+        until = min(until, self.end)
+        setattr(self.times, cause, getattr(self.times, cause) + max(0.0, until - self.now))
+        self.now = max(self.now, until)
+
+    def interrupted(self) -> int:
+        """The next machine is gone; what it takes to see that. Nothing needs to be found out of an eviction."""
+        kind = self.fleet.interrupt()
+        if kind == EVICTION:
+            self.evictions += 1
+            return kind
+        self.failures += 1
+        self.pass_by("detecting", self.now + self.asked.recovery.detection_seconds)
+        return kind
+
+    def pass_by(self, cause: str, until: float) -> None:
+        """Nothing runs until then; machines that fail meanwhile are found with the others."""
+        self.spend(cause, until)
+        self.failures += self.fleet.absorb(self.now) if self.now < self.end else 0
+
+    def gather(self) -> None:
+        """Spares take the places of those that left; without, all wait, unless the training is elastic and enough are there."""
+        self.fleet.fill(self.now)
+        while not self.enough() and self.now < self.end:
+            self.pass_by("waiting", self.fleet.next_back)
+            self.fleet.fill(self.now)
+
+    def enough(self) -> bool:
+        replacing = self.asked.replacing
+        if self.fleet.training == self.asked.machines:
+            return True
+        return replacing.elastic and self.usable() >= replacing.fewest
+
+    def usable(self) -> int:
+        """Machines that train: whole copies of the network, where some are missing."""
+        unit, training = self.asked.replacing.unit, self.fleet.training
+        return training if training == self.asked.machines else training // unit * unit
+
+    def restart(self) -> bool:
+        """Whether it came to work, and was not interrupted before."""
+        until = self.now + self.asked.recovery.restart_seconds
+        if self.fleet.next < min(until, self.end):
+            self.spend("restarting", self.fleet.next)
+            self.interrupted()
+            return False
+        self.spend("restarting", until)
+        return True
+
+    def work(self) -> bool:
+        """Train until something stops it. Whether it goes on at once: never."""
+        self.stretches += 1
+        grow = self.grows()
+        stop = min(self.fleet.next, self.next_planned, grow)
+        if stop >= self.end:
+            self.done(self.end, kept=True)
+        elif stop == self.fleet.next:
+            self.broken(stop)
+        else:
+            self.done(stop, kept=True)
+            self.planned, self.grown = self.planned + (stop != grow), self.grown + (stop == grow)
+            if stop == self.next_planned:
+                self.next_planned += self.asked.planned_days * DAY
+            self.pass_by("stalled", self.now + self.asked.saving.stall_seconds + self.asked.saving.lag_seconds)
+        return False
+
+    def broken(self, stop: float) -> None:
+        """By a failure: what was not saved is lost. By an eviction: unless all can be saved after its notice."""
+        notice, saving = self.asked.failing.notice_seconds, self.asked.saving
+        warned = self.fleet.events[0][2] == EVICTION and saving.stall_seconds + saving.lag_seconds <= notice
+        self.done(max(self.now, stop - notice) if warned else stop, kept=warned)
+        self.spend("stalled", stop)
+        self.interrupted()
+
+    def grows(self) -> float:
+        """When so many machines are back that a restart with them gains more than it costs, before the next interruption."""
+        asked, missing = self.asked, self.asked.machines - self.fleet.training
+        if not missing:
+            return math.inf
+        worth = math.ceil(asked.machines * asked.recovery.restart_seconds * asked.hazard)
+        return self.fleet.back_by(min(missing, max(worth, asked.replacing.unit)))
+
+    def done(self, stop: float, *, kept: bool) -> None:
+        """Add a stretch of work to what it came to. Its saves come every interval; one counts after its lag."""
+        asked, length = self.asked, max(0.0, stop - self.now)
+        interval, stall = asked.interval, asked.saving.stall_seconds
+        cycle = interval + stall
+        if kept:
+            saves, rest = divmod(length, cycle)
+            worked = saves * interval + min(rest, interval)
+            self.times.stalled += length - worked
+        else:
+            saves = max(0.0, (length - asked.saving.lag_seconds) // cycle)
+            worked = saves * interval
+            self.times.stalled += saves * stall
+            self.times.lost += length - saves * cycle
+        speed = self.usable() / asked.machines
+        slow = self.slow_share(length)
+        self.times.useful += worked * speed * (1 - slow)
+        self.times.slowed += worked * speed * slow
+        self.times.shrunk += worked * (1 - speed)
+        self.now = max(self.now, stop)
+
+    def slow_share(self, length: float) -> float:
+        """Of a stretch's speed that stragglers took: they come at random, and each is there for a while."""
+        slowing = self.asked.slowing
+        if not (slowing.hazard and length):
+            return 0.0
+        count = self.rng.poisson(min(slowing.hazard * self.asked.machines * length, 1e6))
+        begins = np.sort(self.rng.random(count) * length)
+        ends = np.minimum(begins + slowing.seconds, length)
+        covered = (
+            np.maximum(0.0, ends - np.maximum(begins, np.concatenate(([0.0], ends[:-1])))) if count else np.zeros(1)
+        )
+        return float(covered.sum()) / length * slowing.share
