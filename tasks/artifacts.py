@@ -232,6 +232,10 @@ class Plan(Gate):
     """Estimated training time."""
     correction: float = 1.0
     """What the formulas' time was multiplied by, for what earlier runs took."""
+    cost_per_hour: float = 0.0
+    """Of all machines, in the prices' currency; 0 where there is no price."""
+    max_cost: float | None = None
+    """Training ends with a checkpoint when it has cost so much."""
     parameters: int
 
     def require(self) -> Self:

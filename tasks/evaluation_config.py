@@ -83,7 +83,7 @@ class EvaluationConfig(Settings):
     precision: Literal["fp32", "bf16"] = "fp32"
     """Of weights and products. bf16 takes half the memory; its scores are others, and a champion is measured anew with it."""
     device: Literal["auto", "cpu"] = "auto"
-    """`auto`: the machine's first GPU where it has one, else the CPU. `cpu`: the CPU, for a network that its GPU has no room for."""
+    """`auto`: the machine's first GPU where it has one, else the CPU. `cpu`: always the CPU, as where no GPU has room."""
     max_bytes: Positive = 1_000_000
     """Held-out text that is read, in bytes, whole documents in a fixed order; as much of each corpus of a mixture."""
     min_documents: Positive = 5

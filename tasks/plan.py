@@ -13,6 +13,7 @@ from typing import Any
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Plan, Tokens
 from tasks.formats.model_folder import open_model_folder, shape_of
+from tasks.planning.checkpointing import Recovery, Saving, expected_goodput
 from tasks.planning.correction import Kind, correction, measured_on
 from tasks.planning.interval import checkpoint_every_steps
 from tasks.planning.size import (
@@ -26,9 +27,11 @@ from tasks.planning.size import (
 )
 from tasks.planning.steptime import step_seconds
 from tasks.planning_config import PlanningConfig
+from tasks.spending import Use, cost_of, known_cost, plain
+from tasks.spending import checks as spending_checks
 from tasks.stage import stage
 from tasks.training_config import ExecutionConfig, TrainingConfig
-from tasks.workbench import fetch, free_disk_bytes, noted, publish, scratch
+from tasks.workbench import fetch, free_disk_bytes, home_folder, noted, publish, scratch
 
 WRITE_BYTES_PER_SECOND = 200e6
 """What a plain disk takes with fsync and sha256 (measured: 512 MiB in 2.0 to 2.6 s)."""
@@ -53,6 +56,8 @@ class Numbers:
     corrected_by_runs: int
     seconds: float
     checkpoint_every_steps: int
+    goodput: float
+    """Useful share of the time, with the configured time between failures."""
     tokens: int
     epochs: float
 
@@ -74,17 +79,20 @@ def plan(
         training = training.model_copy(update={"network": shape_of(found.config)})
         vocab_size = found.vocab_size
     train_tokens = int(tokens.metrics["train_tokens"])
+    home = home_folder("")
     past = noted(measured_on(on.name), PAST_RUNS)
     numbers = reckon(training, limits, how, on, vocab_size=vocab_size, train_tokens=train_tokens, past=past)
-    checks = judge(numbers, limits, on)
+    use = Use(numbers.seconds, numbers.goodput, numbers.checkpoint * limits.checkpoint.keep)
+    spent = cost_of(use, limits.spending, on, home=home)
+    checks = (*judge(numbers, limits, on), *spending_checks(use, spent, limits.spending, on, home=home))
     with scratch() as folder:
-        page = {**numbers.__dict__, "checks": [check.model_dump() for check in checks]}
+        page = {**numbers.__dict__, "cost": plain(spent), "checks": [check.model_dump() for check in checks]}
         (folder / "plan.json").write_text(json.dumps(page, indent=1))
         return publish(
             folder,
             Plan,
             name=training.model,
-            metrics={key: float(value) for key, value in numbers.__dict__.items()},
+            metrics={key: float(value) for key, value in numbers.__dict__.items()} | known_cost(spent),
             checks=checks,
             steps=training.steps,
             checkpoint_every_steps=numbers.checkpoint_every_steps,
@@ -93,6 +101,8 @@ def plan(
             seconds_between_failures=seconds_between_failures(limits),
             seconds=numbers.seconds,
             correction=numbers.correction,
+            cost_per_hour=(spent.hour or 0.0) * on.nodes,
+            max_cost=limits.spending.max_cost,
             parameters=numbers.parameters,
         )
 
@@ -127,11 +137,9 @@ def reckon(
     )
     saved = checkpoint_bytes(trained)
     state = training_memory_bytes(trained, frozen=parameters if lora.rank else 0)
+    save_seconds, between_failures = saved / WRITE_BYTES_PER_SECOND, limits.mean_hours_between_failures * 3600
     every = limits.checkpoint.every_steps or checkpoint_every_steps(
-        training.steps,
-        step,
-        save_seconds=saved / WRITE_BYTES_PER_SECOND,
-        mean_seconds_between_failures=limits.mean_hours_between_failures * 3600,
+        training.steps, step, save_seconds=save_seconds, mean_seconds_between_failures=between_failures
     )
     return Numbers(
         parameters=parameters,
@@ -144,6 +152,7 @@ def reckon(
         corrected_by_runs=corrected.runs,
         seconds=step * training.steps,
         checkpoint_every_steps=every,
+        goodput=expected_goodput(every * step, Saving(save_seconds), Recovery(), between_failures),
         tokens=tokens_a_step * training.steps,
         epochs=tokens_a_step * training.steps / max(train_tokens, 1),
     )
@@ -195,7 +204,22 @@ def judge(numbers: Numbers, limits: PlanningConfig, on: Cluster) -> tuple[Check,
             passed=numbers.seconds <= limits.max_minutes * 60,
             remedy="Lower training.steps or the network, add ranks, or raise planning.max_minutes.",
         ),
+        *_useful_enough(numbers, limits),
     )
+
+
+def _useful_enough(numbers: Numbers, limits: PlanningConfig) -> tuple[Check, ...]:
+    if limits.min_goodput is None:
+        return ()
+    check = Check(
+        name="goodput, share of useful time",
+        measured=numbers.goodput,
+        limit=f">= {limits.min_goodput:g}",
+        passed=numbers.goodput >= limits.min_goodput,
+        remedy="Leave planning.checkpoint.every_steps empty for the best interval, use fewer or better machines "
+        "(planning.mean_hours_between_failures), or lower planning.min_goodput.",
+    )
+    return (check,)
 
 
 def _memory_limit(limits: PlanningConfig, on: Cluster) -> float:

@@ -27,6 +27,7 @@ from tasks.drift.histograms import moved
 from tasks.drift.splits import Splits, Values, greatest_step, split
 from tasks.endpoints.local import outputs_of
 from tasks.formats.answers import Answer, Label
+from tasks.formats.reference import FEWEST
 from tasks.process import read_json
 from tasks.revalidation_config import ServiceConfig
 
@@ -92,12 +93,16 @@ def compare(
 ) -> dict[str, Any]:
     """Verdict, p_value and columns of two lists of answers, each in the order of time, and of the labels of both sides. Pure.
 
-    Where labels are judged too, each of the two gets half of the false-alarm rate.
+    A model's own reference (`against` is `model`) is as large as the export made it, so it needs FEWEST answers only. Where labels
+    are judged too, each of the two gets half of the false-alarm rate.
     """
     counts = {"requests": len(window), "reference_requests": len(reference), "labels": len(labels[1])}
     accuracy = accuracy_column(*labels, config)
     share = SHARE if judged(accuracy) else 1.0
-    columns, enough = _columns(reference, window, config, share, OTHER_PROMPTS if against == "model" else 0.0)
+    own = against == "model"
+    fewest = FEWEST if own else config.min_requests
+    enough = len(window) >= config.min_requests and len(reference) >= fewest
+    columns = _columns(reference, window, config, share, OTHER_PROMPTS if own else 0.0, enough=enough)
     columns = [*_too_many_errors(columns, window, config), *([accuracy] if accuracy else [])]
     p_values = [column["p_value"] for column in columns if column["p_value"] is not None]
     verdicts = {column["verdict"] for column in columns}
@@ -106,14 +111,19 @@ def compare(
 
 
 def _columns(
-    reference: Sequence[Answer], window: Sequence[Answer], config: ServiceConfig, share: float, smallest: float
-) -> tuple[list[dict[str, Any]], bool]:
-    """The measures' columns, and whether there are enough answers to judge them, at a share of the false-alarm rate."""
+    reference: Sequence[Answer],
+    window: Sequence[Answer],
+    config: ServiceConfig,
+    share: float,
+    smallest: float,
+    *,
+    enough: bool,
+) -> list[dict[str, Any]]:
+    """The measures' columns, judged at a share of the false-alarm rate where there are enough answers for that."""
     old, new = _drawn(reference), _drawn(window)
     measures = [measure for measure in (*MEASURES, FINISHED) if known(measure, old, new)]
-    enough = min(len(window), len(reference)) >= config.min_requests
     if not enough:
-        return [_column(measure, old, new) for measure in measures], False
+        return [_column(measure, old, new) for measure in measures]
     rate = config.false_alarm_rate * share
     values = _values(measures, old, new, rate)
     judgement = judge(values, rate)
@@ -122,7 +132,7 @@ def _columns(
         _column(measure, old, new) | _judged(measure, values[:, place], judgement, place, usual[place], rate)
         for place, measure in enumerate(measures)
     ]
-    return [column | {"p_value": min(column["p_value"] / share, 1.0)} for column in columns], True
+    return [column | {"p_value": min(column["p_value"] / share, 1.0)} for column in columns]
 
 
 def _values(measures: Sequence[Measure], old: Sequence[Answer], new: Sequence[Answer], rate: float) -> Values:

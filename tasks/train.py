@@ -58,6 +58,7 @@ def train(
         planned_step_seconds=under.seconds / under.steps,
     )
     peak = peak_of(on, config.precision)
+    how = within_budget(how, under)
     made = program(tokens, config, how, base, mixed, limits=limits, peak=peak, continue_from=_from(origin, taking))
     job = run_job(made, on=on)
     _show(Path(job.folder), Path(job.output) / "training_log.jsonl")
@@ -102,6 +103,14 @@ def program(
         **({"continue_from": continue_from} if continue_from else {}),
     }
     return Program(PROGRAMS[config.engine], settings, inputs, progress="checkpoints/LATEST")
+
+
+def within_budget(how: ExecutionConfig, plan: Plan) -> ExecutionConfig:
+    """The plan's budget as a limit of training, where none is configured."""
+    if plan.max_cost is None or not plan.cost_per_hour or how.limits.max_cost is not None:
+        return how
+    limits = how.limits.model_copy(update={"max_cost": plan.max_cost, "cost_per_hour": plan.cost_per_hour})
+    return how.model_copy(update={"limits": limits})
 
 
 def _from(origin: Origin | None, taking: TakeOver | None) -> dict[str, Any] | None:

@@ -2,7 +2,9 @@
 
 So what a gateway does with servers that fail, lie or crawl is tested in seconds. It runs as a supervised process, like ours.
 `behave.json`: `errors` (share of 500s), `seconds` (of an answer), `crowd` (seconds more for each request beside it), `ready`,
-`drop` (share of connections closed without an answer), `text`, `sticky` (keep connections), `die` (exit at the next request).
+`drop` (share of connections closed without an answer), `text`, `sticky` (keep connections), `die` (exit at the next request),
+`gone` (its model dies at a request), `loading` and `mute` (no model answers, and one is being loaded, or is not). What it was asked
+is in `asked.txt`, a line each.
 With `public.json` it listens on a public port too, as servers of the release before gateways did.
 """
 
@@ -17,9 +19,11 @@ from pathlib import Path
 
 from tasks import process
 from tasks.access_config import LOOPBACK
+from tasks.endpoints.routes import GONE, LOADING, TRAFFIC, WANTED
 from tasks.process import read_json, write_json
 
 PIECES = 4
+MARKS = {"gone": [GONE], "loading": [LOADING], "mute": []}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -34,8 +38,13 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        ready = self.behave().get("ready", True)
+        how = self.behave()
+        answers = not (how.get("loading") or how.get("mute"))
+        ready = how.get("ready", True) and answers
+        if self.headers.get(TRAFFIC) == WANTED:
+            self.note(WANTED)
         state = {"ready": ready, "model": self.told["model_ref"], "server": self.folder.name, "reason": ""}
+        state |= {"answers": answers, "loading": bool(how.get("loading"))}
         self.say(200 if ready else 503, json.dumps(state).encode())
 
     def do_POST(self):
@@ -50,6 +59,10 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(how.get("seconds", 0.0) + beside * how.get("crowd", 0.0))
             if how.get("die"):
                 os._exit(7)
+            if marked := next((name for name in MARKS if how.get(name)), ""):
+                self.note(marked)
+                self.say(503, b'{"error": {"message": "no model"}}', headers=MARKS[marked])
+                return
             if random.random() < how.get("drop", 0.0):
                 self.close_connection = True
                 self.connection.close()
@@ -57,8 +70,7 @@ class Handler(BaseHTTPRequestHandler):
             if random.random() < how.get("errors", 0.0):
                 self.say(500, b'{"error": {"message": "as told"}}')
                 return
-            with open(self.folder / "asked.txt", "a") as file:
-                file.write(f"{self.headers.get('x-headway-traffic', 'none')}\n")
+            self.note(self.headers.get(TRAFFIC, "none"))
             if self.path == "/score":
                 self.say(200, json.dumps([{"0": how.get("text", "x y")}]).encode(), tokens=5)
             elif asked.get("stream"):
@@ -68,6 +80,10 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             with Handler.lock:
                 Handler.inflight -= 1
+
+    def note(self, what):
+        with open(self.folder / "asked.txt", "a") as file:
+            file.write(f"{what}\n")
 
     def answer(self, asked, how):
         choice = {"index": 0, "text": how.get("text", "x y"), "finish_reason": "length", "logprobs": None}
@@ -94,8 +110,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         self.wfile.flush()
 
-    def say(self, status, body, *, tokens=0):
+    def say(self, status, body, *, tokens=0, headers=()):
         self.send_response(status)
+        for name in headers:
+            self.send_header(name, "1")
+        if status == 503:
+            self.send_header("Retry-After", "2")
         if tokens:
             self.send_header("X-Headway-Tokens", str(tokens))
         self.send_header("Content-Type", "application/json")

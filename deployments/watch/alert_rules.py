@@ -212,7 +212,8 @@ RULES = (
     ),
     Rule(
         "endpoint_anomaly",
-        "An endpoint does not answer as it did before: two windows in a row stood out, or too many requests fail.",
+        "An endpoint does not answer as it did before: two windows in a row stood out, too many requests fail, or callers call "
+        "fewer answers right.",
         "See what it is asked, and its log. `headway revalidate` judges the model, `headway rollback` goes back.",
         "warning",
         unusual_answers,

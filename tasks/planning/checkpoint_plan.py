@@ -26,7 +26,7 @@ from tasks.planning.checkpointing import (
 from tasks.planning.failures import SPOT_NOTICE_SECONDS, Range, Rates, failure_rates
 from tasks.planning.interval import daly_interval
 from tasks.planning.machine import Machine
-from tasks.planning.storages import GIB, STORAGES, TIB, Storage, capacity_for
+from tasks.planning.storages import GIB, STORAGES, TIB, Storage, capacity_for, storage_named
 
 KEPT = 3
 """Checkpoints that there is room for: two that are kept and the one that is written."""
@@ -84,8 +84,15 @@ def plan_checkpoints(
     size = checkpoint_bytes(parameters, precision=precision, engine=engine)
     given = {} if gpu_hours is None else {"gpu_hours": gpu_hours}
     rates = failure_rates(machine.gpu, gpus, per_machine=machine.gpus, spot=spot, spot_class=spot_class, **given)
+    return plan_of_bytes(size, machine, rates, storage=storage, asynchronous=asynchronous)
+
+
+def plan_of_bytes(
+    size: int, machine: Machine, rates: Rates, *, storage: str = "", asynchronous: bool = True
+) -> CheckpointPlan:
+    """The same for a checkpoint whose size is known."""
     names = (storage,) if storage else CANDIDATES
-    found = [_to(STORAGES[name], size, machine, rates, asynchronous=asynchronous) for name in names if name in STORAGES]
+    found = [_to(storage_named(name), size, machine, rates, asynchronous=asynchronous) for name in names]
     plans = [plan for plan in found if plan is not None]
     if not plans:
         raise ValueError(

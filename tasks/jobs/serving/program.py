@@ -143,7 +143,7 @@ def _service(settings: ServeSettings, server: str, outputs: Outputs, metrics: Me
 
 
 def _edge(api: ASGIApp, settings: ServeSettings, metrics: Metrics) -> ASGIApp:
-    """What stands before the API. On a private port, what keeps others out, and pages on the web, whose names may be loopback's."""
+    """What stands before the API. On a private port, what keeps others out, and pages on the web with names of loopback."""
     if not settings.alone:
         known = Behind(api, read_secret(settings.secret)) if settings.secret else api
         return TrustedHostMiddleware(known, allowed_hosts=[*LOOPBACK, "[::1]"])

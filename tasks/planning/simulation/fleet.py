@@ -1,4 +1,4 @@
-"""Machines that train, stand by, or are away: who fails next, and who comes back when. One heap of times, whatever their number."""
+"""Machines that train, stand by, or are away: who fails next, who comes back when. One heap of times, whatever their number."""
 
 from __future__ import annotations
 
@@ -81,13 +81,12 @@ class Fleet:
         self._leaves(machine, time + self.replacing.repair_seconds * self.dice.exponential())
         return kind
 
-    def absorb(self, until: float) -> int:
-        """Events while nothing runs: machines leave, and nobody waits for them again. Returns how many."""
-        count = 0
+    def absorb(self, until: float) -> list[int]:
+        """Events while nothing runs: machines leave, and nobody looks for them again. Returns what they were."""
+        kinds = []
         while self.next <= until:
-            self.interrupt()
-            count += 1
-        return count
+            kinds.append(self.interrupt())
+        return kinds
 
     def fill(self, now: float) -> None:
         """Those that are back stand by; those that stand by train, as many as are missing."""

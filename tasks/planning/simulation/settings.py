@@ -1,4 +1,4 @@
-"""What a simulation is asked for: machines, how they fail and come back, how a training saves and restarts. Seconds throughout."""
+"""What a simulation is asked for: machines, how they fail and come back, how a training saves and restarts. All in seconds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ MOST_MACHINES = 2_000_000
 MOST_DAYS = 3650.0
 
 
+def require_number(
+    name: str, value: float, *, above: float = -1e-300, most: float = math.inf, infinite: bool = False
+) -> None:
+    """Raises ValueError that names value and limits."""
+    if math.isnan(value) or value <= above or value > most or (math.isinf(value) and not infinite):
+        limits = f"{'above 0' if above == 0 else f'at least {max(0.0, above):.3g}'}"
+        upper = "" if math.isinf(most) else f" and at most {most:,.12g}"
+        raise ValueError(f"{name} {value:g}: give a number {limits}{upper}")
+
+
 @dataclass(frozen=True)
 class Failing:
     """How machines fail, one by one."""
@@ -20,7 +30,7 @@ class Failing:
     mean_seconds: float
     """Of one machine between two failures of its; over all machines, repeat offenders among them."""
     shape: float = 1.0
-    """Weibull's: 1 forgets (exponential), below 1 new machines fail most, above 1 old ones do. Age counts from its last repair."""
+    """Weibull's: 1 forgets (exponential), below 1 new machines fail most, above 1 old ones. Age counts from its last repair."""
     lemon_share: float = 0.0
     """Of the machines, those that fail `lemon_times` as often as others."""
     lemon_times: float = 1.0
@@ -96,8 +106,8 @@ class Simulated:
     """Computing between two saves."""
     failing: Failing
     saving: Saving
-    recovery: Recovery = Recovery()
-    replacing: Replacing = Replacing()
+    recovery: Recovery = field(default_factory=Recovery)
+    replacing: Replacing = field(default_factory=Replacing)
     slowing: Slowing = field(default_factory=Slowing)
     planned_days: float = 0.0
     """Between two stops for maintenance, from which all work is kept; 0: none."""
@@ -120,13 +130,3 @@ class Simulated:
     def hazard(self) -> float:
         """Of all machines together, interruptions a second."""
         return self.machines * (1 / self.failing.mean_seconds + self.failing.eviction_hazard)
-
-
-def require_number(
-    name: str, value: float, *, above: float = -1e-300, most: float = math.inf, infinite: bool = False
-) -> None:
-    """Raises ValueError that names value and limits."""
-    if math.isnan(value) or value <= above or value > most or (math.isinf(value) and not infinite):
-        limits = f"{'above 0' if above == 0 else f'at least {max(0.0, above):.3g}'}"
-        upper = "" if math.isinf(most) else f" and at most {most:,.12g}"
-        raise ValueError(f"{name} {value:g}: give a number {limits}{upper}")

@@ -1,6 +1,6 @@
 """One training, interruption by interruption, until its days are over: where every second went.
 
-Between two interruptions all is known, so saves are counted and not played: the work is of the order of the failures, not of the GPUs.
+Between two interruptions all is known, so saves are counted and not played: what takes time is failures, not GPUs or saves.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from tasks.planning.simulation.fleet import EVICTION, Fleet
+from tasks.planning.simulation.fleet import EVICTION, FAILURE, Fleet
 from tasks.planning.simulation.settings import DAY, Simulated
 
 MOST_EVENTS = 400_000
@@ -82,18 +82,17 @@ class _Run:
         self.fleet = Fleet(asked, rng)
         self.end, self.now = asked.days * DAY, 0.0
         self.times = Times()
-        self.failures = self.evictions = self.planned = self.grown = self.stretches = 0
+        self.seen = [0, 0]
+        self.planned = self.grown = self.stretches = 0
         self.next_planned = asked.planned_days * DAY or math.inf
 
     def played(self) -> Outcome:
-        up = True
-        while self.now < self.end and self.failures + self.evictions < MOST_EVENTS:
-            if up:
-                up = self.work()
-            else:
-                self.gather()
-                up = self.restart()
-        counts = (self.failures, self.evictions, self.planned, self.grown, self.stretches)
+        self.work()
+        while self.now < self.end and sum(self.seen) < MOST_EVENTS:
+            self.gather()
+            if self.restarted():
+                self.work()
+        counts = (self.seen[FAILURE], self.seen[EVICTION], self.planned, self.grown, self.stretches)
         return Outcome(self.times, *counts, cut_short=self.now < self.end)
 
     def spend(self, cause: str, until: float) -> None:
@@ -102,20 +101,18 @@ class _Run:
         setattr(self.times, cause, getattr(self.times, cause) + max(0.0, until - self.now))
         self.now = max(self.now, until)
 
-    def interrupted(self) -> int:
-        """The next machine is gone; what it takes to see that. Nothing needs to be found out of an eviction."""
+    def interrupted(self) -> None:
+        """The next machine is gone; what it takes to see that. Of an eviction nothing needs to be found out."""
         kind = self.fleet.interrupt()
-        if kind == EVICTION:
-            self.evictions += 1
-            return kind
-        self.failures += 1
-        self.pass_by("detecting", self.now + self.asked.recovery.detection_seconds)
-        return kind
+        self.seen[kind] += 1
+        if kind == FAILURE:
+            self.pass_by("detecting", self.now + self.asked.recovery.detection_seconds)
 
     def pass_by(self, cause: str, until: float) -> None:
         """Nothing runs until then; machines that fail meanwhile are found with the others."""
         self.spend(cause, until)
-        self.failures += self.fleet.absorb(self.now) if self.now < self.end else 0
+        for kind in self.fleet.absorb(self.now):
+            self.seen[kind] += 1
 
     def gather(self) -> None:
         """Spares take the places of those that left; without, all wait, unless the training is elastic and enough are there."""
@@ -135,7 +132,7 @@ class _Run:
         unit, training = self.asked.replacing.unit, self.fleet.training
         return training if training == self.asked.machines else training // unit * unit
 
-    def restart(self) -> bool:
+    def restarted(self) -> bool:
         """Whether it came to work, and was not interrupted before."""
         until = self.now + self.asked.recovery.restart_seconds
         if self.fleet.next < min(until, self.end):
@@ -145,8 +142,8 @@ class _Run:
         self.spend("restarting", until)
         return True
 
-    def work(self) -> bool:
-        """Train until something stops it. Whether it goes on at once: never."""
+    def work(self) -> None:
+        """Train until something stops it."""
         self.stretches += 1
         grow = self.grows()
         stop = min(self.fleet.next, self.next_planned, grow)
@@ -160,7 +157,6 @@ class _Run:
             if stop == self.next_planned:
                 self.next_planned += self.asked.planned_days * DAY
             self.pass_by("stalled", self.now + self.asked.saving.stall_seconds + self.asked.saving.lag_seconds)
-        return False
 
     def broken(self, stop: float) -> None:
         """By a failure: what was not saved is lost. By an eviction: unless all can be saved after its notice."""

@@ -1,10 +1,11 @@
-"""Logits in parts: the same scores as from the whole, in memory that does not grow with the window; and what a GPU has room for."""
+"""Logits in parts: the same scores as of the whole, in memory that does not grow with the window; and what a GPU has room for."""
 
 import json
 import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -117,7 +118,7 @@ def test_labels_and_what_is_written_are_those_of_the_whole(measured, in_parts, t
 
 def test_a_long_window_of_a_large_vocabulary_takes_bounded_memory(tmp_path):
     """2 GiB of logits, in the memory of a part: the peak of the process with and without them is compared."""
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
     ran = subprocess.run(
         [sys.executable, "-c", WIDE, tmp_path], env=environment, capture_output=True, text=True, check=True
     )

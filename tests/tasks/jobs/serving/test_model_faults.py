@@ -9,6 +9,7 @@ import time
 
 import pytest
 from api_stand import serving
+from api_stand import start as start_server
 from serving_stand import BEFORE, REF, asked, flip, until, whole
 
 from tasks.errors import IntegrityError
@@ -213,7 +214,7 @@ def test_a_model_that_crashes_again_and_again_is_used_again_only_after_a_while(r
 
 def test_a_rung_loaded_in_need_is_left_again(run, ladder_of, model, monkeypatch):
     monkeypatch.setattr(rungs, "SPARE", 1e9)  # as on a machine without memory to hold anything ready
-    monkeypatch.setattr(rungs, "LEAVE_SECONDS", 0.5)
+    monkeypatch.setattr(rungs, "LEAVE_SECONDS", 1e9)
     ladder = ladder_of(rung("full", model), rung("previous", model, BEFORE))
 
     async def crash():
@@ -224,6 +225,7 @@ def test_a_rung_loaded_in_need_is_left_again(run, ladder_of, model, monkeypatch)
         assert ladder.take() is None and ladder.retry_seconds == 2
         await until(lambda: ladder.up[BEFORE])
         previous = ladder._lower[0].runtime.pid
+        monkeypatch.setattr(rungs, "LEAVE_SECONDS", 0.5)  # only now: the full model may be back before the other one is there
         await until(lambda: ladder.ready and not ladder.up[BEFORE])
         await until(lambda: process_started(previous) is None)
         assert ladder.take().rung == "full"
@@ -288,6 +290,38 @@ def test_a_server_whose_model_segfaults_stays_answers_degraded_and_is_ready_agai
         run_until(lambda: not any(map(process_started, models)))
 
 
+def test_a_crash_is_counted_from_the_moment_on_in_which_the_model_does_not_answer(run, ladder_of, model):
+    ladder = ladder_of(rung("full", model))
+
+    async def crash():
+        os.kill(ladder.take().runtime.pid, signal.SIGKILL)
+        while ladder.ready:
+            await asyncio.sleep(0)
+        assert ladder.retry_seconds == 2 and ladder.loading and not ladder.answers
+        await until(lambda: ladder.ready)
+        assert ladder.retry_seconds == 2 and ladder.answers and not ladder.loading
+
+    run(crash())
+
+
+def test_a_server_says_that_it_is_loading_and_marks_what_no_model_had(model, tmp_path):
+    fault = {"HEADWAY_MODEL_FAULT": f"verified:{tmp_path}"}
+    server = start_server(tmp_path / "server", model, environment=fault)
+    try:
+        run_until((tmp_path / "verified").exists)
+        said = server.client.get("/readyz")
+        assert said.status_code == 503 and (said.json()["answers"], said.json()["loading"]) == (False, True)
+        refused = server.complete(max_tokens=2)
+        assert refused.status_code == 503 and refused.headers["X-Headway-Loading"] == "1"
+        assert "X-Headway-Gone" not in refused.headers
+        (tmp_path / "go").touch()
+        state = server.wait().client.get("/readyz").json()
+        assert (state["answers"], state["loading"]) == (True, False)
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
 def test_a_server_whose_model_was_changed_ends_when_no_other_may_answer(copy, tmp_path):
     files = [file.model_dump() for file in describe(copy)]
     with serving(tmp_path / "server", copy, files=files) as server:
@@ -301,6 +335,7 @@ def rungs_after_a_crash(server):
     """Crash the full model, and ask until it is back: which rungs answered, or with which status."""
     crashed = server.complete("crash me", max_tokens=2)
     assert crashed.status_code == 503 and int(crashed.headers["Retry-After"]) >= 1 and "SIGSEGV" in crashed.text
+    assert crashed.headers["X-Headway-Gone"] == "1"  # whoever stands before it sends it to nobody else
     assert server.client.get("/livez").status_code == 200
     seen, deadline = set(), time.monotonic() + 60
     while "full" not in seen and time.monotonic() < deadline:

@@ -1,0 +1,149 @@
+"""What a run really took of machines, stage by stage, and what that cost, beside its plan. Pure: in go the events of its log.
+
+The log is tasks/runlog.py; prices come in. What a training will cost is money.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PAID = ("starting", "running", "adopted")
+"""A job has its machines from here on: they boot, or work."""
+NOT_PAID = ("submitted", "queued", "retrying")
+"""It has none, or none any more."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One execution of a stage."""
+
+    stage: str
+    status: str
+    """As outcomes have it; `died` where the log ends in the middle."""
+    seconds: float
+    """From its start to its end, waiting in queues included."""
+    machine_seconds: float
+    """That its job had machines: of one machine, while it had all of them."""
+    job: str = ""
+    """Folder of its job; empty where it ran beside the orchestrator."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Machines:
+    """What a job ran on."""
+
+    name: str
+    count: float
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """What a stage took and cost; None is not known."""
+
+    stage: str
+    status: str
+    seconds: float
+    machine: str
+    machines: float
+    machine_hours: float
+    hour: float | None
+    cost: float | None
+    planned_seconds: float | None = None
+    planned_cost: float | None = None
+    goodput: float | None = None
+
+    @property
+    def over(self) -> float | None:
+        """By how much it took longer than planned: 0.1 is a tenth."""
+        return self.seconds / self.planned_seconds - 1 if self.planned_seconds else None
+
+
+def timed(events: Iterable[Mapping[str, Any]]) -> list[Timed]:
+    """Every execution of a stage in a run's log, in order. What was reused took nothing."""
+    found: list[Timed] = []
+    open_: dict[str, tuple[float, list[Mapping[str, Any]]]] = {}
+    last = 0.0
+    for event in events:
+        last = float(event["time"])
+        stage = str(event.get("stage") or "")
+        if event["event"] == "started":
+            open_[stage] = (last, [])
+        elif event["event"] == "job" and stage in open_:
+            open_[stage][1].append(event)
+        elif event["event"] == "ended":
+            outcome = event["outcome"]
+            began, jobs = open_.pop(outcome["name"], (last, []))
+            found.append(_ended(outcome, began, last, jobs))
+    for stage, (began, jobs) in open_.items():
+        found.append(Timed(stage, "died", last - began, _held(jobs, last), job="?" if jobs else ""))
+    return found
+
+
+def costs(
+    done: Iterable[Timed],
+    machines: Mapping[str, Machines],
+    hour_of: Callable[[str], float | None],
+    *,
+    planned_train_seconds: float | None = None,
+) -> list[StageCost]:
+    """What each execution cost; `machines` by folder of the job, `hour_of` a machine by its name.
+
+    A plan tells the seconds of training alone, so only there is something beside.
+    """
+    return [_cost(one, machines, hour_of, planned_train_seconds) for one in done]
+
+
+def total(stages: Iterable[StageCost]) -> float | None:
+    """None when a stage's cost is not known."""
+    known = [stage.cost for stage in stages]
+    return None if None in known else math.fsum(cost for cost in known if cost is not None)
+
+
+def _cost(
+    one: Timed, machines: Mapping[str, Machines], hour_of: Callable[[str], float | None], planned: float | None
+) -> StageCost:
+    at = machines.get(one.job) if one.job else Machines("", 0.0)
+    hours = one.machine_seconds / 3600 * (at.count if at else 0.0)
+    hour = hour_of(at.name) if at and at.name else None
+    unpaid = not one.machine_seconds or not one.job
+    beside = planned if one.stage == "train" and one.status == "ran" else None
+    return StageCost(
+        stage=one.stage,
+        status=one.status,
+        seconds=one.seconds,
+        machine=at.name if at else "",
+        machines=at.count if at else 0.0,
+        machine_hours=hours,
+        hour=hour,
+        cost=0.0 if unpaid else None if hour is None or at is None else hours * hour,
+        planned_seconds=beside,
+        planned_cost=beside / 3600 * at.count * hour if beside and at and hour is not None else None,
+        goodput=one.metrics.get("goodput") if one.status == "ran" else None,
+    )
+
+
+def _ended(outcome: Mapping[str, Any], began: float, ended: float, jobs: list[Mapping[str, Any]]) -> Timed:
+    took = 0.0 if outcome["status"] == "reused" else ended - began
+    return Timed(
+        stage=str(outcome["name"]),
+        status=str(outcome["status"]),
+        seconds=took,
+        machine_seconds=_held(jobs, ended) if took else 0.0,
+        job=str((outcome.get("job") or {}).get("folder") or ("?" if jobs else "")),
+        metrics=outcome.get("metrics") or {},
+    )
+
+
+def _held(jobs: Iterable[Mapping[str, Any]], ended: float) -> float:
+    """Seconds in which a job had machines."""
+    held, since = 0.0, None
+    for event in jobs:
+        if event["kind"] in PAID:
+            since = float(event["time"]) if since is None else since
+        elif event["kind"] in NOT_PAID and since is not None:
+            held, since = held + float(event["time"]) - since, None
+    return held + (ended - since if since is not None else 0.0)
