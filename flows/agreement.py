@@ -1,4 +1,4 @@
-"""A person's word before a retraining that events asked for: asked once a revalidation, with its evidence beside the form.
+"""A person's word before money is spent: on a retraining that events asked for, and on a training, with its plan beside the form.
 
 How a run waits for an answer is flows/approval.py. Nothing is spent before the answer.
 """
@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from flows.inputs import resolve
 from flows.revalidated import evidence_of
+from tasks.artifacts import Plan
 from tasks.config import RetrainConfig
 from tasks.errors import HeadwayError
 from tasks.events.batches import events_of
 from tasks.events.ledger import Ledger
 from tasks.lifecycle import Lifecycle, current
-from tasks.prefect_notes import table
+from tasks.prefect_notes import number, table
 from tasks.registry.audit import acting
 from tasks.registry.policy import load_policy
 from tasks.registry.revalidations import revalidations
-from tasks.report.data import short
+from tasks.report.data import duration, short
 from tasks.report.evidence import FILE as PAGE
 from tasks.report.evidence import evidence_markdown
 
@@ -47,6 +48,32 @@ def agreed(dataset: str, config: RetrainConfig, cause: str) -> Iterator[str]:
     run.results["approval"] = f"Retraining approved by {given.person}: {given.reason}"
     with acting(given.person) if load_policy(run.home).asks("approve") else nullcontext():
         yield data.ref
+
+
+def agreed_to_train(plan: Plan, config: RetrainConfig) -> AbstractContextManager[None]:
+    """Wait until a person agrees to what training takes, where the settings want it; what is done inside is in their name.
+
+    Asked once a plan. Raises GateFailed when somebody rejects, or nobody answers in time.
+    """
+    run = current()
+    if not config.approval.before_train or not isinstance(plan, Plan) or run.spool is None or run.beyond("train"):
+        return nullcontext()
+    from flows.approval import approve
+
+    question = f"Train {config.training.model} for about {duration(plan.seconds)}{_at_a_cost(plan)}?"
+    given = approve(question, _numbers(plan), config.approval, kind="train", subject=plan.ref)
+    run.results["approval"] = f"Training approved by {given.person}: {given.reason}"
+    return acting(given.person) if load_policy(run.home).asks("approve") else nullcontext()
+
+
+def _at_a_cost(plan: Plan) -> str:
+    return f" and {plan.metrics['cost']:,.2f} in the prices' currency" if plan.metrics.get("cost") else ""
+
+
+def _numbers(plan: Plan) -> str:
+    rows = [[name.replace("_", " "), number(value)] for name, value in plan.metrics.items()]
+    checks = [[check.name, number(check.measured), check.limit] for check in plan.checks]
+    return "\n\n".join((table(["plan", "value"], rows), table(["limit", "planned", "allowed"], checks)))
 
 
 def _evidence(run: Lifecycle, noted: dict[str, str]) -> str:

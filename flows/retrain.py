@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from prefect import flow
 from prefect.states import Completed
 
-from flows.agreement import agreed
+from flows.agreement import agreed, agreed_to_train
 from flows.base import base_of, tokenizer_of_base
 from flows.cause import covered_elsewhere
 from flows.closing import close
@@ -114,7 +114,8 @@ def chain(name: str, config: RetrainConfig, continue_from: ContinueFrom | None =
     limits = plan(tokens, config.training, config.planning, config.execution, *base, on=cluster).require()
     handed, how = with_origin(beside(base, mixed), start), config.execution
     taking = start.taking if start else None
-    checkpoint = train(tokens, config.training, *handed, how=how, under=limits, on=cluster, taking=taking)
+    with agreed_to_train(limits, config):
+        checkpoint = train(tokens, config.training, *handed, how=how, under=limits, on=cluster, taking=taking)
     others = with_suites(mixed, files)
     scores = evaluate(checkpoint, tokens, config.evaluation, *others, on=cluster)
     champion = champion_scores(scores, tokens, config, others, on=cluster)
@@ -177,6 +178,8 @@ def preview(
         "retrain", config, subject=config.training.model, stages=STAGES, first=from_stage, last=to_stage, dry=True
     ) as run:
         chain(dataset, config, continue_from)
-        last = run.outcomes["deploy"]
+        training, last = run.outcomes["train"], run.outcomes["deploy"]
+        if config.approval.before_train and training.status == "pending":
+            training.why = "; ".join(part for part in (training.why, "approval required") if part)
         last.why = "; ".join(part for part in (last.why, run.results.get("approval", "")) if part)
         return run.results["dataset"], [outcome.plain() for outcome in run.outcomes.values()]

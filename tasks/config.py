@@ -26,6 +26,8 @@ from tasks.training_config import ExecutionConfig, TrainingConfig
 class ApprovalConfig(Settings):
     """Whether a person must agree before the new model takes the endpoint."""
 
+    before_train: bool = False
+    """Whether the run pauses after the plan until somebody approves what training takes and costs."""
     before_deploy: bool = False
     """Whether the run pauses after the export until somebody approves or rejects."""
     before_retrain: bool = False

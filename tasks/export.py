@@ -25,7 +25,7 @@ PLAIN_LOGIT = 10.0
 float32 are 7e-5 away from those in float64."""
 
 
-@stage(version=2)
+@stage(version=3)
 def export(checkpoint: Checkpoint, tokens: Tokens, config: ExportConfig, *, under: Evaluation, on: Cluster) -> Model:
     """Export what an evaluation allowed; prove logits, greedy tokens, bits per byte and speed; publish and sign.
 

@@ -93,8 +93,8 @@ def compare(
 ) -> dict[str, Any]:
     """Verdict, p_value and columns of two lists of answers, each in the order of time, and of the labels of both sides. Pure.
 
-    A model's own reference (`against` is `model`) is as large as the export made it, so it needs FEWEST answers only. Where labels
-    are judged too, each of the two gets half of the false-alarm rate.
+    A model's own reference (`against` is `model`) is as large as the export made it, so it needs FEWEST answers only.
+    Where labels are judged too, each of the two gets half of the false-alarm rate.
     """
     counts = {"requests": len(window), "reference_requests": len(reference), "labels": len(labels[1])}
     accuracy = accuracy_column(*labels, config)

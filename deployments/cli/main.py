@@ -16,6 +16,7 @@ from deployments.cli import (
     checkpoint,
     checks,
     copying,
+    cost,
     dataset,
     deployments,
     doctor,
@@ -35,6 +36,7 @@ from deployments.cli import (
     prices,
     qualify,
     retrain,
+    simulate,
     submit,
     tokenizer,
     train_log,
@@ -79,7 +81,10 @@ app.command("revalidate")(checks.revalidate)
 app.command("drift")(drift.drift)
 app.command("qualify")(qualify.qualify)
 app.command("hardware")(hardware.hardware)
+app.command("simulate")(simulate.simulate)
 app.command("prices")(prices.prices)
+app.command("cost")(cost.cost)
+app.command("rightsize")(cost.rightsize)
 app.command("train-log")(train_log.train_log)
 app.command("approve")(approve.approve)
 app.add_typer(dataset.app, name="dataset")

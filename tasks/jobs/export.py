@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tasks.formats.reference import FILE as REFERENCE
 from tasks.jobs.exporting.card import write_card
-from tasks.jobs.exporting.comparison import Answer, Exported, Original, answer, parity
+from tasks.jobs.exporting.comparison import Answer, Exported, Original, answer, golden_of, parity
 from tasks.jobs.exporting.encoder import export_encoder, is_encoder
 from tasks.jobs.exporting.graph import build
 from tasks.jobs.exporting.loss import Sample, bits_a_byte, bits_of, interval_of, read_sample, share_worse
@@ -75,7 +75,7 @@ def _causal(rank: Rank, config: ExportConfig, *, threads: int) -> dict[str, Any]
     original, exported = Original(checkpoint), Exported(rank.output, threads=threads)
     loss = _loss(original, exported, rank, config)
     answers = answer(original, exported, config.golden_prompts, max_tokens=config.golden_tokens)
-    golden = _golden(answers)
+    golden = golden_of(answers)
     proof = {**parity(answers), **(loss.told if loss else {})}
     speeds = _speeds(original, exported, answers, seconds=config.speed_seconds)
     rank.progress(2, 4, "proven; measuring answers")
@@ -153,11 +153,6 @@ def _variants(
     told, metrics = make_variants(against, config, rank, threads=threads)
     write_json(rank.output / VARIANTS, told)
     return told["variants"], metrics
-
-
-def _golden(answers: list[Answer]) -> dict[str, Any]:
-    said = [{"prompt": a.prompt, "completion": a.onnx.text, "tokens": a.onnx.tokens} for a in answers]
-    return {"prompts": said}
 
 
 if __name__ == "__main__":

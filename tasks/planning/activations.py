@@ -163,7 +163,7 @@ def stage_activations(
     flash_attention: bool,
     stage: int,
 ) -> Stage:
-    """Peak of one pipeline stage. DeepSpeed's pipeline keeps the stage's output of each micro batch in flight as well."""
+    """Peak of one pipeline stage. DeepSpeed and torch keep the stage's output of each micro batch in flight as well."""
     dense = layer(network, division, sequence=sequence, flash_attention=flash_attention)
     layers = stage_layers(network.layers, division.pp)[stage]
     with_experts = expert_layers(network, division)[stage]
@@ -171,7 +171,7 @@ def stage_activations(
     if with_experts:
         sparse = layer(network, division, sequence=sequence, flash_attention=flash_attention, experts=True)
     kept = (layers - with_experts) * dense.kept + with_experts * sparse.kept
-    if division.pp > 1 and division.engine == "deepspeed":
+    if division.pp > 1 and division.engine != "megatron":
         kept += micro_tokens(division, sequence) * element_bytes(division) * network.hidden
     again = max(dense.whole - dense.kept, sparse.whole - sparse.kept)
     return Stage(

@@ -16,7 +16,7 @@ from tasks.planning.machine import Machine
 from tasks.planning.prediction import GIB, Division, Fit, Memory
 from tasks.planning.states import States, states, step_copies
 
-FRAMEWORK = 0.3 * GIB
+FRAMEWORK = 0.2 * GIB
 """Workspaces of cuBLAS and Transformer Engine, batches, tables of positions. Between steps, Megatron-LM's golden values are by
 0.1 to 0.6 GiB above what their states add up to."""
 FRAGMENTATION = 0.02

@@ -1,7 +1,7 @@
 """Whether what a training ran on was too small, too large or right, by what it used of it. Pure.
 
-What is judged was measured while it trained (tasks/jobs/training/machine_use.py); what was not measured is None, and no guess takes
-its place. Which division and how many machines would be best is search.py.
+What is judged was measured while it trained (tasks/jobs/training/machine_use.py); what was not measured is None, and no guess
+takes its place. Which division and how many machines would be best is search.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ WAITS = 0.2
 """Share of a step that waits for data, from which on the data is the matter and not the machine."""
 TALKS = 0.4
 """Share of a step that ranks spend communicating, from which on fewer machines waste less."""
-RULES = "smaller: at most 45 % of memory and below 40 % busy, or over 40 % communication; larger: over 92 % of memory, or out of it"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the runs of a home ran on and used of it, read from their logs and job folders, for `headway cost` and `headway rightsize`.
+"""What the runs of a home ran on and used of it, read from job folders, for `headway cost` and `headway rightsize`.
 
 A folder that is gone leaves its values out. What is made of them is tasks/planning/spent.py and rightsize.py.
 """

@@ -271,6 +271,20 @@ def test_a_run_of_a_deployment_keeps_its_lease_while_it_waits(start):
         asking.call(f"v2/concurrency_limits/leases/{lease}/renew", {"lease_duration": 300})
 
 
+def test_training_waits_for_a_person_who_sees_its_plan(home, done):
+    changed = ("--set", "approval.before_train=true", "--set", "training.seed=77")
+    plan = {stage["name"]: stage["why"] for stage in home.retrain("--dry-run", *changed).said["stages"]}
+    assert "approval required" in plan["train"] and "approval required" not in plan["deploy"]
+    command = home.start("retrain", "-c", "tiny", *changed, "--json")
+    [waiting] = until(lambda: [w for w in home.ok("approve").said["waiting"] if w["flow"] == "retrain"], timeout=180)
+    assert waiting["question"].startswith("Train tiny for about")
+    assert home.ok("approve", waiting["flow_run"][:8], "--reject", "--reason", "too dear").said["decision"] == "reject"
+    out, err = command.communicate(timeout=60)
+    said = json.loads(out)
+    assert command.returncode == 3 and "too dear" in said["error"]["message"], err
+    assert {stage["name"]: stage["status"] for stage in said["stages"]}["train"] == "not_run"
+
+
 def test_a_new_model_waits_before_it_takes_the_endpoint(home, done):
     before = home.ok("endpoint", "list").said["endpoints"][0]["model"]
     changed = ("--set", "approval.before_deploy=true", "--set", "export.golden_tokens=6")

@@ -162,6 +162,12 @@ def largest(values: Iterable[float]) -> float:
     return float(np.max(list(values)))
 
 
+def golden_of(answers: Iterable[Answer]) -> dict[str, Any]:
+    """What the exported side answered: golden.json of its folder, by which a server proves what it loaded from there."""
+    said = [{"prompt": a.prompt, "completion": a.onnx.text, "tokens": a.onnx.tokens} for a in answers]
+    return {"prompts": said}
+
+
 def parity(answers: list[Answer]) -> dict[str, float]:
     """What is published of the proof: largest logit error, and how many completions are equal."""
     return {

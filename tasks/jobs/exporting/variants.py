@@ -1,7 +1,8 @@
 """Smaller variants of an exported model, each a whole folder of its own, measured against the checkpoint on held-out text.
 
 One that needs more bits for the same text than the settings allow, or that the CPU provider does not run, is taken out of the
-artifact again, and `variants.json` tells why. No speeds in that file: what is published is the same for the same inputs.
+artifact again, and `variants.json` tells why. No speeds in that file: what is published is the same for the same inputs. Each variant
+has a golden.json of its own: what it answers itself, which need not be what the model answers.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (
 )
 
 from tasks.formats.onnx_data import require_plain_folder
-from tasks.jobs.exporting.comparison import Exported, Original, answer, parity
+from tasks.jobs.exporting.comparison import Exported, Original, answer, golden_of, parity
 from tasks.jobs.exporting.graph import DATA, MODEL, build
 from tasks.jobs.exporting.halves import KINDS, halve
 from tasks.jobs.exporting.loss import Sample, bits_a_byte, bits_of, share_worse
 from tasks.jobs.exporting.speed import race
 from tasks.jobs.runtime import Rank
+from tasks.process import write_json
 from tasks.serving_config import ExportConfig
 
 FOLDER = "variants"
@@ -86,10 +88,11 @@ def _build(checkpoint: Path, folder: Path, name: str) -> None:
 def _measure(
     folder: Path, against: Measured, config: ExportConfig, rank: Rank, *, threads: int
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """What a variant loses, and how fast it is beside PyTorch."""
+    """What a variant loses, and how fast it is beside PyTorch. Its own golden answers are laid beside it."""
     original, exported = Original(against.checkpoint), Exported(folder, threads=threads)
     bits = bits_of(exported.network, against.sample, rank)
     answers = answer(original, exported, config.golden_prompts, max_tokens=config.golden_tokens)
+    write_json(folder / "golden.json", golden_of(answers))
     loss = share_worse(bits, against.bits)
     passed = loss <= config.max_loss_of_variant
     found = {

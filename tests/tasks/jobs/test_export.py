@@ -83,6 +83,32 @@ def test_every_variant_is_a_whole_folder_that_a_server_takes_as_a_rung(exported)
     assert sizes["int4"] < sizes["int8"] < sizes["fp16"] == sizes["bf16"] < exported[1]["metrics"]["onnx_bytes"]
 
 
+def test_a_server_takes_a_variant_by_its_own_golden_answers_and_no_others(exported, tmp_path):
+    from tasks.endpoints.servers import smaller_rungs
+    from tasks.jobs.serving.model_process import ProcessRuntime
+    from tasks.jobs.serving.runtime import Gone
+    from tasks.jobs.serving.settings import RungSettings
+
+    async def prove(one):
+        runtime = ProcessRuntime(files=one.files, named=one.model_ref)
+        try:
+            await runtime.start(one.folder, threads=1)
+            return [(each.prompt, list(each.tokens)) for each in runtime.golden]
+        finally:
+            await runtime.close()
+
+    for told in smaller_rungs(exported[0].output, "model/tiny@1", files_of(exported[0].output)):
+        one = RungSettings.model_validate(told)
+        said = read_json(one.folder / "golden.json")["prompts"]
+        assert asyncio.run(prove(one)) == [(each["prompt"], each["tokens"]) for each in said]
+        assert [each["prompt"] for each in said] == list(CONFIG.golden_prompts) and all(each["tokens"] for each in said)
+    folder = shutil.copytree(one.folder, tmp_path / "int4")
+    said[1]["tokens"][-1] += 1
+    write_json(folder / "golden.json", {"prompts": said})
+    with pytest.raises(Gone, match="the golden prompt 'import ' was answered"):
+        asyncio.run(prove(one.model_copy(update={"folder": folder, "files": None})))
+
+
 def test_what_a_variant_loses_is_measured_beside_the_checkpoint_on_the_same_text(exported):
     metrics, told = exported[1]["metrics"], read_json(exported[0].output / "variants.json")["variants"]
     assert metrics["max_logit_error"] < 1e-4 and abs(metrics["loss"]) < 1e-5

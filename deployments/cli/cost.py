@@ -1,0 +1,246 @@
+"""`headway cost` and `headway rightsize`: what runs cost, stage by stage, and whether their machines had the right size.
+
+What a plan says that a run will cost is `headway plan`. See docs/planning.md, "Money".
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deployments.cli.hardware import _aligned
+from deployments.cli.output import say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tasks.planning.money import MachinePrice, PriceKind
+    from tasks.planning.spent import Machines, StageCost, Timed
+    from tasks.runlog import LoggedRun
+
+COLUMNS = ("stage", "", "time", "machines", "machine hours", "an hour", "cost", "planned", "over")
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+SHOWN = 20
+"""Runs that are judged when none is named."""
+
+
+def cost(
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN]", help="The run's identity, or how it begins; without it, the newest one.")
+    ] = "",
+    sku: Annotated[str, typer.Option("--sku", help="Price its machines as this size, where they name none.")] = "",
+    region: Annotated[str, typer.Option("--region", help="Price them as in this region of Azure.")] = "",
+    kind: Annotated[
+        str, typer.Option("--kind", help="Which price: on-demand, spot, reserved-1y, savings-3y, ...")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Show what a run really took of machines and what that cost, stage by stage, beside its plan.
+
+    A job pays for its machines from when they start until it ends, not while it waits in a queue; what was reused costs nothing.
+    Machines of your own cost what `prices/own.yaml` of the home says. What has no price is left open, and so is the total.
+    """
+    from tasks.planning.spent import costs, timed, total
+
+    found = _run(run)
+    done = timed(found.events)
+    machines = _machines(done, sku)
+    prices = {at.name: _price(at.name, region) for at in machines.values() if at.name}
+    of_kind = _kind(kind, done)
+    hours = {name: price.hours.get(of_kind) for name, price in prices.items()}
+    stages = costs(done, machines, hours.get, planned_train_seconds=_planned(done))
+    fields = {
+        **{"run": found.identity, "flow": found.handle.get("flow"), "subject": found.handle.get("subject")},
+        **{"status": found.status, "kind": of_kind, "total": total(stages)},
+        "known": sum(stage.cost or 0.0 for stage in stages),
+        "currency": next((price.currency for price in prices.values()), "USD"),
+        "machine_hours": sum(stage.machine_hours for stage in stages),
+        "stages": [{**stage.__dict__, "over": stage.over} for stage in stages],
+        "prices": [_told(price) for price in prices.values()],
+        "warnings": _warnings(prices, hours, stages, of_kind),
+    }
+    say(fields, "\n".join(_page(fields, stages)), as_json=as_json)
+
+
+def rightsize(
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN]", help="One run, by how its identity begins; without it, the newest ones.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Say of each stored training whether its machines were too small, too large or right, and what measured use says so."""
+    from tasks.runlog import logged_runs
+    from tasks.settings import home
+
+    chosen = [_run(run)] if run else list(logged_runs(home()))
+    rows = [row for each in chosen for row in _judged(each)][:SHOWN]
+    if run and not rows:
+        raise ValueError(
+            f"run {chosen[0].identity[:8]} trained nothing whose folder is still there: what it used is not known"
+        )
+    lines = [f"{row['run'][:8]}  {row['advice']:<8} {'; '.join(row['reasons'])}" for row in rows]
+    say({"runs": rows}, "\n".join(lines) or "No stored run trained anything.", as_json=as_json)
+
+
+def _run(identity: str) -> LoggedRun:
+    """Raises ValueError where none, or more than one, begins so."""
+    from tasks.runlog import logged_runs
+    from tasks.settings import home
+
+    found = [one for one in logged_runs(home()) if one.identity.startswith(identity)]
+    if not found:
+        said = f"run {identity!r}: there is no such" if identity else "there is no run yet"
+        raise ValueError(f"{said} in {home()}; `headway status` lists runs, their names are the folders of runs/")
+    if identity and len(found) > 1:
+        raise ValueError(
+            f"run {identity!r} may be any of {', '.join(one.identity for one in found[:5])}: write more of it"
+        )
+    return found[0]
+
+
+def _machines(done: list[Timed], sku: str) -> dict[str, Machines]:
+    """By folder of the job."""
+    from dataclasses import replace
+    from pathlib import Path
+
+    from tasks.report.machines_used import machines_of
+
+    found = {one.job: machines_of(Path(one.job)) for one in done if one.job}
+    named = {folder: at for folder, at in found.items() if at}
+    return {f: replace(at, name=sku) if sku and not at.name.startswith("Standard") else at for f, at in named.items()}
+
+
+def _price(name: str, region: str) -> MachinePrice:
+    from tasks.prices.book import machine_price, open_book
+    from tasks.settings import home
+
+    today = datetime.datetime.now(datetime.UTC).date()
+    return machine_price(open_book(home()), name, region="" if name.startswith("local") else region, today=today)
+
+
+def _kind(wanted: str, done: list[Timed]) -> PriceKind:
+    """As asked for; else what the jobs' machines were: those that may be taken away cost the spot price."""
+    from pathlib import Path
+
+    from tasks.planning.money import KINDS
+    from tasks.process import read_json
+
+    if wanted:
+        if wanted not in KINDS:
+            raise ValueError(f"kind of price {wanted!r}: there is no such; write one of {', '.join(KINDS)}")
+        return next(kind for kind in KINDS if kind == wanted)
+    preemptible = any((read_json(Path(one.job) / "job.json") or {}).get("preemptible") for one in done if one.job)
+    return "spot" if preemptible else "on-demand"
+
+
+def _planned(done: list[Timed]) -> float | None:
+    """Seconds of training, as the run's plan says."""
+    plans = [one.metrics.get("seconds") for one in done if one.stage == "plan"]
+    return plans[-1] if plans else None
+
+
+def _told(price: MachinePrice) -> dict[str, Any]:
+    return {
+        "machine": price.sku,
+        "region": price.region,
+        "source": price.source,
+        "date": price.date or None,
+        "hours": {kind: hour for kind, hour in price.hours.items() if hour is not None},
+    }
+
+
+def _warnings(
+    prices: dict[str, MachinePrice], hours: dict[str, float | None], stages: list[StageCost], kind: str
+) -> list[str]:
+    said = [warning for price in prices.values() for warning in price.warnings]
+    said += [f"{name} has no {kind} price" for name, hour in hours.items() if hour is None and prices[name].hours]
+    if any(name.startswith("local") and hour is None for name, hour in hours.items()):
+        said = [warning for warning in said if "of local-" not in warning]
+        said.append(
+            "machines of your own have no price: write it into prices/own.yaml of the home, 0.0 where they cost nothing"
+        )
+    gone = sorted({stage.stage for stage in stages if stage.cost is None and not stage.machine})
+    if gone:
+        said.append(f"of {', '.join(gone)} nobody says which machine it was: give --sku")
+    return list(dict.fromkeys(said))
+
+
+def _page(fields: dict[str, Any], stages: list[StageCost]) -> Iterator[str]:
+    yield f"{fields['flow']} {fields['subject']}, run {fields['run'][:8]}, {fields['status']}; {fields['kind']} prices"
+    yield ""
+    yield from _aligned([COLUMNS, *(_cells(stage, fields["currency"]) for stage in stages)])
+    whole, least = fields["total"], fields["known"]
+    said = (
+        f"{fields['currency']} {whole:,.2f}"
+        if whole is not None
+        else f"not known; at least {fields['currency']} {least:,.2f}"
+    )
+    yield f"\ntotal {said}, {fields['machine_hours']:.4g} machine hours"
+    for price in fields["prices"]:
+        if price["source"]:
+            yield f"{price['machine']} {price['region']}: {price['source']}, {price['date'] or 'no date'}".replace(
+                " :", ":"
+            )
+    yield from fields["warnings"]
+
+
+def _cells(stage: StageCost, currency: str) -> tuple[str, ...]:
+    def money(value: float | None) -> str:
+        return "-" if value is None else f"{currency} {value:,.2f}"
+
+    return (
+        stage.stage,
+        stage.status,
+        _time(stage.seconds),
+        f"{stage.machines:g} {stage.machine or '?'}" if stage.machines else "none",
+        f"{stage.machine_hours:.4g}",
+        money(stage.hour),
+        money(stage.cost),
+        f"{_time(stage.planned_seconds)} {money(stage.planned_cost)}" if stage.planned_seconds else "",
+        f"{stage.over:+.0%}" if stage.over is not None else "",
+    )
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return (
+        f"{seconds:.1f} s"
+        if seconds < 120
+        else f"{seconds / 60:.1f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
+def _judged(run: LoggedRun) -> Iterator[dict[str, Any]]:
+    """The trainings of a run that ran in it."""
+    from dataclasses import asdict
+    from pathlib import Path
+
+    from tasks.planning.rightsize import judge
+    from tasks.planning.spent import timed
+    from tasks.report.machines_used import machines_of, used
+    from tasks.settings import home
+
+    for one in timed(run.events):
+        folder = Path(one.job)
+        if one.stage != "train" or one.status not in ("ran", "failed") or not one.job:
+            continue
+        use = used(folder, home() / "hardware", metrics=one.metrics, out_of_memory=_out_of_memory(folder))
+        at = machines_of(folder)
+        if use and at:
+            judged = judge(use)
+            told = {"machine": at.name, "machines": at.count, "advice": judged.advice, "reasons": list(judged.reasons)}
+            yield {"run": run.identity, "subject": run.handle.get("subject"), **told, "use": asdict(use)}
+
+
+def _out_of_memory(folder: Path) -> int:
+    """How often its job was made smaller for that, or ended of it."""
+    from tasks.process import read_json
+
+    job, settled = read_json(folder / "job.json") or {}, read_json(folder / "settled.json") or {}
+    return int(job.get("smaller_batches") or 0) + (settled.get("failure") == "out_of_memory")

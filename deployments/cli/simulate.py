@@ -1,0 +1,199 @@
+"""`headway simulate`: a training played through with its failures: goodput in bands, where the time goes, how often to save.
+
+What the options mean together is simulated.py. See docs/planning.md, "Failures".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deployments.cli.output import say
+from deployments.cli.simulated import LEVELS, Question, Words, question
+
+if TYPE_CHECKING:
+    from tasks.planning.simulation.bands import Band
+
+CAUSES = {
+    "useful": "useful",
+    "stalled": "saving",
+    "lost": "work lost",
+    "detecting": "not noticed yet",
+    "waiting": "waiting for a machine",
+    "restarting": "restarting",
+    "slowed": "stragglers",
+    "shrunk": "fewer machines",
+}
+Swept = Sequence[tuple[float, "Band"]]
+
+
+def simulate(
+    gpus: Annotated[int | None, typer.Option(help="GPUs that train together.")] = None,
+    days: Annotated[float, typer.Option(help="Of the clock.")] = 30.0,
+    gpu: Annotated[str, typer.Option(help="As H100; tells how fast a checkpoint leaves it.")] = "",
+    sku: Annotated[str, typer.Option(help="A size of Azure in place of --gpu.")] = "",
+    case: Annotated[
+        Path | None, typer.Option(help="A case as `headway plan --case` takes it: network and GPUs.")
+    ] = None,
+    interval_seconds: Annotated[str, typer.Option(help="Computing between two saves; auto: the best.")] = "auto",
+    checkpoint_gib: Annotated[float | None, typer.Option(help="Size of a checkpoint; by the case's network.")] = None,
+    storage: Annotated[str, typer.Option(help="Where checkpoints go, as lustre-250; empty: the cheapest enough.")] = "",
+    stall_seconds: Annotated[
+        float | None, typer.Option(help="That training stands still for a save; measured.")
+    ] = None,
+    write_seconds: Annotated[float | None, typer.Option(help="From then until it can be come back to.")] = None,
+    mtbf_gpu_hours: Annotated[
+        tuple[float, float, float] | None,
+        typer.Option(metavar="LOW MID HIGH", help="GPU-hours per interruption: at worst, expected, at best."),
+    ] = None,
+    spot: Annotated[
+        str | None, typer.Option(help="Spot machines: their eviction class, as 5-10 (percent an hour), or unknown.")
+    ] = None,
+    spares: Annotated[int, typer.Option(help="Machines that stand by.")] = 0,
+    elastic: Annotated[bool, typer.Option(help="Go on with fewer machines and do not wait.")] = False,
+    fewest: Annotated[int, typer.Option(help="Machines that an elastic training needs.")] = 1,
+    unit: Annotated[int, typer.Option(help="Machines of one copy of the network: it shrinks by so many.")] = 1,
+    detection_seconds: Annotated[float | None, typer.Option(help="Until a failure is noticed.")] = None,
+    restart_seconds: Annotated[float | None, typer.Option(help="From then until training goes on.")] = None,
+    repair_hours: Annotated[float, typer.Option(help="Until a failed machine is back, on average.")] = 24.0,
+    shape: Annotated[float, typer.Option(help="Weibull's: below 1, new machines fail most.")] = 1.0,
+    lemons: Annotated[bool, typer.Option(help="A few machines fail again and again.")] = False,
+    runs: Annotated[int | None, typer.Option(help="Trainings of each rate; empty: as many as take a moment.")] = None,
+    seed: Annotated[int, typer.Option(help="The same gives the same.")] = 0,
+    picture: Annotated[Path | None, typer.Option(help="Write a PNG.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Play a training with its failures, for three rates: what share of its time is useful, and what took the rest."""
+    from tasks.planning.simulation.bands import bands, default_runs, swept
+
+    asked = question(
+        Words(
+            gpus, days, gpu, sku, case, interval_seconds, checkpoint_gib, storage, stall_seconds, write_seconds,
+            mtbf_gpu_hours, spot, spares, elastic, fewest, unit, detection_seconds, restart_seconds, repair_hours,
+            shape, lemons,
+        )
+    )  # fmt: skip
+    _writable(picture)
+    count = default_runs(asked.simulated) if runs is None else runs
+    found = bands(asked.simulated, asked.failing, runs=count, seed=seed)
+    sweep = swept(asked.simulated, runs=max(1, min(count, 2 + count // 5)), seed=seed)
+    if picture is not None:
+        from tasks.report.simulation_picture import draw
+
+        draw(picture, f"{asked.said}, {days:g} days", found, sweep)
+    fields = {"simulation": _fields(asked, found, sweep, seed=seed)}
+    say(fields, "\n".join(_page(asked, found, sweep, seed=seed, picture=picture)), as_json=as_json)
+
+
+def _writable(picture: Path | None) -> None:
+    if picture is not None and not picture.absolute().parent.is_dir():
+        raise ValueError(f"--picture {picture}: there is no folder {picture.absolute().parent}")
+
+
+def _fields(asked: Question, found: Mapping[str, Band], sweep: Swept, *, seed: int) -> dict[str, Any]:
+    from tasks.planning.simulation.bands import best_interval
+
+    played = asked.simulated
+    return {
+        "gpus": asked.gpus,
+        "machines": played.machines,
+        "days": played.days,
+        "seed": seed,
+        "interval_seconds": played.interval,
+        "interval_reason": asked.interval.reason if asked.interval else "given",
+        "interval_formulas": dict(asked.interval.all) if asked.interval else {},
+        "checkpoint": {
+            "gib": asked.checkpoint_gib,
+            "stall_seconds": played.saving.stall_seconds,
+            "write_seconds": played.saving.lag_seconds,
+        },
+        "recovery": asdict(played.recovery),
+        "gpu_hours_per_interruption": asdict(asked.gpu_hours),
+        "goodput": {
+            "low": found["low"].goodput.p5,
+            "mid": found["mid"].goodput.p50,
+            "high": found["high"].goodput.p95,
+        },
+        "bands": {level: asdict(found[level]) for level in LEVELS},
+        "sweep": [{"interval_seconds": at, **asdict(one.goodput), "expected": one.expected} for at, one in sweep],
+        "best_interval_seconds": best_interval(sweep),
+        "warnings": [*asked.warnings, *_cut(asked, found)],
+    }
+
+
+def _cut(asked: Question, found: Mapping[str, Band]) -> list[str]:
+    short = min(one.days for one in found.values())
+    if short >= asked.simulated.days * (1 - 1e-9):
+        return []
+    return [f"interrupted so often that only {short:.3g} days were played: its share of useful time stands by then"]
+
+
+def _page(
+    asked: Question, found: Mapping[str, Band], sweep: Swept, *, seed: int, picture: Path | None
+) -> Iterator[str]:
+    """For people."""
+    from tasks.planning.simulation.bands import best_interval
+
+    played, size = asked.simulated, f"{asked.checkpoint_gib:,.0f} GiB, " if asked.checkpoint_gib else ""
+    yield f"{asked.said}, {played.days:g} days, {found['mid'].runs} trainings of each rate, seed {seed}"
+    yield (
+        f"checkpoint: {size}stands still {_time(played.saving.stall_seconds)}, written {_time(played.saving.lag_seconds)} later; "
+        f"a failure is noticed in {_time(played.recovery.detection_seconds)}, restarting takes "
+        f"{_time(played.recovery.restart_seconds)}"
+    )
+    reason = f": {asked.interval.reason}" if asked.interval else ", as given"
+    yield f"saved every {_time(played.interval)} of computing{reason}"
+    yield ""
+    yield from _aligned(_rows(asked, found))
+    yield ""
+    low, mid, high = found["low"].goodput.p5, found["mid"].goodput.p50, found["high"].goodput.p95
+    yield f"goodput {low:.1%} to {high:.1%}, {mid:.1%} as expected: {played.days:g} days of work take {_days(played.days, mid)}"
+    best = best_interval(sweep)
+    yield f"best interval of {len(sweep)} tried: {_time(best)}, goodput {dict(sweep)[best].goodput.p50:.1%}"
+    yield from (f"note: {note}" for note in (*asked.warnings, *_cut(asked, found)))
+    if picture is not None:
+        yield f"picture: {picture}"
+
+
+def _rows(asked: Question, found: Mapping[str, Band]) -> Iterator[tuple[str, ...]]:
+    levels = [found[level] for level in LEVELS]
+    hours = asdict(asked.gpu_hours)
+    yield ("", "fails most", "as expected", "fails least")
+    yield ("GPU-hours a failure", *(f"{hours[level]:,.0f}" for level in LEVELS))
+    yield ("between interruptions", *(_time(one.mean_seconds) for one in levels))
+    yield (
+        "interruptions",
+        *(_between(one.interruptions.p50, one.interruptions.p5, one.interruptions.p95) for one in levels),
+    )
+    yield ("goodput", *(f"{one.goodput.p50:.1%}  ({one.goodput.p5:.1%} to {one.goodput.p95:.1%})" for one in levels))
+    yield ("by formula", *(f"{one.expected:.1%}" for one in levels))
+    for cause, words in CAUSES.items():
+        if any(one.shares[cause] > 0 for one in levels):
+            yield (f"  {words}", *(f"{one.shares[cause]:.2%}" for one in levels))
+
+
+def _between(mid: float, low: float, high: float) -> str:
+    return f"{mid:,.0f}  ({low:,.0f} to {high:,.0f})"
+
+
+def _days(days: float, goodput: float) -> str:
+    return f"{days / goodput:,.1f}" if goodput > 0 else "for ever"
+
+
+def _time(seconds: float) -> str:
+    """In the largest unit that leaves a number above one."""
+    for unit, size in (("days", 172800.0), ("h", 7200.0), ("min", 120.0)):
+        if seconds >= size:
+            return f"{seconds / {'days': 86400, 'h': 3600, 'min': 60}[unit]:,.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _aligned(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+    table = list(rows)
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    for row in table:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
