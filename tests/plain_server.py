@@ -3,9 +3,9 @@
 So what a gateway does with servers that fail, lie or crawl is tested in seconds. It runs as a supervised process, like ours.
 `behave.json`: `errors` (share of 500s), `seconds` (of an answer), `crowd` (seconds more for each request beside it), `ready`,
 `drop` (share of connections closed without an answer), `text`, `sticky` (keep connections), `die` (exit at the next request),
-`gone` (its model dies at a request), `loading` and `mute` (no model answers, and one is being loaded, or is not). What it was asked
-is in `asked.txt`, a line each.
-With `public.json` it listens on a public port too, as servers of the release before gateways did.
+`gone` (its model dies at a request), `loading` and `mute` (no model answers, and one is being loaded, or is not). What it was
+asked is in `asked.txt`, a line each. With `public.json` it listens on a public port too, as servers of the release before
+gateways did.
 """
 
 import json

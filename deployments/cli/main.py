@@ -36,6 +36,7 @@ from deployments.cli import (
     prices,
     qualify,
     retrain,
+    scaling,
     simulate,
     submit,
     tokenizer,
@@ -85,6 +86,7 @@ app.command("simulate")(simulate.simulate)
 app.command("prices")(prices.prices)
 app.command("cost")(cost.cost)
 app.command("rightsize")(cost.rightsize)
+app.command("scaling")(scaling.scaling)
 app.command("train-log")(train_log.train_log)
 app.command("approve")(approve.approve)
 app.add_typer(dataset.app, name="dataset")

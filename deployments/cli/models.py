@@ -23,6 +23,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")
 MEASURED = "evaluation/"
 FIRST = ("bits_per_byte", "perplexity", "gain_over_bigram", "tokens_per_second_onnx")
 """Metrics that people are shown, the first ones that there are; --json has all."""
+MOST_SHOWN = 3
 
 
 def models(
@@ -106,31 +107,42 @@ def _by_ref(store: Store, name: str) -> dict[str, list[str]]:
 
 
 def _row(store: Store, model: Manifest, aliases: dict[str, list[str]], served: dict[str, list[str]]) -> dict[str, Any]:
+    evaluation = _evaluation(store, model)
+    evaluated = dict(evaluation.provenance.metrics) if evaluation else {}
     return {
         "ref": model.ref,
         "created": model.provenance.created,
         "aliases": aliases.get(model.ref, []),
         "endpoints": served.get(model.ref, []),
-        "metrics": {**_evaluated(store, model), **model.provenance.metrics},
+        "metrics": {**model.provenance.metrics, **evaluated},
+        "evaluation": evaluation.ref if evaluation else "",
+        "evaluated": evaluated,
         "bytes": model.bytes,
     }
 
 
-def _evaluated(store: Store, model: Manifest) -> dict[str, float]:
-    """What the evaluation measured under which a model was exported; nothing where that is gone."""
+def _evaluation(store: Store, model: Manifest) -> Manifest | None:
+    """The evaluation under which a model was exported; None where that is gone. The export measures less text than it."""
     from tasks.artifacts import parse_ref
     from tasks.errors import HeadwayError
 
     under = next((ref for ref in model.provenance.context if ref.startswith(MEASURED)), "")
     try:
-        manifest = store.manifest(*parse_ref(under)) if under else None
+        return store.manifest(*parse_ref(under)) if under else None
     except HeadwayError:
-        return {}
-    return dict(manifest.provenance.metrics) if manifest else {}
+        return None
 
 
 def _line(row: dict[str, Any]) -> str:
-    shown = [f"{name} {row['metrics'][name]:.4g}" for name in FIRST if name in row["metrics"]]
     served = [f"endpoint/{name}" for name in row["endpoints"]]
     names = ", ".join([*row["aliases"], *served])
-    return f"{short_ref(row['ref']):<40}{row['created'][:19]:<21}{names:<36}{', '.join(shown[:3])}".rstrip()
+    return f"{short_ref(row['ref']):<40}{row['created'][:19]:<21}{names:<36}{_measured(row)}".rstrip()
+
+
+def _measured(row: dict[str, Any]) -> str:
+    """The first metrics, each with who measured it."""
+    by: dict[str, list[str]] = {}
+    for name in [name for name in FIRST if name in row["metrics"]][:MOST_SHOWN]:
+        who = short_ref(row["evaluation"]) if name in row["evaluated"] else "its export"
+        by.setdefault(who, []).append(f"{name} {row['metrics'][name]:.4g}")
+    return "; ".join(f"{', '.join(shown)} by {who}" for who, shown in by.items())

@@ -28,6 +28,8 @@ CAUSES = {
     "slowed": "stragglers",
     "shrunk": "fewer machines",
 }
+WAITED = 0.01
+"""Of all time; more is told with what would mend it."""
 Swept = Sequence[tuple[float, "Band"]]
 
 
@@ -53,7 +55,7 @@ def simulate(
     spot: Annotated[
         str | None, typer.Option(help="Spot machines: their eviction class, as 5-10 (percent an hour), or unknown.")
     ] = None,
-    spares: Annotated[int, typer.Option(help="Machines that stand by.")] = 0,
+    spares: Annotated[int | None, typer.Option(help="Machines that stand by; empty: enough, elastic none.")] = None,
     elastic: Annotated[bool, typer.Option(help="Go on with fewer machines and do not wait.")] = False,
     fewest: Annotated[int, typer.Option(help="Machines that an elastic training needs.")] = 1,
     unit: Annotated[int, typer.Option(help="Machines of one copy of the network: it shrinks by so many.")] = 1,
@@ -101,6 +103,7 @@ def _fields(asked: Question, found: Mapping[str, Band], sweep: Swept, *, seed: i
     return {
         "gpus": asked.gpus,
         "machines": played.machines,
+        "spares": played.replacing.spares,
         "days": played.days,
         "seed": seed,
         "interval_seconds": played.interval,
@@ -121,15 +124,24 @@ def _fields(asked: Question, found: Mapping[str, Band], sweep: Swept, *, seed: i
         "bands": {level: asdict(found[level]) for level in LEVELS},
         "sweep": [{"interval_seconds": at, **asdict(one.goodput), "expected": one.expected} for at, one in sweep],
         "best_interval_seconds": best_interval(sweep),
-        "warnings": [*asked.warnings, *_cut(asked, found)],
+        "warnings": _notes(asked, found),
     }
 
 
-def _cut(asked: Question, found: Mapping[str, Band]) -> list[str]:
-    short = min(one.days for one in found.values())
-    if short >= asked.simulated.days * (1 - 1e-9):
-        return []
-    return [f"interrupted so often that only {short:.3g} days were played: its share of useful time stands by then"]
+def _notes(asked: Question, found: Mapping[str, Band]) -> list[str]:
+    """What the figures themselves call for."""
+    from tasks.planning.simulation.settings import spares_for
+
+    played, said = asked.simulated, list(asked.warnings)
+    waited, short = max(one.shares["waiting"] for one in found.values()), min(one.days for one in found.values())
+    if waited > WAITED and not played.failing.eviction_hazard:
+        enough = spares_for(played.machines, asked.failing["low"], repair_seconds=played.replacing.repair_seconds)
+        said.append(f"up to {waited:.1%} of the time is waited for a machine: with {enough:,} spare ones, none")
+    if short < played.days * (1 - 1e-9):
+        said.append(
+            f"interrupted so often that only {short:.3g} days were played: its share of useful time stands by then"
+        )
+    return said
 
 
 def _page(
@@ -139,7 +151,8 @@ def _page(
     from tasks.planning.simulation.bands import best_interval
 
     played, size = asked.simulated, f"{asked.checkpoint_gib:,.0f} GiB, " if asked.checkpoint_gib else ""
-    yield f"{asked.said}, {played.days:g} days, {found['mid'].runs} trainings of each rate, seed {seed}"
+    spares = f"{played.replacing.spares:,} spare ones"
+    yield f"{asked.said} and {spares}, {played.days:g} days, {found['mid'].runs} trainings of each rate, seed {seed}"
     yield (
         f"checkpoint: {size}stands still {_time(played.saving.stall_seconds)}, written {_time(played.saving.lag_seconds)} later; "
         f"a failure is noticed in {_time(played.recovery.detection_seconds)}, restarting takes "
@@ -154,7 +167,7 @@ def _page(
     yield f"goodput {low:.1%} to {high:.1%}, {mid:.1%} as expected: {played.days:g} days of work take {_days(played.days, mid)}"
     best = best_interval(sweep)
     yield f"best interval of {len(sweep)} tried: {_time(best)}, goodput {dict(sweep)[best].goodput.p50:.1%}"
-    yield from (f"note: {note}" for note in (*asked.warnings, *_cut(asked, found)))
+    yield from (f"note: {note}" for note in _notes(asked, found))
     if picture is not None:
         yield f"picture: {picture}"
 

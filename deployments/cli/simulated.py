@@ -38,7 +38,7 @@ class Words:
     write_seconds: float | None = None
     mtbf_gpu_hours: tuple[float, float, float] | None = None
     spot: str | None = None
-    spares: int = 0
+    spares: int | None = None
     elastic: bool = False
     fewest: int = 1
     unit: int = 1
@@ -84,7 +84,7 @@ def question(words: Words) -> Question:
     interval = chosen_interval(cost, recovery, rates.together.mid) if words.interval == "auto" else None
     seconds = interval.seconds if interval else _seconds(words.interval)
     failing = _failing(words, rates, spot_class if spot else None)
-    asked = _simulated(words, rates, seconds, failing["mid"], cost, recovery)
+    asked = _simulated(words, rates, seconds, failing, cost, recovery)
     said = f"{gpus:,} {gpu if machine or words.gpu else 'GPUs'} in {rates.machines:,} machines"
     known = rates.warnings if machine or words.gpu else tuple(one for one in rates.warnings if "published" not in one)
     return Question(asked, failing, hours, interval, gpus, said, gib, (*known, *notes))
@@ -201,14 +201,22 @@ def _failing(words: Words, rates: Rates, spot_class: str | None) -> dict[str, Fa
 
 
 def _simulated(
-    words: Words, rates: Rates, seconds: float, failing: Failing, cost: Saving, recovery: Recovery
+    words: Words, rates: Rates, seconds: float, failing: Mapping[str, Failing], cost: Saving, recovery: Recovery
 ) -> Simulated:
-    from tasks.planning.simulation.settings import Replacing, Simulated
+    """Spares that are not given are enough at the worst rate."""
+    from tasks.planning.simulation.settings import Replacing, Simulated, require_number, spares_for
 
+    repair = words.repair_hours * 3600
+    require_number("--repair-hours", words.repair_hours)
+    enough = 0 if words.elastic else spares_for(rates.machines, failing["low"], repair_seconds=repair)
     replacing = Replacing(
-        words.spares, words.repair_hours * 3600, elastic=words.elastic, fewest=words.fewest, unit=words.unit
+        enough if words.spares is None else words.spares,
+        repair,
+        elastic=words.elastic,
+        fewest=words.fewest,
+        unit=words.unit,
     )
-    return Simulated(rates.machines, words.days, seconds, failing, cost, recovery, replacing)
+    return Simulated(rates.machines, words.days, seconds, failing["mid"], cost, recovery, replacing)
 
 
 def _seconds(word: str) -> float:

@@ -19,12 +19,17 @@ class Constants:
     """How much of a matmul's traffic to memory is not hidden behind its operations: 1 is none of it. Fitted."""
     memory_efficiency: float = 0.75
     """Share of the memory's bandwidth that norms, activations, dropout and softmax reach. Fitted."""
-    flash_efficiency: float = 0.55
-    """Rate of flash attention against the best matmul's, forward and backward together. Fitted; FlashAttention-2 (arXiv
-    2307.08691, figure 4) gives 0.62 to 0.73 on A100 with 16k tokens in float16 and heads of 128."""
+    flash_efficiency: float = 0.6
+    """Rate of flash attention against the best matmul's, forward and backward together, as Megatron-LM takes it from Transformer
+    Engine. Fitted; FlashAttention-2 (arXiv 2307.08691, figure 4) reaches 0.62 to 0.73 on A100 with 16k tokens and heads of 128."""
+    flash_efficiency_torch: float = 0.3
+    """As `flash_efficiency`, of PyTorch's and Triton's kernels, which do not use what Hopper brought. Fitted."""
+    unfused: float = 1.8
+    """How much more memory traffic than Megatron-LM's fused kernels PyTorch and DeepSpeed have outside of matmuls: casts of
+    autocast, norms and activations in several kernels, copies between buckets. Fitted."""
     tensor_exposed: float = 0.7
     """Share of tensor parallel traffic that stands in the way of computing. Fitted."""
-    overlap: float = 0.7
+    overlap: float = 0.9
     """Share of a step's computing behind which traffic of gradients and weights can hide, where the engine overlaps. Fitted."""
     contention: float = 0.15
     """What hidden traffic still costs: collectives take processors and memory bandwidth from the computing. Fitted."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.planning.case import Precision
+from tasks.planning.case import Engine, Precision
 from tasks.planning.constants import DEFAULT, Constants
 from tasks.planning.machine import Machine
 
@@ -30,20 +30,26 @@ class Rates:
     flash: float
     memory: float
     """Of kernels that only move bytes."""
+    unfused: float
+    """Times the bytes that fused kernels move."""
     traffic: float
     """Seconds that a byte of a matmul's traffic costs on top of its operations."""
     element_bytes: int
 
 
-def rates(machine: Machine, precision: Precision, *, constants: Constants = DEFAULT) -> Rates:
+def rates(
+    machine: Machine, precision: Precision, *, engine: Engine = "megatron", constants: Constants = DEFAULT
+) -> Rates:
     """ValueError when the machine has no rate for the precision."""
     best = _achievable(machine, precision)
     sixteen = best if precision == "fp32" else _achievable(machine, "bf16" if precision == "fp8" else precision)
+    plain = engine == "torch"
     return Rates(
         matmul=best * constants.sustained,
         attention_matmul=sixteen * constants.sustained,
-        flash=sixteen * constants.flash_efficiency,
+        flash=sixteen * (constants.flash_efficiency_torch if plain else constants.flash_efficiency),
         memory=machine.memory_bandwidth * constants.memory_efficiency,
+        unfused=1.0 if engine == "megatron" else constants.unfused,
         traffic=constants.matmul_ridge / machine.memory_bandwidth,
         element_bytes=4 if precision == "fp32" else 2,
     )

@@ -110,6 +110,7 @@ class Cost:
 def cost(spending: Spending, machine: MachinePrice, storage: StoragePrices | None = None) -> Cost:
     """What a training costs. Raises ValueError for a spending that cannot be.
 
+    `machine_price` and `storage_prices` of tasks/prices/book.py give the prices, of a size and of a GPU by its name.
     Failures cost what the rest of the time to `goodput` costs: training takes train_seconds / goodput.
     """
     require_possible(spending)

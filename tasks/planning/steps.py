@@ -52,7 +52,7 @@ def step_time(
     constants: Constants = DEFAULT,
 ) -> StepTime:
     """Of the division as it is: whether it is possible is predict.require_possible's."""
-    at = efficiency.rates(machine, division.precision, constants=constants)
+    at = efficiency.rates(machine, division.precision, engine=division.engine, constants=constants)
     slowest = _slowest(
         network, division, sequence=sequence, machine=machine, at=at, flash=flash_attention, constants=constants
     )
@@ -65,15 +65,18 @@ def step_time(
         held, division, layers=slowest.layers, machine=machine, constants=constants
     )
     computing = slowest.work.total
-    data = _exposed(once, computing * (2 / 3 if division.zero or division.engine != "megatron" else 0), constants)
+    data = _exposed(once, computing * _overlapped_micro_batches(division, micro_batches), constants)
     data += micro_batches * _exposed(every, computing, constants)
-    optimizer = efficiency.moving_seconds(_optimizer_bytes(held.total, division, micro_batches), at)
+    optimizer = efficiency.moving_seconds(_optimizer_bytes(held.total, division), at)
+    adding = micro_batches * _added_bytes(held.total, division) * at.traffic
+    if division.virtual > 1:
+        sending = _exposed(sending, computing, constants)
     bubble = (division.pp - 1) / division.virtual * (slowest.total + sending)
     offload = traffic.offload_seconds(
         held.total, division, machine=machine, micro_batches=micro_batches, constants=constants
     )
     parts = StepTime(
-        matmul=micro_batches * slowest.work.matmul,
+        matmul=micro_batches * slowest.work.matmul + adding,
         attention=micro_batches * slowest.work.attention,
         memory_bound=micro_batches * slowest.work.memory_bound + optimizer,
         tensor_parallel=micro_batches * slowest.tensor,
@@ -138,9 +141,27 @@ def _exposed(seconds: float, computing: float, constants: Constants) -> float:
     return seconds - hidden + constants.contention * hidden
 
 
-def _optimizer_bytes(parameters: float, division: Division, micro_batches: int) -> float:
+def _overlapped_micro_batches(division: Division, micro_batches: int) -> float:
+    """Micro batches whose computing runs beside the traffic of once a step.
+
+    Gradients are reduced while the last backward goes on, weights gathered while the first forward does; with interleaving, pieces
+    are ready one after the other through as many micro batches as there are stages. Megatron-LM without its distributed optimizer
+    waits until all is computed (Narayanan et al. 2021).
+    """
+    if division.engine == "megatron" and not division.zero:
+        return 0.0
+    share = 1.0 if division.zero else 2 / 3
+    return share * (min(division.pp, micro_batches) if division.virtual > 1 else 1)
+
+
+def _optimizer_bytes(parameters: float, division: Division) -> float:
     """Of one step on one GPU; none where the host updates."""
+    if division.offload != "none":
+        return 0.0
     own = parameters / (division.dp * division.cp if division.zero else 1)
-    each = FP32_OPTIMIZER_BYTES if division.precision == "fp32" else OPTIMIZER_BYTES
-    adding = 0 if division.zero == 3 else ACCUMULATED_BYTES * parameters * micro_batches
-    return adding + (0 if division.offload != "none" else each * own)
+    return own * (FP32_OPTIMIZER_BYTES if division.precision == "fp32" else OPTIMIZER_BYTES)
+
+
+def _added_bytes(parameters: float, division: Division) -> float:
+    """Of adding one micro batch's gradients to those before it, which the matmul itself does; ZeRO 3 keeps only its own part."""
+    return 0.0 if division.zero == 3 and division.pp == 1 else ACCUMULATED_BYTES * parameters

@@ -80,7 +80,7 @@ def data_seconds(
     """Of gradients and, where ZeRO divides them, weights: once a step, and with every micro batch.
 
     Stages 0 and 1 reduce once a step; 2 with every micro batch; 3 also gathers the weights twice with every micro batch, layer by
-    layer.
+    layer. In a pipeline FSDP2 keeps the weights of a step and reduces once (torchtitan), which makes 3 as 1.
     """
     ranks, stride = division.dp * division.cp, division.tp
     dense = communication.link(machine, ranks, stride, constants=constants)
@@ -95,11 +95,11 @@ def data_seconds(
             continue
         reducing = communication.all_gather_seconds(gradients, over)
         gathering = communication.all_gather_seconds(weights, over)
-        if division.zero == 3:
+        if division.zero == 3 and division.pp == 1:
             pieces = max(1, layers)
             each = communication.all_gather_seconds(gradients / pieces, over)
             micro += pieces * (each + 2 * communication.all_gather_seconds(weights / pieces, over))
-        elif division.zero == 2:
+        elif division.zero == 2 and division.pp == 1:
             micro += reducing
             once += gathering
         else:

@@ -55,14 +55,26 @@ def layer_work(
     forward_scores = efficiency.moving_seconds(scores * efficiency.SCORE_BYTES_FORWARD, at)
     backward_scores = efficiency.moving_seconds(scores * efficiency.SCORE_BYTES_BACKWARD, at)
     matrices = _matrices(network, division, tokens=tokens, at=at, experts=experts)
-    moved = efficiency.moving_seconds(_moved_bytes(network, division, tokens=tokens, at=at, experts=experts), at)
+    numbers = _moved_bytes(network, division, tokens=tokens, at=at, experts=experts)
+    moved = efficiency.moving_seconds(numbers * at.unfused, at)
     full = division.recompute == "full"
     core = full or (division.recompute == "selective" and not flash)
+    again = passes(division)
     return Work(
-        matmul=matrices * (4 if full else 3),
+        matmul=matrices * again,
         attention=forward_attention * (2 if core else 1) + backward_attention,
-        memory_bound=moved * (4 if full else 3) + forward_scores * (2 if core else 1) + backward_scores,
+        memory_bound=moved * again + forward_scores * (2 if core else 1) + backward_scores,
     )
+
+
+def passes(division: Division) -> float:
+    """Forward passes that a layer's matrices and small kernels cost: one, two backward, and what is computed again.
+
+    PyTorch's selective checkpointing computes every other matmul again (torchtitan); Megatron-LM's only attention's core.
+    """
+    if division.recompute == "full":
+        return 4.0
+    return 3.5 if division.recompute == "selective" and division.engine == "torch" else 3.0
 
 
 def output_work(network: Network, division: Division, *, sequence: int, at: Rates) -> Work:

@@ -26,10 +26,10 @@ def machines_of(folder: Path) -> Machines | None:
 
 
 def size_of(cluster: Mapping[str, Any]) -> str:
-    """The name under which a machine of a cluster is priced; empty when the configuration names none."""
+    """The name under which a machine of a cluster is priced: its size, else the cluster's own name."""
     named = (cluster.get("azureml") or {}).get("size") or (cluster.get("slurm") or {}).get("sku")
     if named or cluster.get("backend", "local") != "local":
-        return str(named or "")
+        return str(named or cluster.get("name") or "")
     return "local-gpu" if cluster.get("gpus_per_node") else "local-cpu"
 
 

@@ -26,7 +26,7 @@ CAUSES = {
 }
 """Cause -> in words, colour; in the order in which they are drawn."""
 LEVELS = {"low": "fails most", "mid": "as expected", "high": "fails least"}
-SHOWN = 0.0005
+SHOWN = 0.002
 """A cause with less of all time is not named."""
 DOTS = 150
 
@@ -48,7 +48,7 @@ def draw(path: Path, title: str, bands: Mapping[str, Band], sweep: Sequence[tupl
 def _split(axes: Any, bands: Mapping[str, Band]) -> None:
     """A bar of all time for each rate; from the least useful share on, so that small causes are seen."""
     floor = max(0.0, min(found.shares["useful"] for found in bands.values()) - 0.12)
-    for place, (level, found) in enumerate(bands.items()):
+    for place, found in enumerate(bands.values()):
         bottom = 0.0
         for cause, (_, colour) in CAUSES.items():
             axes.bar(place, found.shares[cause], bottom=bottom, color=colour, width=0.62, linewidth=0)

@@ -1,6 +1,7 @@
 """`headway models` and `headway promote` as a person uses them; MLflow's registry has the same names."""
 
 import json
+import shutil
 import sqlite3
 import subprocess
 
@@ -8,6 +9,7 @@ import pytest
 from made_versions import make, make_many
 from support import Home
 
+from deployments.cli.output import short_ref
 from tasks.registry.refs import aliases, move_ref
 from tasks.registry.signatures import sign
 from tasks.storage import open_store
@@ -30,7 +32,8 @@ def models(home, store, tmp_path):
     for number, checkpoint in enumerate(make_many(store, tmp_path / "checkpoints", "checkpoint/tiny", 3)):
         measured = {"metrics": {"bits_per_byte": 2.0 - number / 10}}
         scores = make(store, tmp_path / f"s{number}", "evaluation/tiny", {"scores": f"{number}"}, **measured)
-        said = {"inputs": [checkpoint], "context": [scores], "metrics": {"tokens_per_second_onnx": 100.0}}
+        exported = {"bits_per_byte": 1.5, "tokens_per_second_onnx": 100.0}  # on less text than the evaluation's
+        said = {"inputs": [checkpoint], "context": [scores], "metrics": exported}
         model = make(store, tmp_path / f"m{number}", "model/tiny", {"onnx": f"{number}"}, **said)
         sign(store, home.path, model)
         made.append(model)
@@ -65,11 +68,23 @@ def test_versions_are_listed_with_their_names_measures_and_who_serves_them(home,
     }
     one = next(row for row in rows if row["ref"] == models[1].ref)
     assert one["metrics"] == {"bits_per_byte": 1.9, "tokens_per_second_onnx": 100.0} and one["bytes"] > 0
+    assert one["evaluation"].startswith("evaluation/tiny@") and one["evaluated"] == {"bits_per_byte": 1.9}
     assert [row["endpoints"] for row in rows] == [[], [], []]  # it was deployed, and runs no more
     assert home.ok("models", "tiny").said["models"] == rows
     assert home.run("models", "other").code == 2
     words = subprocess.run(home.command("models"), env=home.environment(), capture_output=True, text=True, check=True)
-    assert any("champion" in line and models[0].version[:12] in line for line in words.stdout.splitlines())
+    line = next(line for line in words.stdout.splitlines() if models[0].version[:12] in line)
+    assert "champion" in line and "tokens_per_second_onnx 100 by its export" in line
+    first = next(row for row in rows if row["ref"] == models[0].ref)
+    assert f"bits_per_byte 2 by {short_ref(first['evaluation'])}" in line
+
+
+def test_where_the_evaluation_is_gone_the_exports_own_measures_are_said_to_be_its(home, store, models):
+    shutil.rmtree(store.root / "artifacts" / "evaluation")
+    row = next(row for row in home.ok("models").said["models"] if row["ref"] == models[0].ref)
+    assert (row["metrics"]["bits_per_byte"], row["evaluation"], row["evaluated"]) == (1.5, "", {})
+    words = subprocess.run(home.command("models"), env=home.environment(), capture_output=True, text=True, check=True)
+    assert "bits_per_byte 1.5, tokens_per_second_onnx 100 by its export" in words.stdout
 
 
 def test_a_promotion_needs_a_reason_and_mlflow_is_told_of_every_name(home, store, models):

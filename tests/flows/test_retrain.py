@@ -35,6 +35,16 @@ def test_an_unchanged_run_reuses_everything(home, done):
     assert [s["outputs"] for s in again.said["stages"]] == [s["outputs"] for s in done.said["stages"]]
 
 
+def test_the_training_is_in_the_scaling_report_beside_its_plan(home, done, tmp_path):
+    (curve,) = home.ok("scaling", "tiny", "--picture", str(tmp_path / "s.png")).said["curves"]
+    (point,) = curve["points"]
+    (run,) = point["runs"]
+    assert (run["checkpoint"],) == tuple(done.stage("train")["outputs"]) and point["ranks"] == run["ranks"] == 2
+    assert run["tflops"] > 0 and run["planned_tflops"] > 0 and point["fell"] is None
+    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+    assert home.run("scaling", "none").code == home.run("scaling", "none", "--json").code != 0
+
+
 def test_a_dry_run_says_what_would_run_and_why_without_a_server(home, done):
     before = sorted((home.path / "lineage").iterdir())
     said = home.retrain("--dry-run", "--set", "training.learning_rate=0.001").said["stages"]

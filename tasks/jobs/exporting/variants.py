@@ -1,8 +1,8 @@
 """Smaller variants of an exported model, each a whole folder of its own, measured against the checkpoint on held-out text.
 
 One that needs more bits for the same text than the settings allow, or that the CPU provider does not run, is taken out of the
-artifact again, and `variants.json` tells why. No speeds in that file: what is published is the same for the same inputs. Each variant
-has a golden.json of its own: what it answers itself, which need not be what the model answers.
+artifact again, and `variants.json` tells why. No speeds in that file: what is published is the same for the same inputs. Each
+variant has a golden.json of its own: what it answers itself, which need not be what the model answers.
 """
 
 from __future__ import annotations

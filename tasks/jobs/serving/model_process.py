@@ -52,8 +52,7 @@ class ProcessRuntime:
         self._reason = ""
         self.refused: IntegrityError | None = None
         self._crashes: list[float] = []
-        self.loading = False
-        """Whether a process is being started, or will be in a moment."""
+        self._loading = False
         self.up_since = 0.0
         """Since when it is up, by the monotonic clock."""
 
@@ -83,6 +82,11 @@ class ProcessRuntime:
         """When it ended by itself, by the monotonic clock, after it had been up; from the moment on in which it is not `up`."""
         ended = self._link.ended_at if self._link else None
         return self._crashes if ended is None else [*self._crashes, ended]
+
+    @property
+    def loading(self) -> bool:
+        """Whether a process is being started, or will be in a moment."""
+        return self._loading or (self._link is not None and not self._link.alive)
 
     @property
     def context_length(self) -> int:
@@ -124,7 +128,7 @@ class ProcessRuntime:
                 lasted = await self._run(load, first)
                 failures = 0 if lasted > STEADY_SECONDS else failures
             except IntegrityError as error:
-                self.refused, self._reason, self.loading = error, str(error), False
+                self.refused, self._reason, self._loading = error, str(error), False
                 _tell(first, error)
                 return
             except (Gone, OSError, ValueError, KeyError) as error:  # Unfit is a ValueError: of a golden prompt
@@ -133,20 +137,20 @@ class ProcessRuntime:
                 _tell(first, Gone(self._reason))
             log.warning("model %s: %s", self._named, self.reason)
             pause = min(FIRST_PAUSE * 2**failures, LONGEST_PAUSE)
-            self.loading = pause < MOMENT_SECONDS
+            self._loading = pause < MOMENT_SECONDS
             await asyncio.sleep(pause)
             failures += 1
 
     async def _run(self, load: Mapping[str, object], first: asyncio.Future[None]) -> float:
         """One process from its start to its end; seconds for which it was up."""
-        self.loading = True
+        self._loading = True
         link = await open_link(hang_seconds=self._hang_seconds)
         try:
             said = await link.load(load, seconds=LOAD_SECONDS)
             self.golden = self.golden or _golden(said["golden"], self._named)
             await prove(link, self.golden)
             self._context_length, self.up_since = int(said["context_length"]), time.monotonic()
-            self._link, self._reason, self.loading = link, "", False
+            self._link, self._reason, self._loading = link, "", False
             _tell(first, None)
             await link.ended()
             self._reason, self._crashes = link.reason, self.crashes

@@ -78,6 +78,16 @@ class Replacing:
         require_number("unit", self.unit, above=0)
 
 
+def spares_for(machines: int, failing: Failing, *, repair_seconds: float) -> int:
+    """Machines that must stand by so that hardly ever one is missing.
+
+    Those away are Poisson, machines x rate x repair time on average; three deviations more leave about one moment in a thousand.
+    Evictions are not counted: what takes the place of a Spot machine is another one.
+    """
+    away = machines * failing.hardware_share / failing.mean_seconds * repair_seconds
+    return math.ceil(away + 3 * math.sqrt(away)) + 1 if away else 0
+
+
 @dataclass(frozen=True)
 class Slowing:
     """Machines that slow all others down, until they are found."""

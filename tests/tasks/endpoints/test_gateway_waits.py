@@ -1,4 +1,4 @@
-"""What the gateway does while models die and load: no request is sent on that a model died with, and others wait, within bounds."""
+"""The gateway while models die and load: a request that a model died with is not sent on, and others wait, within bounds."""
 
 import json
 import threading

@@ -1,6 +1,5 @@
 """A real endpoint of two servers: a prompt that kills a model kills one, and private ports answer their gateway only."""
 
-import json
 import os
 import stat
 
@@ -86,4 +85,4 @@ def test_a_secret_that_is_gone_is_said(tmp_path):
     file.unlink()
     with pytest.raises(ValueError, match=r"gateway.secret cannot be read.*deploy it again"):
         read_secret(file)
-    assert json.dumps(read_secret(None)) == '""'
+    assert read_secret(None) == ""

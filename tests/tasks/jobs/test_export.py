@@ -1,5 +1,6 @@
 """What is proven of an export and what goes with it: variants, bits per byte, speed, the card, the reference; and encoders."""
 
+import asyncio
 import json
 import math
 import shutil
@@ -15,7 +16,7 @@ from tiny_model import CORPUS, PROMPTS, VOCABULARY, files_of, make_checkpoint, m
 from tasks.errors import IntegrityError
 from tasks.export import export_checks
 from tasks.formats.mmididx import TokenWriter
-from tasks.process import read_json
+from tasks.process import read_json, write_json
 from tasks.serving_config import ExportConfig
 
 CONFIG = ExportConfig(golden_prompts=PROMPTS[:2], golden_tokens=12, reference_prompts=20, speed_seconds=0.01)

@@ -1,0 +1,87 @@
+"""`headway scaling`: how the trainings that are stored scale. See docs/planning.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deployments.cli.output import say
+
+if TYPE_CHECKING:
+    from tasks.report.scaling import Curve, Point
+
+COLUMNS = ("parameters", "hardware", "engine", "ranks", "runs", "TFLOP/s a rank", "of linear", "planned", "MFU", "")
+
+
+def scaling(
+    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Name of a line of models; without it, all.")] = "",
+    picture: Annotated[str, typer.Option(metavar="FILE", help="Draw it as PNG too.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Show how stored trainings scale: the rate of a GPU by GPUs and by parameters, beside the plan; regressions are flagged.
+
+    Trainings of the same network, hardware, engine and precision make a curve; efficiency is against its fewest GPUs.
+    """
+    from tasks.errors import Missing
+    from tasks.report.scaling import curves, trainings
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    if picture and not picture.endswith(".png"):
+        raise ValueError(f"--picture {picture!r}: give a file that ends in .png")
+    found = trainings(open_store(home()), model)
+    if not found:
+        what = f" of {model}" if model else ""
+        raise Missing(
+            f"no training{what} with a measured rate is stored", remedy="`headway retrain` trains and measures."
+        )
+    made = curves(found)
+    if picture:
+        from tasks.report.scaling_picture import draw_scaling
+
+        draw_scaling(made, Path(picture))
+    say(
+        {"curves": [_plain(curve) for curve in made], "picture": picture or None},
+        _table(made, picture),
+        as_json=as_json,
+    )
+
+
+def _plain(curve: Curve) -> dict[str, Any]:
+    points = [
+        {
+            "ranks": point.newest.ranks,
+            "efficiency": point.efficiency,
+            "fell": point.fell,
+            "runs": [one._asdict() for one in point.trained],
+        }
+        for point in curve.points
+    ]
+    return {**curve._asdict(), "points": points}
+
+
+def _table(made: list[Curve], picture: str) -> str:
+    from tasks.report.scaling_picture import size
+
+    rows = [COLUMNS]
+    for curve in made:
+        about = (size(curve.parameters), curve.hardware, f"{curve.engine} {curve.precision}")
+        rows += [(*about, *_cells(point)) for point in curve.points]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, *([f"drawn: {picture}"] if picture else [])])
+
+
+def _cells(point: Point) -> tuple[str, ...]:
+    newest = point.newest
+    return (
+        str(newest.ranks),
+        str(len(point.trained)),
+        f"{newest.tflops:.4g}",
+        "" if point.efficiency is None else f"{point.efficiency:.0%}",
+        "" if newest.planned_tflops is None else f"{newest.planned_tflops:.4g}",
+        "" if newest.mfu is None else f"{newest.mfu:.0%}",
+        "" if point.fell is None else f"REGRESSION: {point.fell:.0%} below the median before",
+    )
