@@ -3,10 +3,11 @@
     python -m benchmarks.planning [--rows] [--fit] [--cross-validate]
 
 Cases with their sources are benchmarks/planning_cases.yaml. The table gives, for each source, the median and the worst error of
-predicted over published throughput and the share within a quarter; with `--rows`, each row. `--fit` finds the numbers of
-tasks/planning/constants.py that say "Fitted" again and prints them: least squares of the logarithm of predicted over published, each
-source as heavy as the square root of its rows, so that no table of fifty rows rules, around what physics says of each (`PRIORS`); `--cross-validate` fits without one source after the
-other and predicts that source. Goals: median within 10 %, nine in ten within 25 %. By `make bench`, without the fits.
+predicted over published throughput and the share within a quarter; with `--rows`, each row and what its step is made of. `--fit`
+finds the numbers of tasks/planning/constants.py that say "Fitted" again and prints them: least squares of the logarithm of
+predicted over published, each source as heavy as the square root of its rows, so that no table of fifty rows rules, around what
+physics says of each (`PRIORS`). `--cross-validate` fits without one source after the other and predicts that source. Goals:
+median within 10 %, nine in ten within 25 %. By `make bench`, without the fits.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from tasks.planning.machine import Machine
 from tasks.planning.prediction import Division, StepTime
 
 CASES = Path(__file__).with_name("planning_cases.yaml")
+
+
 @dataclass(frozen=True)
 class Prior:
     """What a constant is from physics and measurements alone, and how sure that is."""
@@ -51,8 +54,8 @@ PRIORS = {
     "contention": Prior(0.15, 0.08),
     "straggling": Prior(0.01, 0.004),
 }
-"""What is fitted. One deviation from its prior costs a constant as much as ten percent cost a source: so a number that the runs say
-little of stays where it makes sense."""
+"""What is fitted. One deviation from its prior costs a constant as much as ten percent cost a source: so a number that the runs
+say little of stays where it makes sense."""
 TOLERATED = 0.1
 NEAR = 0.25
 
@@ -138,7 +141,7 @@ def _seconds(counted: str, published: float, network: Network, *, sequence: int,
 
 
 def fit(runs: Sequence[Run], start: Constants = DEFAULT) -> Constants:
-    """The constants for which predicted and published times are nearest, all runs together; a far row pulls no harder than near ones."""
+    """Constants that bring predicted and published times nearest, over all runs; far rows pull no harder than near ones."""
     from scipy.optimize import least_squares
 
     sizes = {source: len(own) for source, own in by_source(runs).items()}
@@ -151,7 +154,9 @@ def fit(runs: Sequence[Run], start: Constants = DEFAULT) -> Constants:
 
     upper = [prior.most for prior in PRIORS.values()]
     first = [prior.value for prior in PRIORS.values()]
-    found = least_squares(residuals, first, bounds=([0.0] * len(upper), upper), loss="soft_l1", f_scale=TOLERATED, diff_step=1e-3)
+    found = least_squares(
+        residuals, first, bounds=([0.0] * len(upper), upper), loss="soft_l1", f_scale=TOLERATED, diff_step=1e-3
+    )
     return dataclasses.replace(start, **dict(zip(PRIORS, map(float, found.x), strict=True)))
 
 
@@ -181,7 +186,9 @@ def table(runs: Sequence[Run], constants: Constants = DEFAULT, *, rows: bool = F
                 f"{name} {part / time.total:.0%}" for name, part in time.__dict__.items() if part > 0.03 * time.total
             )
             mark = "  far" if abs(ratio - 1) > NEAR else ""
-            print(f"    {run.name:28s} published {run.seconds:8.3f} s  predicted {time.total:8.3f} s  {ratio:4.2f}{mark}  {parts}")
+            print(
+                f"    {run.name:28s} published {run.seconds:8.3f} s  predicted {time.total:8.3f} s  {ratio:4.2f}{mark}  {parts}"
+            )
     print(f"{'all':24s} {summary([run.ratio(constants) for run in runs])}")
 
 
@@ -200,7 +207,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", action="store_true", help="each run, and what its step is made of")
     parser.add_argument("--fit", action="store_true", help="fit the constants again and print them")
-    parser.add_argument("--cross-validate", action="store_true", help="predict each source by constants fitted without it")
+    parser.add_argument(
+        "--cross-validate", action="store_true", help="predict each source by constants fitted without it"
+    )
     asked = parser.parse_args()
     runs = read()
     constants = fit(runs) if asked.fit else DEFAULT

@@ -2,7 +2,8 @@
 
     python -m benchmarks.simulation [--runs N] [--seed N]
 
-*Formulas*: mean goodput of many trainings beside the exact expectation, in standard errors of the mean. *Published*: what a run's
+*Formulas*: mean goodput of many trainings beside the exact expectation, in standard errors of the mean. (Repeat offenders with no spares:
+where there are some, those that failed last stand by, and fewer of them train.) *Published*: what a run's
 paper says of its goodput beside the band that its own figures give; what the paper does not tell has a range, worst and best, and
 is named. *Time*: seconds of one training. Goal: 100,000 GPUs for 180 days in 10 s; wanted: 1 s.
 """
@@ -58,9 +59,9 @@ RUNS = (
         (10 * MINUTE, 5 * MINUTE),
         (6.0, 2.0),
         (15 * MINUTE, 5 * MINUTE),
-        (0.90, 0.97),
+        (0.90, 1.0),
         "arXiv 2407.21783, Table 5: 419 unexpected and 47 planned interruptions in 54 days; effective time above 90 percent",
-        "interval and stall of saves, time of a restart; an upper end of 97 % stands for 'higher than 90 %'",
+        "interval and stall of saves, time of a restart",
         planned_days=54 / 47,
     ),
     Run(
@@ -76,6 +77,19 @@ RUNS = (
         "an interval of 60 and a restart of 5 minutes, as in the paper's examples; the published figure is its model's",
     ),
     Run(
+        "MegaScale",
+        10_000,
+        28,
+        (50_400, 100_800),
+        (30 * MINUTE, 10 * MINUTE),
+        (10.0, 3.0),
+        (25 * MINUTE, 10 * MINUTE),
+        (0.90, 1.0),
+        "arXiv 2402.15627, 6.3: over 100 restarts in several weeks on more than 10,000 GPUs; noticed and diagnosed in "
+        "less than 10 minutes, caught up within 15 minutes; over 90 % effective; a save stalls several seconds",
+        "several weeks are 3 to 6; the interval",
+    ),
+    Run(
         "BLOOM",
         384,
         117.5,
@@ -84,8 +98,9 @@ RUNS = (
         (40.0, 40.0),
         (12 * HOUR, 10 * MINUTE),
         (0.86, 0.90),
-        "arXiv 2211.05100: 1 to 2 GPU failures a week, 1,082,990 GPU-hours for 366 G tokens; 150 to 156 TFLOP/s (bigscience.notion.site, "
-        "genci.fr) make 101.5 to 105.6 days of work of 117.5; every 3 h, 40 s (stas00/ml-engineering, fault tolerance); 4 spare nodes",
+        "arXiv 2211.05100: 1 to 2 GPU failures a week, 1,082,990 GPU-hours for 366 G tokens; at 150 to 156 TFLOP/s "
+        "(bigscience.notion.site, genci.fr) 101.5 to 105.6 of 117.5 days are work; a save every 3 h takes 40 s "
+        "(stas00/ml-engineering, fault tolerance); 4 spare nodes",
         "recovery: 10 minutes where the spare took over, up to 12 h where nobody watched (outages of 5 to 18 h are told)",
         spares=4,
     ),
@@ -98,7 +113,8 @@ RUNS = (
         (60.0, 60.0),
         (8 * HOUR, 1 * HOUR),
         (0.54, 0.58),
-        "arXiv 2205.01068, 2.5: 35 manual and 70 automatic restarts in 2 months; metaseq, final_update.md: 33 days of work of 1,024 GPUs",
+        "arXiv 2205.01068, 2.5: 35 manual and 70 automatic restarts in 2 months; metaseq, final_update.md: "
+        "33 days of work of 1,024 GPUs",
         "interval and recovery: most restarts were manual, a holiday and the deletion of the whole cluster are in the time",
     ),
 )
@@ -132,7 +148,6 @@ def compared(run: Run, *, runs: int, seed: int) -> dict[str, Any]:
         "band": (round(low, 3), round(high, 3)),
         "medians": (round(worst.goodput.p50, 3), round(best.goodput.p50, 3)),
         "inside": low <= run.published[1] and high >= run.published[0],
-        "wholly": low <= run.published[0] and high >= run.published[1],
         "assumed": run.assumed,
         "source": run.source,
     }
@@ -147,7 +162,9 @@ def formulas(*, runs: int, seed: int) -> Iterator[dict[str, Any]]:
         "noticed after 20 min": replace(base, recovery=Recovery(1200, 600)),
         "1 h between failures, saving 5 min": replace(base, failing=Failing(128 * HOUR), saving=Saving(300)),
         "20 min between failures": replace(base, failing=Failing(128 * HOUR / 3), interval_seconds=300),
-        "repeat offenders": replace(base, failing=Failing(128 * 8 * HOUR, lemon_share=0.05, lemon_times=20)),
+        "repeat offenders": replace(
+            base, failing=Failing(128 * 8 * HOUR, lemon_share=0.05, lemon_times=20), replacing=Replacing(0, 0)
+        ),
     }
     for name, one in cases.items():
         shares = np.array([found.goodput for found in played(one, runs=runs, seed=seed)])

@@ -34,6 +34,7 @@ ENV PATH=/opt/headway/bin:$PATH \
     MODEL_REF=model/mounted \
     HOST=127.0.0.1 \
     OPEN=false \
+    DEGRADE=true \
     KEYS=/run/keys/keys.json \
     PORT=8080 \
     THREADS=1

@@ -11,7 +11,9 @@ refuse() {
 mounted=${MODEL_FOLDER:-${AZUREML_MODEL_DIR:-/model}}
 case "$MODEL_REF" in '' | *[!A-Za-z0-9._/@-]*) refuse "MODEL_REF is '$MODEL_REF'; give KIND/NAME or KIND/NAME@VERSION" ;; esac
 case "$HOST" in '' | *[!A-Za-z0-9.:]*) refuse "HOST is '$HOST'; give an address to listen on" ;; esac
-case "$OPEN" in true | false) ;; *) refuse "OPEN is '$OPEN'; it is true or false" ;; esac
+for said in "$OPEN" "$DEGRADE"; do
+    case "$said" in true | false) ;; *) refuse "OPEN is '$OPEN' and DEGRADE is '$DEGRADE'; both are true or false" ;; esac
+done
 for number in "$PORT" "$THREADS"; do
     case "$number" in '' | *[!0-9]*) refuse "PORT is '$PORT' and THREADS is '$THREADS'; both are whole numbers" ;; esac
 done
@@ -34,7 +36,7 @@ umask 077
 cat >"$HEADWAY_SERVE/serve.json" <<END
 {"alone": true, "model_folder": "$folder", "model_ref": "$MODEL_REF", "files": null,
  "manifest": "$folder/../manifest.json", "content": ${CONTENT:-null},
- "port": $PORT, "threads": $THREADS, "outputs": "$HEADWAY_SERVE/outputs/model", "keys": "$KEYS",
+ "variants": $DEGRADE, "port": $PORT, "threads": $THREADS, "outputs": "$HEADWAY_SERVE/outputs/model", "keys": "$KEYS",
  "access": {"host": "$HOST", "open": $OPEN, "entra": ${ENTRA:-null}}, "limits": $limits}
 END
 exec "$@"

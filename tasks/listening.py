@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 """What a client is told whose request has begun and does not get to the end of its head."""
+
+MOST_HELD = 65536
+"""Bytes that wait for the end of a turn of the loop; beyond, the transport says itself when it cannot take more."""
 
 
 def impatient(*, head_seconds: float, connections: int) -> type[asyncio.Protocol]:
@@ -46,6 +50,40 @@ def listen(host: str, port: int, *, backlog: int = 1024, shared: bool = False) -
     return listener
 
 
+class _Together:
+    """A transport that sends at once what is written in one turn of the loop: the head of an answer goes with its body.
+
+    Else whoever asked is woken by the head alone, for nothing, and takes the processor from whoever answers. All but writing and
+    closing is the transport's own.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._held: list[bytes] = []
+        self._size = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._held:
+            self._loop.call_soon(self._flush)
+        self._held.append(data)
+        self._size += len(data)
+        if self._size > MOST_HELD:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if held := b"".join(self._held):
+            self._transport.write(held)
+        self._held.clear()
+        self._size = 0
+
+
 class _Impatient(H11Protocol):  # type: ignore[misc]
     """Closes a connection on which no request begins in time: uvicorn waits for ever for the end of a head."""
 
@@ -54,7 +92,7 @@ class _Impatient(H11Protocol):  # type: ignore[misc]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self.waiting: asyncio.TimerHandle | None = None
-        super().connection_made(transport)
+        super().connection_made(_Together(transport, self.loop))
         if len(self.connections) > 2 * self.most:
             transport.abort()
         self._watch()

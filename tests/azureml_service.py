@@ -26,6 +26,7 @@ API_VERSION = "2025-01-01-preview"
 HISTORY_VERSION = "v1.0"
 TOKEN = "a token of the tests"
 WHERE = "/subscriptions/s/resourceGroups/g/providers/Microsoft.MachineLearningServices/workspaces/w"
+USAGES = "/subscriptions/s/providers/Microsoft.MachineLearningServices/locations/eastus/usages"
 PAGE = 10
 """Jobs of one page of a listing."""
 STEP_SECONDS = 0.1
@@ -90,6 +91,7 @@ class AzureMlService(ThreadingHTTPServer):
         """Jobs stay in Preparing until it is set."""
         self.holds.set()
         self.clusters: dict[str, dict[str, Any]] = {"cpu": cluster()}
+        self.usages: list[dict[str, Any]] = []
         self.lock = threading.Lock()
 
     @property
@@ -231,7 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
         asked = self._query.get("api-version", [""])[0]
         if asked != (HISTORY_VERSION if path.startswith("/history/") else API_VERSION):
             return 400, _error("InvalidApiVersionParameter", f"The api-version '{asked}' is invalid."), {}
-        if not path.startswith((WHERE, f"/history/v1.0{WHERE}", "/operations/")):
+        if not path.startswith((WHERE, f"/history/v1.0{WHERE}", "/operations/", USAGES)):
             return 404, _error("ResourceNotFound", f"The resource {path} was not found."), {}
         return None
 
@@ -251,6 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
             ("PUT", r"(data|environments)/([^/]+)/versions/([^/]+)", self._put_asset),
             ("GET", r"computes/([^/]+)", self._compute),
             ("GET", r"operations/([^/]+)", self._operation),
+            ("GET", USAGES.strip("/"), self._usages),
             ("GET", rf"history/v1.0{WHERE}/runs/([^/]+)/details", self._details),
         ]
         for verb, pattern, do in routes:
@@ -313,6 +316,9 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             return 404, _error("ComputeNotFound", f"Compute with name '{name}' not found"), {}
         return 200, {"id": f"{WHERE}/computes/{name}", "name": name, "properties": found}, {}
+
+    def _usages(self, _: Any) -> tuple[int, Any, dict[str, str]]:
+        return 200, {"value": self.server.usages}, {}
 
     def _details(self, _: Any, name: str) -> tuple[int, Any, dict[str, str]]:
         job = self.server.jobs.get(name)

@@ -1,11 +1,11 @@
 """A server that speaks as tasks/jobs/serve.py does and has no model: it answers as `behave.json` in its folder says.
 
 So what a gateway does with servers that fail, lie or crawl is tested in seconds. It runs as a supervised process, like ours.
-`behave.json`: `errors` (share of 500s), `seconds` (of an answer), `crowd` (seconds more for each request beside it), `ready`,
-`drop` (share of connections closed without an answer), `text`, `sticky` (keep connections), `die` (exit at the next request),
-`gone` (its model dies at a request), `loading` and `mute` (no model answers, and one is being loaded, or is not). What it was
-asked is in `asked.txt`, a line each. With `public.json` it listens on a public port too, as servers of the release before
-gateways did.
+`behave.json`: `errors` (share of 500s), `seconds` (of an answer), `crowd` (seconds more for each request beside it),
+`ready`, `drop` (share of connections closed without an answer), `text`, `figures` (of /metrics), `sticky` (keep
+connections), `die` (exit at the next request), `gone` (its model dies at a request), `loading` and `mute` (no model answers,
+and one is being loaded, or is not). What it was asked is in `asked.txt`, a line each. With `public.json` it listens on a
+public port too, as servers of the release before gateways did.
 """
 
 import json
@@ -39,6 +39,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         how = self.behave()
+        if self.path == "/metrics" and "figures" in how:
+            self.say(200, how["figures"].encode())
+            return
         answers = not (how.get("loading") or how.get("mute"))
         ready = how.get("ready", True) and answers
         if self.headers.get(TRAFFIC) == WANTED:

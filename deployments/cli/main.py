@@ -35,6 +35,7 @@ from deployments.cli import (
     preprocess,
     prices,
     qualify,
+    quota,
     retrain,
     scaling,
     simulate,
@@ -84,6 +85,7 @@ app.command("qualify")(qualify.qualify)
 app.command("hardware")(hardware.hardware)
 app.command("simulate")(simulate.simulate)
 app.command("prices")(prices.prices)
+app.command("quota")(quota.quota)
 app.command("cost")(cost.cost)
 app.command("rightsize")(cost.rightsize)
 app.command("scaling")(scaling.scaling)

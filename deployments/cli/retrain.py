@@ -34,7 +34,12 @@ def retrain(
     force: Annotated[
         bool, typer.Option("--force", help="With --continue-from: although settings or data changed; audited.")
     ] = False,
-    reason: Annotated[str, typer.Option(help="Why, for the audit log; needed with --force.")] = "",
+    reason: Annotated[
+        str,
+        typer.Option(
+            help="With --continue-from: why, for the audit log; needed with --force. Another reason chooses a checkpoint anew."
+        ),
+    ] = "",
     as_: As = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:

@@ -81,6 +81,12 @@ class Workspace:
         """A compute cluster; None when the workspace has none of that name. Raises Missing."""
         return self._found(lambda: self._client.compute.get(*self._where, compute_name=name))
 
+    def usages(self) -> tuple[str, list[dict[str, Any]]]:
+        """The workspace's region, and what the subscription may have of Azure ML there, and has. Raises Missing."""
+        with self._told():
+            region = str(self._client.workspaces.get(*self._where).location)
+            return region, [one.as_dict() for one in self._client.usages.list(location=region)]
+
     def why(self, name: str) -> dict[str, Any]:
         """The error that the run history has of a job: `code`, `message`, and so on inwards; empty without one."""
         with self._told():

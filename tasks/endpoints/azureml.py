@@ -20,7 +20,8 @@ from tasks.endpoints.azureml_render import Rendering, model_name, model_prefix, 
 from tasks.endpoints.azureml_rollout import AzureTraffic, Record, online_of
 from tasks.endpoints.endpoint import Candidate, Journal, Served, ServedFrom
 from tasks.endpoints.journal import Journal as Changes
-from tasks.endpoints.local_rollback import ask_for_traffic_back, remember_refused
+from tasks.endpoints.local_rollback import ask_for_traffic_back
+from tasks.endpoints.refused import remember_refused
 from tasks.endpoints.rollout import finish, give_back, roll_out, settle
 from tasks.endpoints.servers import ask_back
 from tasks.errors import HeadwayError, JobFailed

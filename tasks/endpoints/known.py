@@ -10,7 +10,7 @@ from tasks.endpoints import open_endpoint
 from tasks.endpoints.client import complete
 from tasks.endpoints.endpoint import Served, ServingEndpoint
 from tasks.endpoints.keys import own_key
-from tasks.endpoints.local_rollback import accept, refused_models
+from tasks.endpoints.refused import accept, refused_models
 from tasks.endpoints.servers import port_free
 from tasks.errors import GateFailed, Missing, Unknown
 from tasks.process import locked, read_json

@@ -35,13 +35,13 @@ from tasks.endpoints.servers import (
     port_free,
     runs,
     servers_of,
-    smaller_rungs,
     spec_of,
     start_limit,
     stop_strays,
     stopping_on_failure,
 )
 from tasks.formats.reference import quantiles_of
+from tasks.formats.variants import smaller_rungs
 from tasks.process import read_json, write_json
 from tasks.serving_config import DeploymentConfig
 

@@ -1,7 +1,7 @@
-"""Going back to the model before, on this machine: a change of the journal like a deploy, which is committed at once.
+"""Going back to the model before, on this machine: a change of the journal like a deploy, committed once the traffic is there.
 
-`refused.json` remembers what a person rolled back: it is deployed again only when a person promotes it. Who may roll back, and
-the audit log, are the caller's business.
+What was rolled back is remembered when it is finished (local_rollout.py, refused.py). Who may roll back, and the audit log, are
+the caller's business.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tasks import process
 from tasks.endpoints.endpoint import Candidate
 from tasks.endpoints.journal import Journal
 from tasks.endpoints.local_rollout import LocalTraffic, Record
-from tasks.endpoints.rollout import finish, give_back, settle
+from tasks.endpoints.rollout import give_back, settle, take_over
 from tasks.endpoints.servers import await_ready, port_of, runs, start_limit
 from tasks.errors import HeadwayError, JobFailed
 from tasks.process import ProcessSpec, read_json, write_json
@@ -51,19 +51,6 @@ def go_back(endpoint: Path, changes: Journal, *, reason: str, taken: float | Non
     return _swap(endpoint, changes, record, reason=reason, told=told)
 
 
-def refused_models(endpoint: Path) -> dict[str, dict[str, Any]]:
-    """What a person rolled back here, by reference: `reason`, `time`."""
-    found: dict[str, dict[str, Any]] = read_json(endpoint / "refused.json") or {}
-    return found
-
-
-def accept(endpoint: Path, model_ref: str) -> None:
-    """A person promoted a model: it may be deployed here again."""
-    left = {ref: said for ref, said in refused_models(endpoint).items() if ref != model_ref}
-    if left != refused_models(endpoint):
-        write_json(endpoint / "refused.json", left)
-
-
 def _swap(endpoint: Path, changes: Journal, record: Record, *, reason: str, told: Told) -> Record:
     before: Record = {**record["previous"], "port": record["port"], "url": record["url"]}
     settings = read_json(endpoint / "gateway" / "gateway.json") or {}
@@ -81,10 +68,8 @@ def _swap(endpoint: Path, changes: Journal, record: Record, *, reason: str, told
     except HeadwayError as error:
         give_back(traffic, changes, why=str(error))
         raise
-    remember_refused(endpoint, record["model_ref"], reason)
-    changes.write("commit")
-    told("switched", {"server": Path(before["folder"]).name, "model_ref": before["model_ref"], "port": before["port"]})
-    finish(traffic, changes)
+    said = {"server": Path(before["folder"]).name, "model_ref": before["model_ref"], "port": before["port"]}
+    take_over(traffic, changes, told=lambda event, details: told(event, {**said, **details}))
     done: Record = read_json(endpoint / "endpoint.json")
     return done
 
@@ -111,10 +96,3 @@ def _keep_warm(endpoint: Path, changes: Journal) -> float:
     """As the last deploy wanted it."""
     begun = [line for line in changes.lines() if line["event"] == "begin"]
     return float(begun[-1]["config"]["keep_warm_seconds"]) if begun else 0.0
-
-
-def remember_refused(endpoint: Path, model_ref: str, reason: str) -> None:
-    """A person rolled a model back: it is deployed here again only when a person promotes it."""
-    write_json(
-        endpoint / "refused.json", {**refused_models(endpoint), model_ref: {"reason": reason, "time": time.time()}}
-    )

@@ -16,6 +16,7 @@ from typing import Any
 from tasks import process
 from tasks.endpoints.gateway import Gateway
 from tasks.endpoints.judge import Seen
+from tasks.endpoints.refused import remember_refused
 from tasks.endpoints.rollout import Role
 from tasks.endpoints.routes import Colour, Place, Routes, read_routes, write_routes
 from tasks.endpoints.servers import ask_back, port_of, runs, stop_server
@@ -37,11 +38,13 @@ class LocalTraffic:
         *,
         told: Callable[[str, dict[str, Any]], None] = lambda event, details: None,
     ) -> None:
-        """`begun` is the first line of the change: `blue` and `green`, records, blue may be None, and `config`."""
+        """`begun` is the first line of the change: `blue` and `green`, records, blue may be None, `config`, and what it is."""
         self._endpoint, self._told = endpoint, told
         self.blue: Record | None = begun["blue"]
         self.green: Record = begun["green"]
         self._config: Mapping[str, Any] = begun["config"]
+        self._rolled_back: str | None = begun["reason"] if begun.get("what") == "rollback" else None
+        """Why a person goes back to green, which stood before blue; None for a deploy."""
         self._gateway = Gateway(endpoint)
         self._since = time.time()
 
@@ -79,6 +82,8 @@ class LocalTraffic:
             before = {key: value for key, value in (self.blue or {}).items() if key != "previous"}
             record = {**self.green, "since": time.time(), **({"previous": before} if before else {})}
             write_json(path, record)
+        if self.blue and self._rolled_back is not None:
+            remember_refused(self._endpoint, self.blue["model_ref"], self._rolled_back)
         warm = float(self._config["keep_warm_seconds"])
         colours = {self.green["colour"]: self._colour(self.green, 100)}
         if self.blue and warm and _there(self.blue):

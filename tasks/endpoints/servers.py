@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -185,21 +185,6 @@ def withdrawn(candidate: Candidate, why: str) -> GateFailed:
         checks=[{"name": "rollback", "measured": why, "limit": "nobody takes it back"}],
         remedy="The endpoint serves what it served before.",
     )
-
-
-def smaller_rungs(model_folder: Path, model_ref: str, files: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The variants that an export put beside the model, as rungs of serve.json; the largest first."""
-    found = []
-    for folder in (model_folder / "variants").glob("*/"):
-        prefix = f"variants/{folder.name}/"
-        own = [
-            {**file, "path": str(file["path"]).removeprefix(prefix)}
-            for file in files
-            if str(file["path"]).startswith(prefix)
-        ]
-        rung = {"name": "smaller", "model_ref": f"{model_ref}/{prefix[:-1]}", "folder": str(folder), "files": own}
-        found.append((sum(int(file["size"]) for file in own), rung))
-    return [rung for _, rung in sorted(found, key=lambda one: -one[0])]
 
 
 def _log_tail(folder: Path) -> str:

@@ -1,7 +1,7 @@
 """Seconds of collectives and transfers over the links of a cluster: latency, and bytes over bus bandwidth. Pure.
 
-Which of them a step has is steps.py. Bus bandwidth as nccl-tests define it (doc/PERFORMANCE.md): bytes / time x (n - 1) / n, twice
-that for an all-reduce. See docs/planning.md.
+Which of them a step has is traffic.py. Bus bandwidth as nccl-tests define it (doc/PERFORMANCE.md): bytes / time x (n - 1) / n,
+twice that for an all-reduce. See docs/planning.md.
 """
 
 from __future__ import annotations

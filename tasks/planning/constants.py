@@ -13,47 +13,48 @@ from dataclasses import dataclass
 class Constants:
     """Shares are of 1; what is a time is in seconds."""
 
-    sustained: float = 0.92
+    sustained: float = 0.89
     """Share of the best matmul's rate that a large matmul keeps through hours of training (power, heat). Fitted."""
-    matmul_ridge: float = 1.0
+    matmul_ridge: float = 0.87
     """How much of a matmul's traffic to memory is not hidden behind its operations: 1 is none of it. Fitted."""
-    memory_efficiency: float = 0.75
+    memory_efficiency: float = 0.72
     """Share of the memory's bandwidth that norms, activations, dropout and softmax reach. Fitted."""
-    flash_efficiency: float = 0.6
-    """Rate of flash attention against the best matmul's, forward and backward together, as Megatron-LM takes it from Transformer
-    Engine. Fitted; FlashAttention-2 (arXiv 2307.08691, figure 4) reaches 0.62 to 0.73 on A100 with 16k tokens and heads of 128."""
-    flash_efficiency_torch: float = 0.3
+    flash_efficiency: float = 0.59
+    """Rate of flash attention against the best matmul's, forward and backward together, as Megatron-LM has it from Transformer
+    Engine. Fitted."""
+    flash_efficiency_torch: float = 0.33
     """As `flash_efficiency`, of PyTorch's and Triton's kernels, which do not use what Hopper brought. Fitted."""
-    unfused: float = 1.8
+    unfused: float = 1.6
     """How much more memory traffic than Megatron-LM's fused kernels PyTorch and DeepSpeed have outside of matmuls: casts of
     autocast, norms and activations in several kernels, copies between buckets. Fitted."""
-    tensor_exposed: float = 0.7
+    tensor_exposed: float = 0.54
     """Share of tensor parallel traffic that stands in the way of computing. Fitted."""
     overlap: float = 0.9
     """Share of a step's computing behind which traffic of gradients and weights can hide, where the engine overlaps. Fitted."""
-    contention: float = 0.15
+    contention: float = 0.18
     """What hidden traffic still costs: collectives take processors and memory bandwidth from the computing. Fitted."""
-    straggling: float = 0.01
+    straggling: float = 0.011
     """Time that each doubling of the machines adds: the slowest of more is slower, and they wait more often. Fitted."""
     launch: float = 3.5e-4
-    """Seconds in which a host launches the kernels of one layer, forward and backward: about 60 of 6 microseconds (Megatron-Core's
-    layer as profiled in NVIDIA/TransformerEngine's issues). A small layer is never faster."""
+    """Seconds in which a host launches the kernels of one layer, forward and backward: some 60 of 6 microseconds. Assumed; a
+    layer is never faster, which only small ones with small micro batches notice."""
     step: float = 0.02
-    """Seconds of a step outside of it all: the clip's and the loss's reductions, reading back, logging."""
+    """Seconds of a step outside of it all: reductions of the gradients' norm and of the loss, reading back, logging. Assumed."""
     link_latency: float = 3.0e-5
-    """Seconds of a collective in one machine before its bytes: Azure/AI-benchmarking-guide @8fd0c6e, all_reduce on eight
-    H100: 42 us at 1 MiB, of which 4 are bytes; 125 at 16 MiB, of which 61 are."""
+    """Seconds of a collective in one machine before its bytes: Azure/AI-benchmarking-guide @8fd0c6e, all_reduce on eight H100: 42
+    microseconds at 1 MiB, of which 4 are its bytes."""
     network_latency: float = 4.0e-5
-    """As `link_latency` between machines: nccl-tests over InfiniBand at small sizes, 30 to 60 us on two machines."""
+    """As `link_latency` between machines. Assumed a little over it; what a step sends is too large to notice."""
     hop_latency: float = 3.0e-6
-    """What each further rank of a ring adds, and each further level of a tree twice."""
+    """What each further rank of a ring adds, and each further level of a tree twice. Assumed: a write over InfiniBand."""
     bus_share: float = 0.8
-    """Share of the bus bandwidth of nccl-tests that a collective reaches while kernels compute beside it."""
+    """Share of the bus bandwidth of a large all-reduce that a training's collectives reach: they are smaller, and not all are
+    all-reduces, which alone use NVLink's switches (8 x H100: about 480 GB/s against 370, nccl-tests issue 212)."""
     host_share: float = 0.6
-    """Share of the PCIe link's bandwidth that offloading reaches: ZeRO-Offload (arXiv 2101.06840), section 5."""
+    """Share of the PCIe link's bandwidth that offloading reaches, both directions being in use. Assumed."""
     cpu_adam: float = 2.5e9
-    """Parameters a second that the processors of one machine update (DeepSpeedCPUAdam, ZeRO-Offload table 4: 1 B in 0.22 s to
-    10 B in 2.2 s with AVX on two sockets: 4.5e9; half of it where eight ranks share the memory's bandwidth)."""
+    """Parameters a second that the processors of one machine update: 28 bytes moved for each, at 70 GB/s. Assumed, for no machine
+    of today has less memory bandwidth."""
 
 
 DEFAULT = Constants()

@@ -6,7 +6,7 @@ See docs/planning.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from tasks.planning.case import Network, Recompute
 from tasks.planning.prediction import Division, Flops
@@ -36,7 +36,7 @@ class Parameters:
 
     @property
     def total(self) -> float:
-        return float(sum(getattr(self, field.name) for field in fields(self)))
+        return float(self.layers + self.embedding + self.positions + self.output + self.final_norm)
 
     @property
     def layers(self) -> float:
@@ -176,17 +176,17 @@ def gpu_parameters(network: Network, division: Division, *, sequence: int, stage
     first, last = stage == 0, stage == division.pp - 1
     with_experts = expert_layers(network, division)[stage]
     dense = stage_layers(network.layers, division.pp)[stage] - with_experts
-    sparse_layer = layer_parameters(network, experts=True, tp=division.tp, ep=division.ep)
-    dense_layer = layer_parameters(network, experts=False, tp=division.tp)
-    layers = {
-        field.name: dense * getattr(dense_layer, field.name) + with_experts * getattr(sparse_layer, field.name)
-        for field in fields(Parameters)
-        if field.name not in ("embedding", "positions", "output", "final_norm")
-    }
+    plain = layer_parameters(network, experts=False, tp=division.tp)
+    sparse = layer_parameters(network, experts=True, tp=division.tp, ep=division.ep) if with_experts else plain
     matrix = network.vocab * network.hidden / division.tp
     positions = first or (last and network.tied and division.engine == "deepspeed")
     return Parameters(
-        **layers,
+        attention=dense * plain.attention + with_experts * sparse.attention,
+        feed_forward=dense * plain.feed_forward + with_experts * sparse.feed_forward,
+        experts=with_experts * sparse.experts,
+        router=with_experts * sparse.router,
+        norms=dense * plain.norms + with_experts * sparse.norms,
+        biases=dense * plain.biases + with_experts * sparse.biases,
         embedding=matrix if first else 0,
         positions=sequence * network.hidden if positions and has_positions(network) else 0,
         output=matrix if last and not (first and network.tied) else 0,

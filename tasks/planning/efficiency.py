@@ -14,8 +14,8 @@ from tasks.planning.machine import Machine
 BACKWARD_OF_FLASH = 2.5
 """Five matmuls backward for two forward, for the scores are computed again: Dao 2023, section 3.2."""
 SCORE_BYTES_FORWARD = 13
-"""Of one number of the sequence x sequence matrix in 16 bits: written by the matmul, read and written by softmax, read and written
-by dropout with a mask of one byte, read by the matmul (the fused kernels of Megatron-LM)."""
+"""Of one number of the sequence x sequence matrix in 16 bits: written by the matmul, read and written by softmax, read and
+written by dropout with a mask of one byte, read by the matmul (the fused kernels of Megatron-LM)."""
 SCORE_BYTES_BACKWARD = 17
 """As forward: the gradients of the product, of dropout (with its mask) and of softmax, which reads its own result too."""
 

@@ -93,10 +93,13 @@ def judged(taken: Memory, machine: Machine) -> Fit:
     return "tight" if taken.total > TIGHT * machine.usable_memory_bytes else "fits"
 
 
-def _candidates(layers: int, pp: int) -> list[int]:
-    """Stages that can be the fullest: the first and the last two, and the first of those with the most layers."""
+def _candidates(layers: int, pp: int) -> set[int]:
+    """Stages that can be the fullest: the first, the last, and the first of those with the most layers.
+
+    A later stage with no more layers holds fewer micro batches.
+    """
     numbers = stage_layers(layers, pp)
-    return sorted({0, min(1, pp - 1), max(0, pp - 2), pp - 1, numbers.index(max(numbers))})
+    return {0, pp - 1, numbers.index(max(numbers))}
 
 
 def _added(held: States, activations: Stage, *, step: float, stage: int) -> Memory:

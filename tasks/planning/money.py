@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 PriceKind = Literal["on-demand", "spot", "low-priority", "reserved-1y", "reserved-3y", "savings-1y", "savings-3y"]
+Term = Literal["1y", "3y"]
 KINDS: tuple[PriceKind, ...] = get_args(PriceKind)
-HOURS_OF_TERM: Mapping[str, float] = {"1y": 8760.0, "3y": 26280.0}
+HOURS_OF_TERM: Mapping[Term, float] = {"1y": 8760.0, "3y": 26280.0}
 """365 and 1,095 days: how a reservation's price for its whole term becomes one an hour."""
 HOURS_OF_MONTH = 730.0
 """By which Azure's calculator turns hours into months: 8,760 / 12."""
@@ -153,7 +154,7 @@ def hourly(machine: MachinePrice, mix: Mapping[PriceKind, float], discounts: Map
     return math.fsum(mix[kind] * price for kind, price in known.items())
 
 
-def hour_of_term(total: float, term: Literal["1y", "3y"]) -> float:
+def hour_of_term(total: float, term: Term) -> float:
     """What a reservation costs an hour; `total` is of the whole term, as Azure lists it."""
     return total / HOURS_OF_TERM[term]
 

@@ -28,7 +28,9 @@ def _require_counts(case: Case, division: Division, *, gpus: int) -> None:
     layers, batch, dp = case.network.layers, case.batch.global_, division.dp
     if division.gpus != gpus:
         product = f"tp {division.tp} x pp {division.pp} x cp {division.cp} x dp {dp}"
-        raise ValueError(f"{product} = {division.gpus} GPUs, and the cluster has {gpus}: make them equal, or leave dp out")
+        raise ValueError(
+            f"{product} = {division.gpus} GPUs, and the cluster has {gpus}: make them equal, or leave dp out"
+        )
     if layers < division.pp * division.virtual:
         raise ValueError(
             f"layers {layers} are fewer than pp {division.pp} x virtual {division.virtual}: lower one of the two"
@@ -55,7 +57,9 @@ def _require_matrices(case: Case, division: Division) -> None:
     if wide % tp:
         raise ValueError(f"ffn {wide} does not divide by tp {tp}: take a tp that divides it")
     if counts.expert_ffn_size(network) % tp:
-        raise ValueError(f"experts.ffn {counts.expert_ffn_size(network)} does not divide by tp {tp}: take one that does")
+        raise ValueError(
+            f"experts.ffn {counts.expert_ffn_size(network)} does not divide by tp {tp}: take one that does"
+        )
     if division.sequence_parallel and (case.sequence // division.cp) % tp:
         raise ValueError(
             f"sequence {case.sequence} over cp {division.cp} does not divide by tp {tp}, as sequence_parallel needs"
@@ -69,7 +73,9 @@ def _require_experts(case: Case, division: Division) -> None:
     if experts is None:
         raise ValueError(f"ep {division.ep} for a network without experts: leave ep out")
     if experts.count % division.ep:
-        raise ValueError(f"experts.count {experts.count} does not divide by ep {division.ep}: take an ep that divides it")
+        raise ValueError(
+            f"experts.count {experts.count} does not divide by ep {division.ep}: take an ep that divides it"
+        )
     if (division.dp * division.cp) % division.ep:
         raise ValueError(
             f"dp {division.dp} x cp {division.cp} does not divide by ep {division.ep}: experts are shared within them"

@@ -8,9 +8,10 @@ an account from its limits file (tasks/prices/limits.py). See docs/planning.md, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from tasks.artifacts import Check
 
@@ -20,6 +21,12 @@ WHERE = {
     "vm": "the portal, Quotas, Compute, or a support request of the type Compute-VM (cores-vCPUs)",
 }
 """Where more is asked for."""
+OF_FAMILY = re.compile(r"^(.* Family) Cluster Dedicated vCPUs$")
+NAMES = {
+    "totalclusterdedicatedregionalvcpus": "total",
+    "totalclusterlowpriorityregionalvcpus": "low_priority",
+}
+"""Of Azure ML's usages, as plain_family writes them."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +35,12 @@ class Limits:
 
     dedicated: Mapping[str, int] | None = None
     """vCPUs by family, in use and free together. Known, a family that is not in it has `default_vcpus`."""
+    total: int | None = None
+    """Dedicated vCPUs of all families together."""
     low_priority: int | None = None
     """vCPUs of low-priority or Spot machines: one figure for all families."""
     used: Mapping[str, int] = field(default_factory=dict)
-    """vCPUs by family that are taken already; `low_priority` for those."""
+    """vCPUs by family that are taken already; also of `low_priority` and `total`."""
     default_vcpus: int = 0
     """Of a GPU family that nobody asked for: Azure ML gives none."""
     job_days: float | None = 21.0
@@ -65,9 +74,9 @@ class Request:
 
 
 def judge(request: Request, limits: Limits) -> tuple[Check, ...]:
-    """One check a limit. What is not known is a check that passes with a warning. Raises ValueError for what cannot be."""
+    """One check for each limit. What is not known is a check that passes with a warning. Raises ValueError for what cannot be."""
     _require_possible(request)
-    checks = [_vcpus(request, limits)]
+    checks = [_vcpus(request, limits), *_total(request, limits)]
     if request.service == "azureml":
         checks += [*_days(request, limits), *_nodes(request, limits)]
     return tuple(checks)
@@ -83,6 +92,27 @@ def request_text(request: Request, limits: Limits) -> str:
         + (f", and {_used(request, limits)} in use" if _used(request, limits) else "")
         + f"), for: {request.why}."
     )
+
+
+def of_usages(usages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """`dedicated`, `total`, `low_priority` and `used` of what Azure ML tells of an account in a region.
+
+    Names as `az ml compute list-usage` shows them; those of single workspaces, and limits below 0, are no limits of the account.
+    """
+    found: dict[str, Any] = {"dedicated": {}, "total": None, "low_priority": None, "used": {}}
+    for one in usages:
+        name = str((one.get("name") or {}).get("localizedValue") or (one.get("name") or {}).get("value") or "")
+        limit, family = one.get("limit"), OF_FAMILY.match(name)
+        if "/workspaces/" in str(one.get("id")) or not isinstance(limit, int) or limit < 0:
+            continue
+        key = family[1] if family else NAMES.get(plain_family(name), "")
+        if family:
+            found["dedicated"][key] = limit
+        elif key:
+            found[key] = limit
+        if key and one.get("currentValue"):
+            found["used"][key] = int(one["currentValue"])
+    return found
 
 
 def plain_family(name: str) -> str:
@@ -114,6 +144,23 @@ def _vcpus(request: Request, limits: Limits) -> Check:
     )
 
 
+def _total(request: Request, limits: Limits) -> list[Check]:
+    """The ceiling over all families; raising a family's quota alone is then not enough."""
+    if request.low_priority or limits.total is None:
+        return []
+    free = max(0, limits.total - _known(limits.used).get("total", 0))
+    return [
+        Check(
+            name="dedicated vCPUs of all families",
+            measured=float(request.needs),
+            limit=f"<= {free} (total of the region {limits.total})",
+            passed=request.needs <= free,
+            remedy=f"File in {WHERE[request.service]}: region {limits.region or '(yours)'}, Total Cluster Dedicated Regional "
+            f"vCPUs, new limit {limits.total - free + request.needs}, for: {request.why}.",
+        )
+    ]
+
+
 def _smaller(request: Request, free: int) -> str:
     fit = free // request.vcpus
     machines = f"{fit} machine{'s' * (fit != 1)}"
@@ -125,13 +172,15 @@ def _limit(request: Request, limits: Limits) -> int | None:
         return limits.low_priority
     if limits.dedicated is None:
         return None
-    known = {plain_family(family): vcpus for family, vcpus in limits.dedicated.items()}
-    return known.get(plain_family(request.family), limits.default_vcpus)
+    return _known(limits.dedicated).get(plain_family(request.family), limits.default_vcpus)
 
 
 def _used(request: Request, limits: Limits) -> int:
-    used = {plain_family(family): vcpus for family, vcpus in limits.used.items()}
-    return used.get("low_priority" if request.low_priority else plain_family(request.family), 0)
+    return _known(limits.used).get("low_priority" if request.low_priority else plain_family(request.family), 0)
+
+
+def _known(by_family: Mapping[str, int]) -> dict[str, int]:
+    return {plain_family(family): vcpus for family, vcpus in by_family.items()}
 
 
 def _days(request: Request, limits: Limits) -> list[Check]:

@@ -58,12 +58,8 @@ def step_time(
     )
     micro_batches = division.micro_batches(global_batch)
     held = counts.gpu_parameters(network, division, sequence=sequence, stage=slowest.index)
-    sending = traffic.pipeline_seconds(
-        network, division, sequence=sequence, machine=machine, constants=constants
-    )
-    once, every = traffic.data_seconds(
-        held, division, layers=slowest.layers, machine=machine, constants=constants
-    )
+    sending = traffic.pipeline_seconds(network, division, sequence=sequence, machine=machine, constants=constants)
+    once, every = traffic.data_seconds(held, division, layers=slowest.layers, machine=machine, constants=constants)
     computing = slowest.work.total
     data = _exposed(once, computing * _overlapped_micro_batches(division, micro_batches), constants)
     data += micro_batches * _exposed(every, computing, constants)
@@ -144,9 +140,9 @@ def _exposed(seconds: float, computing: float, constants: Constants) -> float:
 def _overlapped_micro_batches(division: Division, micro_batches: int) -> float:
     """Micro batches whose computing runs beside the traffic of once a step.
 
-    Gradients are reduced while the last backward goes on, weights gathered while the first forward does; with interleaving, pieces
-    are ready one after the other through as many micro batches as there are stages. Megatron-LM without its distributed optimizer
-    waits until all is computed (Narayanan et al. 2021).
+    Gradients are reduced while the last backward goes on, weights gathered while the first forward does; with interleaving,
+    pieces are ready one after the other through as many micro batches as there are stages. Megatron-LM without its
+    distributed optimizer waits until all is computed (Narayanan et al. 2021).
     """
     if division.engine == "megatron" and not division.zero:
         return 0.0

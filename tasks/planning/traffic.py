@@ -54,9 +54,7 @@ def expert_seconds(
     over = communication.link(machine, division.ep, division.tp, constants=constants)
     message = mixture.active * _activation_bytes(network, division, sequence=sequence)
     passes = 6 if division.recompute == "full" else 4
-    return passes * communication.all_to_all_seconds(
-        message / (division.tp if division.sequence_parallel else 1), over
-    )
+    return passes * communication.all_to_all_seconds(message / (division.tp if division.sequence_parallel else 1), over)
 
 
 def pipeline_seconds(

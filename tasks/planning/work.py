@@ -39,9 +39,7 @@ class Work:
         )
 
 
-def layer_work(
-    network: Network, division: Division, *, sequence: int, at: Rates, flash: bool, experts: bool
-) -> Work:
+def layer_work(network: Network, division: Division, *, sequence: int, at: Rates, flash: bool, experts: bool) -> Work:
     """Of one layer, forward and backward, with what is computed again."""
     tokens = division.micro * sequence / division.cp
     forward_attention, backward_attention = efficiency.attention_seconds(

@@ -105,8 +105,9 @@ class PriceList(Data):
 
     @model_validator(mode="after")
     def _sources_are_there(self) -> PriceList:
-        entries = [*(e for by in (*self.machines.values(), *self.storage.values()) for e in by.values())]
-        missing = sorted({entry.source for entry in [*entries, *self.egress.values()]} - {*self.sources, "list"})
+        named = {hours.source for by in self.machines.values() for hours in by.values()}
+        named |= {stored.source for by in self.storage.values() for stored in by.values()}
+        missing = sorted((named | {egress.source for egress in self.egress.values()}) - {*self.sources, "list"})
         if missing:
             raise ValueError(f"sources {', '.join(missing)} are named and not there")
         return self
@@ -180,16 +181,16 @@ def storage_prices(book: Book, *, region: str = "", today: datetime.date) -> Sto
             currency = one.currency
             found = {choice: (one, entry) for choice, entry in here.items()} | found
             leaving = leaving or ((one, egress) if egress else None)
-    entries = [*found.values(), *([leaving] if leaving else [])]
-    sources = list(dict.fromkeys(one.source(entry.source).what for one, entry in entries))
-    dates = [one.source(entry.source).date for one, entry in entries if one.source(entry.source).date]
-    old = [said for one, entry in entries for said in staleness("storage", one.source(entry.source), today)]
+    entries = [one.source(entry.source) for one, entry in found.values()]
+    entries += [leaving[0].source(leaving[1].source)] if leaving else []
+    dates = [source.date for source in entries if source.date]
+    old = [said for source in entries for said in staleness("storage", source, today)]
     unknown = () if entries else (f"no prices of storage are known in {where}",)
     return StoragePrices(
         gb_month={choice: entry.gb_month for choice, (_, entry) in found.items()},
         egress_gb=leaving[1].gb if leaving else None,
         currency=currency or "USD",
-        source="; ".join(sources),
+        source="; ".join(dict.fromkeys(source.what for source in entries)),
         date=min(dates).isoformat() if dates else "",
         warnings=(*dict.fromkeys(old), *unknown),
     )

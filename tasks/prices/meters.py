@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.hardware.sku import plain_name
-from tasks.planning.money import HOURS_OF_MONTH, PriceKind, hour_of_term
+from tasks.planning.money import HOURS_OF_MONTH, KINDS, PriceKind, Term, hour_of_term
 
 GB_OF_GIB = 1.073741824
-TERMS = {"1 Year": "1y", "3 Years": "3y"}
+TERMS: Mapping[str, Term] = {"1 Year": "1y", "3 Years": "3y"}
 NOT_LINUX = re.compile(r"windows|cloud\s?services|dedicated host", re.IGNORECASE)
 UNITS = {"1 Hour": 1.0, "1/Hour": 1.0}
 PER_MONTH = {
@@ -73,8 +73,8 @@ def prices_of(items: Iterable[Mapping[str, Any]], sizes: Iterable[str], *, regio
     left_out: list[str] = []
     chosen = _chosen([meter for item in here for meter in _of_machine(item, wanted)], left_out)
     machines: dict[str, dict[PriceKind, float]] = {}
-    for (size, kind), price in chosen.items():
-        machines.setdefault(size, {})[kind] = price  # type: ignore[index]
+    for size, kind in chosen:
+        machines.setdefault(size, {})[_known(kind)] = chosen[size, kind]
     for size, kinds in machines.items():
         left_out += _disbelieved(size, kinds)
     stored = _chosen([meter for item in here for meter in _of_storage(item)], left_out)
@@ -102,7 +102,7 @@ def _of_machine(item: Mapping[str, Any], wanted: Mapping[str, str]) -> Iterator[
     kind, price = _kind(item), _price(item)
     if price is None or kind is None:
         return
-    term = kind.partition("-")[2] if item.get("type") == "Reservation" else ""
+    term = TERMS.get(str(item.get("reservationTerm"))) if item.get("type") == "Reservation" else None
     yield _Meter((size, kind), hour_of_term(price, term) if term else price, _rank(item))
     for plan in item.get("savingsPlan") or () if kind == "on-demand" else ():
         saved = _price(plan)
@@ -118,6 +118,10 @@ def _kind(item: Mapping[str, Any]) -> str | None:
         return None
     names = f"{item.get('skuName')} {item.get('meterName')}"
     return "spot" if "Spot" in names else "low-priority" if "Low Priority" in names else "on-demand"
+
+
+def _known(kind: str) -> PriceKind:
+    return next(known for known in KINDS if known == kind)
 
 
 def _of_storage(item: Mapping[str, Any]) -> Iterator[_Meter]:

@@ -17,6 +17,8 @@ from tasks.report.charts import ACCENT, INK, STYLE, WARN, plain_numbers
 from tasks.report.scaling import Curve, Point
 
 INCHES = (11, 4.6)
+ROOM = 1.2
+"""Above the highest bar, for the legend."""
 
 
 def draw_scaling(curves: Sequence[Curve], path: Path) -> None:
@@ -45,10 +47,11 @@ def _by_size(axes: Any, curves: Sequence[Curve]) -> None:
     places = range(len(shown))
     axes.bar(places, [point.newest.tflops for point in shown], color=ACCENT, width=0.6, label="measured")
     _planned(axes, list(places), shown, whole=False)
-    axes.set_xticks(places, [f"{size(p.newest.parameters)}\n{p.newest.ranks} x {p.newest.hardware}" for p in shown])
+    axes.set_xticks(places, [f"{size(p.newest.parameters)}\n{p.newest.ranks} ranks" for p in shown])
+    axes.set_xlabel(", ".join(dict.fromkeys(point.newest.hardware for point in shown)))
     axes.set_title("TFLOP/s of one GPU or rank, by parameters")
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
+    axes.set_ylim(0, ROOM * max(max(p.newest.tflops, p.newest.planned_tflops or 0.0) for p in shown))
+    axes.legend(frameon=False, ncols=2, loc="upper left")
 
 
 def _by_ranks(axes: Any, curve: Curve) -> None:
@@ -60,7 +63,14 @@ def _by_ranks(axes: Any, curve: Curve) -> None:
     _planned(axes, counts, curve.points, whole=True)
     for point, total in zip(curve.points, whole, strict=True):
         if point.fell:
-            axes.annotate(f"-{point.fell:.0%}", (point.newest.ranks, total), color=WARN)
+            axes.annotate(
+                f"-{point.fell:.0%}",
+                (point.newest.ranks, total),
+                (-6, -14),
+                textcoords="offset points",
+                ha="right",
+                color=WARN,
+            )
     axes.set_title(f"TFLOP/s of all, {size(curve.parameters)} on {curve.hardware}")
     axes.set_xlabel("GPUs or ranks")
     axes.set_ylim(bottom=0)

@@ -6,7 +6,7 @@ from support import Home
 from tiny_model import export_tiny, files_of
 
 from tasks.endpoints.known import endpoint_of, require_accepted, settle_all
-from tasks.endpoints.local_rollback import refused_models
+from tasks.endpoints.refused import refused_models
 from tasks.errors import GateFailed
 from tasks.process import read_json
 from tasks.registry.audit import entries

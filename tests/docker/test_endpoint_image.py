@@ -89,6 +89,7 @@ def wait_for_reason(port, running):
         ({"MODEL_FOLDER": "/nowhere"}, "holds no exported model"),
         ({"HOST": '0.0.0.0", "open": true, "x": "'}, "an address to listen on"),
         ({"OPEN": "yes"}, "true or false"),
+        ({"DEGRADE": ""}, "true or false"),
         ({"KEYS": '/a"b'}, "a quote or a backslash"),
     ],
 )
@@ -98,6 +99,73 @@ def test_a_wrong_setting_is_refused_before_the_server_starts(installed, tmp_path
     assert running.process.wait(20) == 2
     assert said in running.log.read_text()
     assert not (tmp_path / "run" / "serve.json").exists()
+
+
+def with_a_variant(model, folder):
+    """A model that does not answer as it should, with a variant in its folder that does. A real one would be smaller."""
+    shutil.copytree(model, folder)
+    shutil.copytree(model, folder / "variants" / "int8")
+    golden = json.loads((folder / "golden.json").read_text())
+    golden["prompts"][0]["tokens"][0] += 1
+    (folder / "golden.json").write_text(json.dumps(golden))
+    return folder
+
+
+def first_answer(port, running):
+    """Status and headers of a completion, once the server says why its model does not answer, and another one may."""
+    wait_for_reason(port, running)
+    body = json.dumps({"prompt": "def ", "max_tokens": 2}).encode()
+    for _ in range(200):
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, answer.headers
+        except urllib.error.HTTPError as error:
+            status, headers = error.code, error.headers
+        time.sleep(0.05)
+    return status, headers
+
+
+def test_a_variant_in_the_mounted_folder_answers_when_the_model_cannot(installed, model, tmp_path):
+    folder = with_a_variant(model, tmp_path / "model")
+    port, running = start(tmp_path / "run", installed, folder, MODEL_REF="model/tiny")
+    try:
+        status, headers = first_answer(port, running)
+        assert (status, headers["X-Headway-Degraded"]) == (200, "smaller")
+        assert headers["X-Headway-Model"] == "model/tiny/variants/int8"
+        assert not running.healthy()
+    finally:
+        running.stop()
+
+
+def test_variants_are_no_rungs_where_nobody_wants_degraded_answers(installed, model, tmp_path):
+    folder = with_a_variant(model, tmp_path / "model")
+    port, running = start(tmp_path / "run", installed, folder, DEGRADE="false")
+    try:
+        assert first_answer(port, running)[0] == 503
+    finally:
+        running.stop()
+
+
+def test_variants_of_a_version_that_is_named_are_verified_with_it(model, tmp_path):
+    from tasks.jobs.serving.settings import ServeSettings
+
+    ref = whole_version(with_a_variant(model, tmp_path / "model"), tmp_path / "mounted")
+    files = tmp_path / "mounted" / "files"
+    told = {"model_folder": files, "model_ref": ref, "files": None, "manifest": files.parent / "manifest.json"}
+    full, smaller = ServeSettings(**told, port=1, outputs=tmp_path, variants=True).rungs()
+    assert (smaller.name, smaller.model_ref, smaller.folder) == (
+        "smaller",
+        f"{ref}/variants/int8",
+        files / "variants/int8",
+    )
+    assert {(file.path, file.sha256) for file in smaller.files} == {
+        (file.path.removeprefix("variants/int8/"), file.sha256)
+        for file in full.files
+        if file.path.startswith("variants/")
+    }
 
 
 def whole_version(model, folder):

@@ -49,6 +49,15 @@ def test_a_force_needs_a_job_and_a_reason(fresh, words, said):
     assert ran.code == 2 and said in ran.stderr
 
 
+def test_the_help_says_that_another_reason_chooses_anew():
+    from typer.main import get_command
+
+    from deployments.cli.main import app
+
+    said = {option.name: option.help for option in get_command(app).commands["retrain"].params}
+    assert "Another reason chooses a checkpoint anew" in said["reason"]
+
+
 @pytest.fixture
 def tokens(tmp_path, monkeypatch):
     """Those of a home of their own, which commands and jobs of this test go on in."""

@@ -197,15 +197,18 @@ def test_other_regions_stay_with_their_date_and_the_list_before_is_kept(tmp_path
     assert "eastus" not in fetched.storage and "westus" in fetched.storage
 
 
-def test_it_is_asked_again_when_it_is_busy_breaks_off_or_answers_half(tmp_path):
+def test_it_is_asked_again_when_it_is_busy_breaks_off_or_answers_half(tmp_path, monkeypatch):
+    waits = []
+    monkeypatch.setattr("tasks.prices.retail.time.sleep", waits.append)
     with retail_prices(A_REGION) as server:
         server.troubles = [
-            Trouble(429, headers={"Retry-After": "1"}),
+            Trouble(429, headers={"Retry-After": "7"}),
             Trouble(500, b"<html>"),
             Trouble(200, b'{"BillingCurrency": "USD", "Items": [{"retailPri'),
         ]
         fetch(tmp_path, server)
         assert server.requests == len(server.asked) + 3
+    assert waits == [7.0, 2.0, 4.0], "as long as it asks, else longer each time"
     assert (tmp_path / FETCHED).exists()
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from tasks.evaluation_config import EvaluationConfig
+from tasks.formats.model_folder import open_model_folder
 from tasks.jobs.training.parallel import own_device, own_gpu
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -56,11 +56,5 @@ def require_room(weights: int, free: int, *, precision: str, copies: int = 1) ->
 
 
 def weight_bytes(checkpoint: Path, precision: str) -> int:
-    """What the weights of a folder take once they are loaded, from the heads of its files; 0 where it has no safetensors."""
-    size = torch.empty((), dtype=PRECISIONS[precision]).element_size()
-    return size * sum(_numbers(path) for path in checkpoint.glob("*.safetensors"))
-
-
-def _numbers(path: Path) -> int:
-    with safe_open(path, framework="pt") as file:
-        return sum(torch.Size(file.get_slice(name).get_shape()).numel() for name in file.keys())  # noqa: SIM118 it is no dict
+    """What the weights of a folder take once they are loaded, by the heads of its files."""
+    return open_model_folder(checkpoint).parameters * PRECISIONS[precision].itemsize

@@ -25,6 +25,7 @@ from tasks.endpoints.secret import read_secret
 from tasks.jobs.routing.breaker import Breaker
 from tasks.jobs.routing.control import Control
 from tasks.jobs.routing.counts import Counts
+from tasks.jobs.routing.exposition import Exposition, exposed
 from tasks.jobs.routing.health import Watch
 from tasks.jobs.routing.proxy import Proxy
 from tasks.jobs.routing.scaling import Scaler
@@ -71,6 +72,7 @@ class Gateway:
         self.scaler = Scaler(self.settings.servers, self.table)
         self.watch = Watch(self.settings.servers, self.table)
         self.control = Control(secrets.token_urlsafe(32), self.table, self.counts)
+        self._figures = Exposition(self.table)
         self._edge = self._front()
         self._public: tuple[tuple[str, int], _Server] | None = None
         self._marks: dict[Path, int] = {}
@@ -138,7 +140,8 @@ class Gateway:
     def _front(self) -> Edge:
         limits = self.settings.limits
         proxy = Proxy(self.table, self.counts, self.breaker, limits=limits)
-        return Edge(proxy, limits=limits, access=self.settings.access, keys_file=self.settings.keys, model=self._model)
+        app, asks = exposed(proxy, self._figures), self.settings
+        return Edge(app, limits=limits, access=asks.access, keys_file=asks.keys, model=self._model)
 
     def _model(self) -> str:
         routes = self.table.routes

@@ -17,7 +17,8 @@ from tasks.endpoints.routes import GONE, LOADING, MIRROR, TRAFFIC, USER, Routes
 from tasks.jobs.routing.breaker import Breaker
 from tasks.jobs.routing.counts import LOOKED_AT, Counts, Totals, ended, look
 from tasks.jobs.routing.table import Replica, Table
-from tasks.jobs.routing.upstream import Answer, Asked, Broken, Unreachable
+from tasks.jobs.routing.upstream import Answer, Broken, Unreachable
+from tasks.jobs.routing.wire import Asked
 from tasks.serving_config import LimitsConfig
 
 Message = MutableMapping[str, Any]

@@ -1,6 +1,6 @@
 """One request to one server on loopback, over a connection that is kept where the server keeps it. Which server: table.py.
 
-HTTP/1.1 by h11, which the server's own front uses as well. An answer is handed on as it comes: nothing waits for its end.
+What HTTP/1.1 looks like on it is wire.py. An answer is handed on as it comes: nothing waits for its end.
 """
 
 from __future__ import annotations
@@ -8,23 +8,16 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterable
-from contextlib import suppress
-from dataclasses import dataclass
-
-import h11
 
 from tasks.endpoints.routes import SECRET
+from tasks.jobs.routing.wire import HOP_BY_HOP, Asked, Connection, Head, Headers
 
 HOST = "127.0.0.1"
 CONNECT_SECONDS = 2.0
 KEPT = 16
 """Idle connections that are kept for one server."""
-CHUNK = 65536
-Headers = list[tuple[bytes, bytes]]
-HOP_BY_HOP = frozenset((
-    b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"content-length",
-))  # fmt: skip
-"""Headers of one connection and not of the message (RFC 9110, 7.6.1), and the length, which each side counts for itself."""
+ERRORS = (OSError, EOFError, ValueError, asyncio.LimitOverrunError)
+"""What a connection raises that ends, or on which something else than HTTP comes."""
 
 
 class Unreachable(Exception):
@@ -39,83 +32,24 @@ class Broken(Exception):
     """The answer ended before its end."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A request, whole: it may be sent again."""
-
-    method: bytes
-    target: bytes
-    headers: Headers
-    body: bytes
-
-    def with_header(self, name: bytes, value: bytes) -> Asked:
-        """The same request with one more header, or another value of it."""
-        kept = [(key, said) for key, said in self.headers if key.lower() != name]
-        return Asked(self.method, self.target, [*kept, (name, value)], self.body)
-
-
-class Connection:
-    """One connection to a server. State: the stream and where HTTP is on it."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-        self.http = h11.Connection(h11.CLIENT)
-        self.used = False
-
-    async def head(self, asked: Asked) -> h11.Response:
-        """Send a request and wait for the head of its answer. Raises what the connection raises."""
-        headers = [(name, value) for name, value in asked.headers if name.lower() not in HOP_BY_HOP]
-        headers.append((b"content-length", b"%d" % len(asked.body)))
-        data = self.http.send(h11.Request(method=asked.method, target=asked.target, headers=headers)) or b""
-        data += (self.http.send(h11.Data(data=asked.body)) or b"") if asked.body else b""
-        self.writer.write(data + (self.http.send(h11.EndOfMessage()) or b""))
-        await self.writer.drain()
-        while True:
-            event = await self.event()
-            if isinstance(event, h11.Response):
-                return event
-            if isinstance(event, h11.ConnectionClosed):
-                raise ConnectionResetError("closed before an answer")
-
-    async def event(self) -> object:
-        """The next event of the answer."""
-        while (event := self.http.next_event()) is h11.NEED_DATA:
-            self.http.receive_data(await self.reader.read(CHUNK))
-        return event
-
-    @property
-    def reusable(self) -> bool:
-        return self.http.our_state is h11.DONE and self.http.their_state is h11.DONE
-
-    def close(self) -> None:
-        with suppress(OSError, RuntimeError):
-            self.writer.close()
-
-
 class Answer:
     """The answer of a server: its head, and its body as it comes. `close` it, read to the end or not."""
 
-    def __init__(self, upstream: Upstream, connection: Connection, head: h11.Response) -> None:
-        self._upstream, self._connection = upstream, connection
-        self.status = int(head.status_code)
+    def __init__(self, upstream: Upstream, connection: Connection, head: Head) -> None:
+        self._upstream, self._connection, self._head = upstream, connection, head
+        self.status = head.status
         self.headers: Headers = [(name, value) for name, value in head.headers if name not in HOP_BY_HOP]
-        self.length = next((value for name, value in head.headers if name == b"content-length"), None)
+        self.length = head.header(b"content-length") or None
 
     def header(self, name: bytes) -> bytes:
-        return next((value for key, value in self.headers if key == name), b"")
+        return self._head.header(name)
 
     async def body(self) -> AsyncIterator[bytes]:
         """Pieces as they arrive. Raises Broken."""
         try:
-            while True:
-                event = await self._connection.event()
-                if isinstance(event, h11.Data):
-                    yield bytes(event.data)
-                elif isinstance(event, h11.EndOfMessage):
-                    return
-                else:
-                    raise Broken("the server closed the connection")
-        except (OSError, h11.RemoteProtocolError) as error:
+            async for piece in self._connection.body(self._head):
+                yield piece
+        except ERRORS as error:
             raise Broken(str(error)) from error
 
     def close(self) -> None:
@@ -129,7 +63,7 @@ class Upstream:
     def __init__(self, port: int, secret: str = "") -> None:
         """`secret`: what it is shown with each request; empty: nothing."""
         self.port = port
-        self._own = [(b"host", f"{HOST}:{port}".encode()), *([(SECRET.encode(), secret.encode())] if secret else [])]
+        self._own = {b"host": f"{HOST}:{port}".encode(), **({SECRET.encode(): secret.encode()} if secret else {})}
         self._idle: list[Connection] = []
 
     async def ask(self, asked: Asked, *, timeout: float) -> Answer:
@@ -137,20 +71,17 @@ class Upstream:
 
         Whatever name the endpoint was called by, its server is asked by its own: it answers to no other (serving/program.py).
         """
-        for name, value in self._own:
-            asked = asked.with_header(name, value)
         try:
             async with asyncio.timeout(timeout):
                 connection, head = await self._first_head(asked)
         except TimeoutError as error:
             raise Unreachable(f"no answer from port {self.port} within {timeout:g} s", late=True) from error
-        except (OSError, h11.RemoteProtocolError) as error:
+        except ERRORS as error:
             raise Unreachable(f"port {self.port}: {error}") from error
         return Answer(self, connection, head)
 
     def give_back(self, connection: Connection) -> None:
         if connection.reusable and len(self._idle) < KEPT:
-            connection.http.start_next_cycle()
             connection.used = True
             self._idle.append(connection)
         else:
@@ -162,13 +93,13 @@ class Upstream:
             connection.close()
         self._idle.clear()
 
-    async def _first_head(self, asked: Asked) -> tuple[Connection, h11.Response]:
+    async def _first_head(self, asked: Asked) -> tuple[Connection, Head]:
         """An idle connection may have been closed by the server meanwhile: then a new one is tried."""
         while True:
             connection = self._idle.pop() if self._idle else await self._connect()
             try:
-                return connection, await connection.head(asked)
-            except (OSError, h11.RemoteProtocolError):
+                return connection, await connection.head(asked, own=self._own)
+            except ERRORS:
                 connection.close()
                 if not connection.used:
                     raise

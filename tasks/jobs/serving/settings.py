@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks.access_config import AccessConfig
 from tasks.errors import Missing
+from tasks.formats.variants import smaller_rungs
 from tasks.jobs.serving.ladder import Rung, RungName
 from tasks.jobs.serving.runtime import Golden
 from tasks.process import read_json
@@ -57,6 +58,8 @@ class ServeSettings(_Read):
     threads: int = 1
     ladder: tuple[RungSettings, ...] = ()
     """Rungs below the model itself, the best first."""
+    variants: bool = False
+    """Whether the variants that lie in the model's folder are rungs below those: for who mounts a model and knows no more."""
     hang_seconds: float = 30.0
     limits: LimitsConfig = LimitsConfig()
     answers: AnswersConfig = AnswersConfig()
@@ -71,7 +74,12 @@ class ServeSettings(_Read):
     def rungs(self) -> list[Rung]:
         """The model itself, then what answers when it cannot."""
         below = [one for one in self.ladder if one.name != "full"]
-        full = RungSettings(name="full", model_ref=self.model_ref, folder=self.model_folder, files=self._files())
+        files = self._files()
+        full = RungSettings(name="full", model_ref=self.model_ref, folder=self.model_folder, files=files)
+        if self.variants:
+            told = None if files is None else [file.model_dump() for file in files]
+            found = smaller_rungs(self.model_folder, self.model_ref, told)
+            below += [RungSettings.model_validate(one) for one in found]
         return [_rung(one) for one in (full, *below)]
 
     def _files(self) -> tuple[FileEntry, ...] | None:

@@ -15,7 +15,8 @@ from endpoint_stand import BLUE, GREEN, Clients, Endpoint, ask, eventually
 from tasks import process
 from tasks.endpoints.journal import Journal
 from tasks.endpoints.judge import Seen, distance, judge, percentile, too_many_errors
-from tasks.endpoints.local_rollback import accept, ask_for_traffic_back, go_back, refused_models
+from tasks.endpoints.local_rollback import ask_for_traffic_back, go_back
+from tasks.endpoints.refused import accept, refused_models
 from tasks.endpoints.rollout import roll_out, settle, steps_of
 from tasks.endpoints.routes import read_routes
 from tasks.errors import GateFailed, JobFailed

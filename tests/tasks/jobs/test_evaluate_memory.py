@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tiny_model
 import torch
-from safetensors.torch import save_file
 from suite_material import suite_bench, tiny_measured
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
@@ -138,12 +137,6 @@ def test_half_precision_measures_another_network_of_half_the_size(tmp_path):
     bits = [score(each, encoded, context=64, rank=bench.rank).bits[0] for each in (model, half)]
     assert bits[1] == pytest.approx(bits[0], rel=0.02) and bits[1] != bits[0]
     assert continued(bench, [[0, 5]], 4)
-
-
-def test_the_size_of_weights_is_read_from_the_heads_of_their_files(tmp_path):
-    save_file({"a": torch.zeros(3, 5, dtype=torch.bfloat16)}, tmp_path / "model-00001-of-00002.safetensors")
-    save_file({"b": torch.zeros(7), "c": torch.zeros(())}, tmp_path / "model-00002-of-00002.safetensors")
-    assert weight_bytes(tmp_path, "fp32") == 4 * (15 + 7 + 1)
 
 
 def test_a_network_that_a_gpu_has_no_room_for_is_refused_with_what_to_do():

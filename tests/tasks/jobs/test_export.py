@@ -16,6 +16,7 @@ from tiny_model import CORPUS, PROMPTS, VOCABULARY, files_of, make_checkpoint, m
 from tasks.errors import IntegrityError
 from tasks.export import export_checks
 from tasks.formats.mmididx import TokenWriter
+from tasks.formats.variants import smaller_rungs
 from tasks.process import read_json, write_json
 from tasks.serving_config import ExportConfig
 
@@ -69,7 +70,6 @@ def exported(checkpoint, tokens, tmp_path_factory):
 
 
 def test_every_variant_is_a_whole_folder_that_a_server_takes_as_a_rung(exported):
-    from tasks.endpoints.servers import smaller_rungs
     from tasks.jobs.generation import Generation
 
     out, told = exported[0].output, read_json(exported[0].output / "variants.json")
@@ -85,7 +85,6 @@ def test_every_variant_is_a_whole_folder_that_a_server_takes_as_a_rung(exported)
 
 
 def test_a_server_takes_a_variant_by_its_own_golden_answers_and_no_others(exported, tmp_path):
-    from tasks.endpoints.servers import smaller_rungs
     from tasks.jobs.serving.model_process import ProcessRuntime
     from tasks.jobs.serving.runtime import Gone
     from tasks.jobs.serving.settings import RungSettings

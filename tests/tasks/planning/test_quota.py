@@ -1,10 +1,12 @@
 """What an account may have against what a plan needs: the limits of Azure ML, vCPUs by family, and the request to file."""
 
+import datetime
+
 import pytest
 
 from tasks.hardware.sku import load_sku
-from tasks.planning.quota import Limits, Request, judge, plain_family
-from tasks.prices.limits import read_limits
+from tasks.planning.quota import Limits, Request, judge, of_usages, plain_family
+from tasks.prices.limits import keep_limits, read_limits
 
 H100 = Request("Standard_ND96isr_H100_v5", "standardNDSH100v5Family", 96, 4)
 
@@ -102,8 +104,7 @@ def test_the_limits_of_everybody_come_from_the_sizes_file(tmp_path):
 
 def test_an_accounts_limits_come_from_its_file_by_service_and_region(tmp_path):
     (tmp_path / "limits.yaml").write_text(
-        "date: 2026-11-20\n"
-        "azureml:\n  eastus: {dedicated: {standardNDSH100v5Family: 192}, low_priority: 100, used: {low_priority: 96}}\n"
+        "azureml:\n  eastus: {date: 2026-11-20, dedicated: {standardNDSH100v5Family: 192}, low_priority: 100}\n"
         "vm:\n  eastus: {dedicated: {standardNDSH100v5Family: 960}}\n"
     )
     ours = read_limits(tmp_path, region="eastus")
@@ -119,3 +120,36 @@ def test_a_damaged_file_of_limits_is_refused_by_name(tmp_path, text):
     (tmp_path / "limits.yaml").write_text(text)
     with pytest.raises(ValueError, match="limits"):
         read_limits(tmp_path, region="eastus")
+
+
+def usage(
+    name, limit, used=0, *, of="/subscriptions/s/providers/Microsoft.MachineLearningServices/locations/eastus/usages"
+):
+    return {"id": f"{of}/{name}", "currentValue": used, "limit": limit, "name": {"value": name, "localizedValue": name}}
+
+
+USAGES = [
+    usage("Total Cluster Dedicated Regional vCPUs", 300, 100),
+    usage("Total Cluster LowPriority Regional vCPUs", 100),
+    usage("Standard NDSH100v5 Family Cluster Dedicated vCPUs", 960, 96),
+    usage("Standard DSv2 Family Cluster Dedicated vCPUs", -1),
+    usage("Standard NDSH100v5 Family Cluster Dedicated vCPUs", 0, of="/subscriptions/s/workspaces/w"),
+]
+
+
+def test_what_azure_ml_tells_of_an_account_becomes_limits(tmp_path):
+    told = of_usages(USAGES)
+    assert told == {
+        "dedicated": {"Standard NDSH100v5 Family": 960},
+        "total": 300,
+        "low_priority": 100,
+        "used": {"total": 100, "Standard NDSH100v5 Family": 96},
+    }
+    keep_limits(tmp_path, "eastus", told, today=datetime.date(2026, 11, 22))
+    keep_limits(tmp_path, "westus", of_usages([]), today=datetime.date(2026, 11, 22))
+    limits = read_limits(tmp_path, region="eastus")
+    assert limits.date == "2026-11-22"
+    (ceiling,) = failed(H100, limits)
+    assert "<= 200 (total of the region 300)" in ceiling.limit and "new limit 484" in ceiling.remedy
+    (tmp_path / "limits.yaml").write_text("azureml: {eastus: {dedicated: {standardNDSH100v5Family: 480}}}")
+    assert not failed(H100, read_limits(tmp_path, region="eastus")), "what a person wrote counts first"

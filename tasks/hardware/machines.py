@@ -1,0 +1,177 @@
+"""Machines as a plan sees them, of a size's file or of a GPU's name: rates and room in plain units (tasks/planning/machine.py).
+
+A number that a file lacks is assumed, cautiously, and named: the plan warns of it. What the qualification measured comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks.hardware.files import FOLDER, LOADER, find_sku, read_sku
+from tasks.hardware.sku import Number, Sku, plain_name
+from tasks.planning.machine import Machine
+
+GPUS = "_gpus.yaml"
+GB, GIB, TERA, GBIT = 1e9, 1 << 30, 1e12, 1e9 / 8
+USABLE = 0.98
+"""Of a GPU's memory: torch finds 79.2 of an A100's 80 GiB and 139.8 of an H200's 141, and CUDA's context takes half of one."""
+ACHIEVABLE = {"nvidia": 0.8, "amd": 0.51}
+"""Of the peak, where no best matmul was published: between B200's 0.78 and A100's 0.87; MI300X's 0.51 (ml-engineering, MAMF)."""
+FP8_ACHIEVABLE = 0.7
+"""H100's 1,402.6 of 1,979 (the same page)."""
+OF_LINK = 0.77
+"""Bus bandwidth of an all-reduce by a GPU's NVLink in one direction: 231.6 of 300 GB/s on A100 (Azure/AI-benchmarking-guide)."""
+OF_PORT = 0.9
+"""Bus bandwidth by what the adapters carry: 364 of 400 GB/s over 10 x 8 H100, 189.6 of 200 over 2 x 8 A100, without SHARP."""
+ASSUMED_LINK, ASSUMED_HOST = 32e9, 25e9
+"""PCIe 4 x16 in one direction, and what of it a copy reaches."""
+DTYPES = ("bf16", "fp16", "fp32", "fp8")
+
+
+@dataclass
+class _Reader:
+    """A size, read number by number; remembers where each came from, and what was not there."""
+
+    sku: Sku
+    specs: Mapping[str, Number]
+    sources: dict[str, str] = field(default_factory=dict)
+    assumed: list[str] = field(default_factory=list)
+
+    def get(self, name: str, what: str, scale: float = 1.0, *, otherwise: float | None = 0.0) -> float:
+        """A number of the file times `scale`; `otherwise` where it has none, named as assumed unless that is 0."""
+        found = self.specs.get(name)
+        if found is not None and not isinstance(found.value, str):
+            self.sources[what] = self.sku.cite(found.source)
+            return float(found.value) * scale
+        if otherwise:
+            self.assumed.append(what)
+        return otherwise or 0.0
+
+
+def machine_of_sku(name: str, *folders: Path) -> Machine:
+    """A size of Azure, or a file of your own. Raises ValueError for an unknown one, and one without GPUs."""
+    sku = read_sku(find_sku(name, *folders), *folders)
+    return _machine(sku, sku.specs, sku.name)
+
+
+def machine_of_gpu(name: str) -> Machine:
+    """The generic machine of a GPU: A100-80GB, h100 or `A100 80GB`. Raises ValueError that names those there are."""
+    known = _gpus()
+    found = known.get(_bare(name))
+    if found is None:
+        there = ", ".join(sorted({one["name"] for one in known.values()}))
+        raise ValueError(
+            f"gpu {name!r}: nothing is known of it; known are {there}; or give sku, as `headway hardware` lists them"
+        )
+    sku = read_sku(find_sku(found["size"]))
+    changed = {key: Number.model_validate(value) for key, value in found["specs"].items()}
+    return _machine(sku, {**sku.specs, **changed}, found["name"], generic=True)
+
+
+def of_qualification(machine: Machine, *, allreduce_bus_bandwidth: float, nodes: int) -> Machine:
+    """With the bus bandwidth, in bytes a second, that all machines together showed; 0: nothing was measured."""
+    if allreduce_bus_bandwidth <= 0:
+        return machine
+    told = {**machine.sources, "link_bandwidth" if nodes == 1 else "network_bandwidth": "measured by the qualification"}
+    if nodes == 1:
+        return replace(machine, link_bandwidth=allreduce_bus_bandwidth, sources=told)
+    return replace(machine, network_bandwidth=allreduce_bus_bandwidth / machine.gpus, sources=told)
+
+
+def _machine(sku: Sku, specs: Mapping[str, Number], name: str, *, generic: bool = False) -> Machine:
+    read = _Reader(sku, specs)
+    gpus = round(read.get("gpus", "gpus"))
+    memory = read.get("gpu_memory_gb", "memory_bytes", GIB)
+    if not gpus or not memory:
+        raise ValueError(
+            f"{name} has no GPUs that its file tells of: a plan of a case needs them; `headway hardware` lists sizes"
+        )
+    peak, achievable = _flops(read)
+    ports, gbit = read.get("infiniband_ports", "network_bandwidth"), read.get("infiniband_gbit_s", "network_bandwidth")
+    return Machine(
+        name=name,
+        gpu=str(specs["gpu"].value) if "gpu" in specs else name,
+        gpus=gpus,
+        memory_bytes=round(memory),
+        usable_memory_bytes=round(memory * USABLE),
+        peak_flops=peak,
+        achievable_flops=achievable,
+        memory_bandwidth=read.get("gpu_memory_bandwidth_gb_s", "memory_bandwidth", GB, otherwise=1e12),
+        link_bandwidth=_link(read),
+        network_bandwidth=ports * gbit * GBIT * OF_PORT / gpus,
+        ethernet_bandwidth=read.get("ethernet_gbit_s", "ethernet_bandwidth", GBIT, otherwise=20 * GBIT),
+        host_bandwidth=_host(read),
+        host_memory_bytes=round(read.get("memory_gib", "host_memory_bytes", GIB, otherwise=gpus * 100 * GIB)),
+        nvme_write_bandwidth=read.get("nvme_write_gb_s", "nvme_write_bandwidth", GB),
+        vcpus=round(read.get("vcpus", "vcpus")),
+        family="" if generic else sku.family,
+        tops_out_at=0
+        if generic or not ports
+        else round(float(sku.azureml["mpi_nodes"].value))
+        if "mpi_nodes" in sku.azureml
+        else 0,
+        sources=read.sources,
+        assumed=tuple(dict.fromkeys(read.assumed)),
+    )
+
+
+def _flops(read: _Reader) -> tuple[dict[str, float], dict[str, float]]:
+    """Peak and achievable by precision; a precision that the GPU has no rate for is left out of both."""
+    peak = {dtype: read.get(f"peak_{dtype}_tflops", "peak_flops", TERA) for dtype in DTYPES}
+    peak = {dtype: rate for dtype, rate in peak.items() if rate}
+    bf16 = read.get("achievable_bf16_tflops", "achievable_flops", TERA)
+    share = bf16 / peak["bf16"] if bf16 and "bf16" in peak else 0.0
+    if not share:
+        share = ACHIEVABLE.get(read.sku.vendor, min(ACHIEVABLE.values()))
+        read.assumed.append("achievable_flops")
+    shares = {"fp8": min(share, FP8_ACHIEVABLE)}
+    achievable = {
+        dtype: read.get(f"achievable_{dtype}_tflops", "achievable_flops", TERA) or rate * shares.get(dtype, share)
+        for dtype, rate in peak.items()
+    }
+    return peak, achievable
+
+
+def _link(read: _Reader) -> float:
+    """Of the largest message in one machine that a norm is known of; else by the links."""
+    rows = [row for row in read.sku.collectives if (row.collective, row.scope) == ("all_reduce", "node")]
+    best = max((row for row in rows if row.norm or row.fail), key=lambda row: (row.bytes, row.norm or 0), default=None)
+    if best:
+        read.sources["link_bandwidth"] = read.sku.cite(best.norm_source or best.source)
+        return float(best.norm or best.fail or 0.0) * GB
+    return read.get("nvlink_gb_s", "link_bandwidth", GB * OF_LINK, otherwise=ASSUMED_LINK)
+
+
+def _host(read: _Reader) -> float:
+    limit = read.sku.limits.get("host_to_device")
+    found = (
+        next((level for level in (limit.norm, limit.warn, limit.fail) if isinstance(level, float)), 0.0)
+        if limit
+        else 0.0
+    )
+    if not found:
+        read.assumed.append("host_bandwidth")
+        return ASSUMED_HOST
+    read.sources["host_bandwidth"] = read.sku.cite(limit.source) if limit else ""
+    return found * GB
+
+
+@cache
+def _gpus() -> dict[str, dict[str, Any]]:
+    """By every spelling of every name."""
+    said = yaml.load((FOLDER / GPUS).read_text(encoding="utf-8"), LOADER)["gpus"]
+    found = {}
+    for name, one in said.items():
+        entry = {"name": name, "size": one["size"], "specs": one.get("specs", {})}
+        found |= {_bare(known): entry for known in (name, *one.get("aliases", ()))}
+    return found
+
+
+def _bare(gpu: str) -> str:
+    return plain_name(gpu).replace("nvidia", "").replace("amd", "").replace("_", "").replace("-", "")
