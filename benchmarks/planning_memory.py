@@ -15,8 +15,8 @@ from statistics import median
 from typing import Any
 
 import yaml
-from tasks.hardware.machines import machine_of_gpu
 
+from tasks.hardware.machines import machine_of_gpu
 from tasks.planning.case import Network
 from tasks.planning.memory import judged, memory, memory_of_stage
 from tasks.planning.prediction import GIB, Division, Memory

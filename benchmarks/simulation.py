@@ -2,10 +2,10 @@
 
     python -m benchmarks.simulation [--runs N] [--seed N]
 
-*Formulas*: mean goodput of many trainings beside the exact expectation, in standard errors of the mean. (Repeat offenders with no spares:
-where there are some, those that failed last stand by, and fewer of them train.) *Published*: what a run's
-paper says of its goodput beside the band that its own figures give; what the paper does not tell has a range, worst and best, and
-is named. *Time*: seconds of one training. Goal: 100,000 GPUs for 180 days in 10 s; wanted: 1 s.
+*Formulas*: mean goodput of many trainings beside the exact expectation, in standard errors of the mean. (Repeat offenders have no
+spares: where there are some, those that failed last stand by, and fewer of them train.) *Published*: what a run's paper says of
+its goodput beside the band that its own figures give; what it does not tell has a range, worst and best, and is named.
+*Time*: seconds of one training. Goal: 100,000 GPUs for 180 days in 10 s; wanted: 1 s.
 """
 
 from __future__ import annotations

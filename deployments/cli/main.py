@@ -31,6 +31,7 @@ from deployments.cli import (
     models,
     notify,
     person,
+    plan,
     platform,
     preprocess,
     prices,
@@ -83,6 +84,7 @@ app.command("revalidate")(checks.revalidate)
 app.command("drift")(drift.drift)
 app.command("qualify")(qualify.qualify)
 app.command("hardware")(hardware.hardware)
+app.command("plan")(plan.plan)
 app.command("simulate")(simulate.simulate)
 app.command("prices")(prices.prices)
 app.command("quota")(quota.quota)

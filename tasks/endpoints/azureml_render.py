@@ -173,6 +173,7 @@ class Rendering:
             "LIMITS": json.dumps(self.deployment.limits.model_dump(mode="json"), sort_keys=True),
             "HOST": "0.0.0.0",
             "OPEN": "true",
+            "DEGRADE": str(self.deployment.degrade).lower(),
             "PORT": str(PORT),
             "THREADS": str(cores or 4),
         }

@@ -54,6 +54,8 @@ class Stage:
     """Of the layer that is computed: what is computed again, and what passes."""
     logits: float
     """On the last stage: the output and its loss. Not at the same time as `working`."""
+    spare: float
+    """Of `logits`, what a loss in one operation (fused) does not take."""
 
 
 def element_bytes(division: Division) -> int:
@@ -174,10 +176,12 @@ def stage_activations(
     if division.pp > 1 and division.engine != "megatron":
         kept += micro_tokens(division, sequence) * element_bytes(division) * network.hidden
     again = max(dense.whole - dense.kept, sparse.whole - sparse.kept)
+    last = stage == division.pp - 1
     return Stage(
         kept=kept * in_flight(division, stage=stage, micro_batches=micro_batches),
         working=again + max(dense.passing, sparse.passing),
-        logits=logits(network, division, sequence=sequence) if stage == division.pp - 1 else 0.0,
+        logits=logits(network, division, sequence=sequence) if last else 0.0,
+        spare=_copies_of_logits(network, division, sequence=sequence) if last else 0.0,
     )
 
 
@@ -186,6 +190,14 @@ def logits(network: Network, division: Division, *, sequence: int) -> float:
     tokens, size = micro_tokens(division, sequence), element_bytes(division)
     around = size * network.hidden * (3 if division.sequence_parallel else 2)
     return tokens * (around + network.vocab / division.tp * _logit_bytes(division))
+
+
+def _copies_of_logits(network: Network, division: Division, *, sequence: int) -> float:
+    """None where the vocabulary is divided: DTensor has no fused loss."""
+    if division.tp > 1:
+        return 0.0
+    more = _logit_bytes(division) - LOGIT_BYTES_MEGATRON - (element_bytes(division) - 2)
+    return micro_tokens(division, sequence) * network.vocab / division.tp * more
 
 
 def _logit_bytes(division: Division) -> int:

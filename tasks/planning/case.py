@@ -115,7 +115,7 @@ class Parallel(Part):
     offload: Offload | None = None
     """Where optimizer state lies, and with zero 3 the weights."""
     sequence_parallel: bool | None = None
-    """Norms and dropout divided over tp too; empty: with tp over 1, for engine megatron."""
+    """Norms and dropout divided over tp too; empty: with tp over 1, but for engine deepspeed."""
 
 
 class BatchOfCase(Part):

@@ -105,9 +105,8 @@ def plan_of_bytes(
 def _cheapest(plans: Sequence[CheckpointPlan]) -> CheckpointPlan:
     best = max(plan.goodput.mid for plan in plans)
     taken = next(plan for plan in plans if plan.goodput.mid >= best - WORTH)
-    others = (
-        "" if len(plans) == 1 else f"; no other brings more than {best - taken.goodput.mid:.1%} of goodput beside it"
-    )
+    more = best - taken.goodput.mid
+    others = f"; a dearer one would bring {more:.1%} more goodput" if more >= 0.0005 else ""
     size = f", {taken.tib:g} TiB" if taken.tib and math.isfinite(taken.tib) else ""
     reason = f"{taken.storage.said}{size}: written in {taken.write_seconds:.0f} s{others}"
     return CheckpointPlan(**{**taken.__dict__, "reason": reason})

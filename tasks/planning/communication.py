@@ -24,6 +24,12 @@ class Link:
     """Seconds of a ring before its bytes."""
     tree_latency: float
     """Seconds of a tree before its bytes; only an all-reduce may be one."""
+    machines: int = 1
+    """Over which the ranks lie, as many on each."""
+    adapter: float = math.inf
+    """Bytes a second of one rank to other machines."""
+    inside: float = math.inf
+    """Bytes a second of one rank to those of its own machine, where there are others."""
 
 
 def link(machine: Machine, ranks: int, stride: int = 1, *, constants: Constants = DEFAULT) -> Link:
@@ -33,7 +39,13 @@ def link(machine: Machine, ranks: int, stride: int = 1, *, constants: Constants 
     between machines, the bandwidth of such a group is that of the machine's Ethernet.
     """
     if ranks * stride <= machine.gpus or ranks == 1:
-        return Link(ranks, machine.link_bandwidth * constants.bus_share, constants.link_latency, math.inf)
+        return Link(
+            ranks,
+            machine.link_bandwidth * constants.bus_share,
+            constants.link_latency,
+            math.inf,
+            inside=machine.link_bandwidth * constants.bus_share,
+        )
     inside = max(1, min(ranks, machine.gpus // stride))
     adapter = machine.network_bandwidth or machine.ethernet_bandwidth / machine.gpus
     bandwidth = min(machine.link_bandwidth or math.inf, adapter * inside) * constants.bus_share
@@ -43,6 +55,9 @@ def link(machine: Machine, ranks: int, stride: int = 1, *, constants: Constants 
         bandwidth,
         constants.network_latency + ranks * constants.hop_latency,
         constants.network_latency + 2 * math.ceil(math.log2(machines)) * constants.hop_latency,
+        machines,
+        adapter * constants.bus_share,
+        machine.link_bandwidth * constants.bus_share if inside > 1 else math.inf,
     )
 
 
@@ -64,7 +79,20 @@ def all_to_all_seconds(total: float, over: Link) -> float:
     """Of `total` bytes that every rank has to give, to all alike."""
     if over.ranks == 1:
         return 0.0
-    return over.latency + (over.ranks - 1) / over.ranks * total / over.bandwidth
+    return dispatch_seconds(total, 1, over)
+
+
+def dispatch_seconds(total: float, copies: int, over: Link) -> float:
+    """Of `total` bytes that every rank sends in `copies`, each to a rank by chance (tokens to their experts).
+
+    Inside a machine each copy is sent; to another machine one for all its ranks, which hand it on (DeepEP, Megatron-LM's flex
+    dispatcher): of m machines, those that c copies by chance meet are m (1 - (1 - 1/m)^c).
+    """
+    if over.ranks == 1:
+        return 0.0
+    met = over.machines * (1 - (1 - 1 / over.machines) ** copies)
+    outside = met * (over.machines - 1) / over.machines * total / over.adapter
+    return over.latency + (over.ranks - 1) / over.ranks * copies * total / over.inside + outside
 
 
 def send_seconds(total: float, over: Link) -> float:

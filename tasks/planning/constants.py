@@ -52,9 +52,9 @@ class Constants:
     all-reduces, which alone use NVLink's switches (8 x H100: about 480 GB/s against 370, nccl-tests issue 212)."""
     host_share: float = 0.6
     """Share of the PCIe link's bandwidth that offloading reaches, both directions being in use. Assumed."""
-    cpu_adam: float = 2.5e9
-    """Parameters a second that the processors of one machine update: 28 bytes moved for each, at 70 GB/s. Assumed, for no machine
-    of today has less memory bandwidth."""
+    cpu_adam: float = 5e9
+    """Parameters a second that the processors of one machine update: 28 bytes moved for each, at 140 GB/s, which two
+    processors have. Assumed."""
 
 
 DEFAULT = Constants()

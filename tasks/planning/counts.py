@@ -7,10 +7,13 @@ See docs/planning.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tasks.planning.case import Network, Recompute
 from tasks.planning.prediction import Division, Flops
 
+MOST_STAGES = 65_536
+"""Bound of the work that a mistake can cause."""
 FFN_MULTIPLE = 256
 """Llama rounds 8/3 x hidden up to this (`multiple_of` of its published params.json): 11,008 of 4,096, 13,824 of 5,120."""
 
@@ -136,6 +139,7 @@ def active_parameters(network: Network, sequence: int) -> float:
     return whole.total - whole.experts * (1 - network.experts.active / network.experts.count)
 
 
+@lru_cache(maxsize=1024)
 def stage_layers(layers: int, pp: int) -> tuple[int, ...]:
     """Layers of each pipeline stage. What does not divide: the first and the last hold one less where that makes it even.
 
@@ -143,6 +147,8 @@ def stage_layers(layers: int, pp: int) -> tuple[int, ...]:
     """
     if layers < pp:
         raise ValueError(f"layers {layers} over pp {pp} stages: a stage needs at least one; lower pp")
+    if pp > MOST_STAGES:
+        raise ValueError(f"pp {pp}: no training has more than {MOST_STAGES} pipeline stages; lower pp")
     each, over = divmod(layers, pp)
     if over == 0:
         return (each,) * pp

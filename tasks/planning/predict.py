@@ -62,7 +62,7 @@ def predict(
         mfu=model / machine.peak_flops[division.precision],
         days=steps_to_go * seconds / SECONDS_A_DAY if steps_to_go else None,
         binds=_binds(time, fit, over_machines=division.tp > machine.gpus),
-        warnings=warnings_of(case, division, machine),
+        warnings=(*memory.warnings(room, machine), *warnings_of(case, division, machine)),
     )
 
 

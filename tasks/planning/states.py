@@ -45,14 +45,14 @@ def bytes_each(division: Division) -> Each:
     """By precision and engine.
 
     Megatron-LM (megatron/training/theoretical_memory_usage.py and its README): bf16 2 + 4 + 12, fp16 2 + 2 + 16 (with the float32
-    copy of the gradients), fp32 4 + 4 + 8. With fp8 Transformer Engine keeps the matrices in fp8 as well, and transposed.
+    copy of the gradients), fp32 4 + 4 + 8. In fp8 Transformer Engine holds the matrices and their transposes for the bf16 ones.
     DeepSpeed (Rajbhandari et al. 2020, K = 12): 2 + 2 + 12. torch trains float32 weights, under autocast or FSDP2: 4 + 4 + 8.
     """
     if division.engine == "torch" or division.precision == "fp32":
         return Each(4, 4, 8)
     if division.engine == "deepspeed":
         return Each(2, 2, 12)
-    return {"bf16": Each(2, 4, 12), "fp16": Each(2, 2, 16), "fp8": Each(4, 4, 12)}[division.precision]
+    return {"bf16": Each(2, 4, 12), "fp16": Each(2, 2, 16), "fp8": Each(2, 4, 12)}[division.precision]
 
 
 def sharing(division: Division) -> tuple[int, float]:

@@ -51,7 +51,11 @@ def step_time(
     flash_attention: bool = True,
     constants: Constants = DEFAULT,
 ) -> StepTime:
-    """Of the division as it is: whether it is possible is predict.require_possible's."""
+    """Of the division as it is: whether it is possible is possible.py's.
+
+    With offload, gathering weights is not hidden: a GPU's adapter and its way to the host share one PCIe switch (ND A100 v4), and
+    DeepSpeed's runs on Azure are slower by about that traffic.
+    """
     at = efficiency.rates(machine, division.precision, engine=division.engine, constants=constants)
     slowest = _slowest(
         network, division, sequence=sequence, machine=machine, at=at, flash=flash_attention, constants=constants
@@ -62,7 +66,8 @@ def step_time(
     once, every = traffic.data_seconds(held, division, layers=slowest.layers, machine=machine, constants=constants)
     computing = slowest.work.total
     data = _exposed(once, computing * _overlapped_micro_batches(division, micro_batches), constants)
-    data += micro_batches * _exposed(every, computing, constants)
+    hiding = 0.0 if division.offload != "none" else computing
+    data += micro_batches * _exposed(every, hiding, constants)
     optimizer = efficiency.moving_seconds(_optimizer_bytes(held.total, division), at)
     adding = micro_batches * _added_bytes(held.total, division) * at.traffic
     if division.virtual > 1:

@@ -12,6 +12,9 @@ from tasks.planning.counts import Parameters
 from tasks.planning.machine import Machine
 from tasks.planning.prediction import Division
 
+TENSORS = 12
+"""Of a layer of GPT: weight and bias of four matrices and two norms. DeepSpeed's ZeRO 3 gathers each by itself, FSDP all at once;
+so many ranks wait longer for each other (figure 5 of microsoft/DeepSpeed docs/_posts/2022-07-26-deepspeed-azure.md)."""
 OFFLOADED_BYTES = {"cpu": 0, "nvme": 24}
 """Of optimizer state, a parameter, that pass a machine's disks in a step: weight and two moments in float32, read and written."""
 
@@ -52,9 +55,9 @@ def expert_seconds(
     if mixture is None or division.ep == 1:
         return 0.0
     over = communication.link(machine, division.ep, division.tp, constants=constants)
-    message = mixture.active * _activation_bytes(network, division, sequence=sequence)
+    own = _activation_bytes(network, division, sequence=sequence) / (division.tp if division.sequence_parallel else 1)
     passes = 6 if division.recompute == "full" else 4
-    return passes * communication.all_to_all_seconds(message / (division.tp if division.sequence_parallel else 1), over)
+    return passes * communication.dispatch_seconds(own, mixture.active, over)
 
 
 def pipeline_seconds(
@@ -94,9 +97,9 @@ def data_seconds(
         reducing = communication.all_gather_seconds(gradients, over)
         gathering = communication.all_gather_seconds(weights, over)
         if division.zero == 3 and division.pp == 1:
-            pieces = max(1, layers)
-            each = communication.all_gather_seconds(gradients / pieces, over)
-            micro += pieces * (each + 2 * communication.all_gather_seconds(weights / pieces, over))
+            pieces, tensors = max(1, layers), max(1, layers) * (TENSORS if division.engine == "deepspeed" else 1)
+            micro += pieces * communication.all_gather_seconds(gradients / pieces, over)
+            micro += 2 * tensors * communication.all_gather_seconds(weights / tensors, over)
         elif division.zero == 2 and division.pp == 1:
             micro += reducing
             once += gathering

@@ -14,6 +14,9 @@ from tasks.planning.prediction import Division
 
 NORMS_AND_RESIDUALS = 10
 """Numbers of width h that a layer's forward moves: two norms read and write one, two additions read two and write one."""
+COPIES_OF_A_TOKEN = 8
+"""Numbers of width h moved for each expert that a token goes to, forward: sorted by rank, sorted by expert, and both back, each
+read and written."""
 BYTES_OF_A_LOGIT = 30
 """Moved for one, forward and backward: written in 16 bits, read, kept as 32, its largest and its sum found, its gradient."""
 
@@ -114,7 +117,7 @@ def _moved_bytes(network: Network, division: Division, *, tokens: float, at: Rat
     """Bytes that a layer's forward moves outside of its matmuls and scores.
 
     Rotated or transposed queries, keys and values are read and written; an activation is read, with its gate, and written. With
-    experts each token is copied to its experts and added up again.
+    experts each token is sorted to its experts and added up again.
     """
     share = division.tp if division.sequence_parallel else 1
     mixture = network.experts if experts else None
@@ -124,5 +127,5 @@ def _moved_bytes(network: Network, division: Division, *, tokens: float, at: Rat
     numbers = NORMS_AND_RESIDUALS * network.hidden / share
     numbers += 2 * (counts.query_size(network) + 2 * counts.kv_size(network)) / division.tp
     numbers += counts.ffn_matrices(network) * width / division.tp
-    numbers += 4 * mixture.active * network.hidden / share if mixture else 0
+    numbers += COPIES_OF_A_TOKEN * mixture.active * network.hidden / share if mixture else 0
     return numbers * tokens * at.element_bytes

@@ -64,14 +64,14 @@ class Scaler:
         assert routes is not None
         if not weight and name != routes.main:
             return 0 if group.colour.until is not None and time.time() >= group.colour.until else 1
-        inflight = sum(one.inflight for one in group.replicas) + (self._table.waiting if group.asleep else 0)
-        if inflight or group.arrived:
+        inflight = sum(one.inflight for one in group.replicas)
+        if inflight or group.waiting or group.arrived:
             group.asked, group.arrived = now, 0
         least = max(math.ceil(int(settings.get("least", 1)) * weight / 100), int(settings.get("least", 1) > 0))
         need = min(max(math.ceil(inflight / int(settings.get("queue", 8))), least), int(settings.get("most", 1)))
         if not least and now - group.asked < float(settings.get("idle_seconds", math.inf)):
-            need = max(need, 0 if group.asleep and not inflight else 1)
-        return need
+            need = max(need, 0 if group.asleep else 1)
+        return max(need, int(group.waiting > 0))
 
     def _decide(self, name: str, group: Group) -> None:
         now = time.monotonic()

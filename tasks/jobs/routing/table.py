@@ -57,6 +57,8 @@ class Group:
     """When a request came, or was under way, last."""
     woken: float = 0.0
     """When its servers were started again after a sleep, by time.monotonic."""
+    waiting: int = 0
+    """Requests that wait for a server to come."""
     arrived: int = 0
     """Requests since the last look of scaling.py."""
 
@@ -72,7 +74,6 @@ class Table:
         self.tripped: dict[str, Any] | None = None
         """`server`, `why`, `time`: the colour with this server gets nothing while another is in service."""
         self.changed = asyncio.Event()
-        self.waiting = 0
         self._mirror_credit = 0.0
 
     def apply(self, routes: Routes) -> list[Replica]:
@@ -93,6 +94,11 @@ class Table:
         self.routes, self.groups = routes, groups
         self.notify()
         return dropped
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a server to come, of any colour."""
+        return sum(group.waiting for group in self.groups.values())
 
     def weights(self) -> dict[str, int]:
         """Shares as they hold: a colour that was tripped has none, the main colour has its share too."""
@@ -139,16 +145,17 @@ class Table:
         `patience`: seconds that a model which is being loaded is waited for. None: there will be none soon. A server that
         answers nothing is had where waiting is of no use: it says why.
         """
-        self.groups[colour].arrived += 1
+        group = self.groups[colour]
+        group.arrived += 1
         if found := self.best(colour, without) or self.best(colour):
             return found
         if self.waiting >= MOST_WAITING:
             return None
-        self.waiting += 1
+        group.waiting += 1
         try:
             return await self._wait_for(colour, patience)
         finally:
-            self.waiting -= 1
+            group.waiting -= 1
 
     async def _wait_for(self, colour: str, patience: float) -> Replica | None:
         began = time.monotonic()

@@ -1,29 +1,24 @@
 """Who asks? A caller shows an API key, or a token of Microsoft Entra; the file of keys is read again when it changes.
 
-How a key and its file look is tasks/formats/api_keys.py; what makes a token right, tasks/entra.py. Neither is ever written down.
+How a key and its file look is tasks/formats/api_keys.py; tokens are tokens.py. Neither is ever written down.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tasks.access_config import AccessConfig, EntraConfig, require_asked
-from tasks.entra import Entra, KeysAway, NotBelieved
+from tasks.access_config import AccessConfig, require_asked
 from tasks.formats import api_keys
 
+if TYPE_CHECKING:
+    from tasks.access_config import EntraConfig
+    from tasks.jobs.serving.tokens import Tokens
+
 LOOK_SECONDS = 0.5
-TOKENS_KEPT = 1000
-TOKEN_SECONDS = 60.0
-"""Time that a token which was right is believed without looking again; it may expire meanwhile."""
-TOKENS_CHECKED = 64
-"""At once: each may have to wait for the authority."""
 log = logging.getLogger("headway.serve")
 
 
@@ -84,7 +79,7 @@ class Door:
     def __init__(self, access: AccessConfig, keys_file: Path | None) -> None:
         self._keys = KeyFile(keys_file)
         self._always = access.ask_for_keys or access.entra is not None
-        self._tokens = _Tokens(access.entra) if access.entra else None
+        self._tokens = _tokens(access.entra) if access.entra else None
 
     @property
     def guarded(self) -> bool:
@@ -111,37 +106,11 @@ def require_guarded(access: AccessConfig, keys_file: Path | None) -> None:
     require_asked(access, KeyFile(keys_file).asked)
 
 
-class _Tokens:
-    """Entra's tokens, checked beside the server's loop: the authority may have to be asked."""
+def _tokens(config: EntraConfig) -> Tokens:
+    """What checks them is loaded where it is wanted: a gateway that crashed is back a third sooner."""
+    from tasks.jobs.serving.tokens import Tokens
 
-    def __init__(self, config: EntraConfig) -> None:
-        self._entra = Entra(config)
-        self._threads = ThreadPoolExecutor(4, thread_name_prefix="entra")
-        self._checking = 0
-        self._right: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
-
-    async def caller(self, token: str) -> str:
-        name = hashlib.sha256(token.encode()).digest()
-        client, until = self._right.get(name, ("", 0.0))
-        if time.monotonic() >= until:
-            client = await self._check(token)
-            self._right[name] = (client, time.monotonic() + TOKEN_SECONDS)
-            while len(self._right) > TOKENS_KEPT:
-                self._right.popitem(last=False)
-        return f"entra:{client}"
-
-    async def _check(self, token: str) -> str:
-        if self._checking >= TOKENS_CHECKED:
-            raise Nobody(503, "too many tokens are being checked", retry_after=1)
-        self._checking += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._entra.check, token)
-        except NotBelieved as error:
-            raise Nobody(error.status, str(error)) from error
-        except KeysAway as error:
-            raise Nobody(503, str(error), retry_after=max(1, round(error.retry_after))) from error
-        finally:
-            self._checking -= 1
+    return Tokens(config)
 
 
 def _shown(headers: Mapping[bytes, bytes]) -> str:

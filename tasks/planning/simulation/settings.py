@@ -18,9 +18,9 @@ def require_number(
 ) -> None:
     """Raises ValueError that names value and limits."""
     if math.isnan(value) or value <= above or value > most or (math.isinf(value) and not infinite):
-        limits = f"{'above 0' if above == 0 else f'at least {max(0.0, above):.3g}'}"
-        upper = "" if math.isinf(most) else f" and at most {most:,.12g}"
-        raise ValueError(f"{name} {value:g}: give a number {limits}{upper}")
+        lower = "above 0" if above == 0 else f"of at least {max(0.0, above):.3g}"
+        upper = f" and at most {most:,.12g}" if math.isfinite(most) else "" if infinite else " and finite"
+        raise ValueError(f"{name} {value:g}: give a number {lower}{upper}")
 
 
 @dataclass(frozen=True)

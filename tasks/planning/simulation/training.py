@@ -13,7 +13,7 @@ import numpy as np
 from tasks.planning.simulation.fleet import EVICTION, FAILURE, Fleet
 from tasks.planning.simulation.settings import DAY, Simulated
 
-MOST_EVENTS = 400_000
+MOST_EVENTS = 250_000
 """A training that is interrupted more often is told as far as it was played: by then its share of useful time stands."""
 
 
@@ -58,7 +58,7 @@ class Outcome:
 
     @property
     def goodput(self) -> float:
-        return self.times.useful / self.times.total
+        return self.times.useful / self.times.total if self.times.total else 0.0
 
     @property
     def interruptions(self) -> int:
@@ -88,12 +88,17 @@ class _Run:
 
     def played(self) -> Outcome:
         self.work()
-        while self.now < self.end and sum(self.seen) < MOST_EVENTS:
+        while not self.over:
             self.gather()
-            if self.restarted():
+            if not self.over and self.restarted():
                 self.work()
         counts = (self.seen[FAILURE], self.seen[EVICTION], self.planned, self.grown, self.stretches)
         return Outcome(self.times, *counts, cut_short=self.now < self.end)
+
+    @property
+    def over(self) -> bool:
+        """The days are, or all that is played of them."""
+        return self.now >= self.end or sum(self.seen) >= MOST_EVENTS
 
     def spend(self, cause: str, until: float) -> None:
         """Let the clock go on to `until`, at most to the end."""
@@ -117,7 +122,7 @@ class _Run:
     def gather(self) -> None:
         """Spares take the places of those that left; without, all wait, unless the training is elastic and enough are there."""
         self.fleet.fill(self.now)
-        while not self.enough() and self.now < self.end:
+        while not self.enough() and not self.over:
             self.pass_by("waiting", self.fleet.next_back)
             self.fleet.fill(self.now)
 

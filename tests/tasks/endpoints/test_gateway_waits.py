@@ -76,6 +76,18 @@ def test_requests_wait_for_a_model_that_is_being_loaded(endpoint):
     assert (totals["requests"], totals["failures"]) == (3, 0)
 
 
+def test_a_server_that_was_woken_and_loads_longer_than_idle_servers_stay_is_not_stopped_again(endpoint):
+    endpoint.serve(replicas={"least": 0, "most": 1, "queue": 8, "idle_seconds": 1})
+    eventually(lambda: eventually(endpoint.gateway.state)["colours"]["blue"]["asleep"])
+    endpoint.behave("blue", loading=True)
+    one = Asking(endpoint.port)
+    eventually(lambda: servers(endpoint) == {"blue": "loading"})
+    time.sleep(2.5)
+    endpoint.behave("blue")
+    assert one.end()[0] == 200
+    assert (endpoint.folder / "gateway" / "gateway.log").read_text().count("is stopped: nobody needs it") == 1
+
+
 def test_nobody_waits_longer_than_is_allowed_or_where_nothing_is_loaded(endpoint):
     endpoint.config["gateway"] = {"limits": {"loading_seconds": 1.5}}
     endpoint.serve()

@@ -19,11 +19,14 @@ import pytest
 from tiny_model import CONTEXT, CORPUS, PROMPTS, VOCABULARY, files_of, make_checkpoint, start_export
 
 from tasks import process
+from tasks.artifacts import require_checks
 from tasks.endpoints import open_endpoint, servers
 from tasks.endpoints.client import complete, ready_state
 from tasks.endpoints.local import port_free
-from tasks.errors import IntegrityError, JobFailed, Missing
+from tasks.errors import GateFailed, IntegrityError, JobFailed, Missing
+from tasks.export import parity_checks
 from tasks.process import read_json
+from tasks.serving_config import ExportConfig
 
 
 @pytest.fixture(scope="session")
@@ -156,8 +159,8 @@ def damage(folder):
     (folder / "model.onnx.data").write_bytes(data)
 
 
-def test_a_wrong_export_shows_in_the_parity(checkpoint, model, copy):
-    from tasks.jobs.exporting.comparison import Exported, Original, answer
+def test_a_wrong_export_shows_in_the_parity_and_closes_the_gate(checkpoint, model, copy):
+    from tasks.jobs.exporting.comparison import Exported, Original, answer, parity
 
     original = Original(checkpoint)
     exported = Exported(model, threads=1)
@@ -168,6 +171,11 @@ def test_a_wrong_export_shows_in_the_parity(checkpoint, model, copy):
     damage(copy)
     (wrong,) = answer(original, Exported(copy, threads=1), PROMPTS[1:2], max_tokens=24)
     assert not wrong.equal and wrong.logit_error > 1e-4
+    require_checks("export", parity_checks(parity([right]), ExportConfig()))
+    with pytest.raises(GateFailed) as closed:
+        require_checks("export", parity_checks(parity([right, wrong]), ExportConfig()))
+    failed = [check["name"].partition(",")[0] for check in closed.value.checks]
+    assert failed == ["logit error", "greedy completions equal"]
 
 
 def test_an_architecture_that_cannot_be_exported_is_the_users_error(checkpoint, tmp_path):

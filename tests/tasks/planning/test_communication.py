@@ -18,7 +18,7 @@ from tasks.planning.communication import (
 from tasks.planning.constants import Constants
 
 PLAIN = Constants(bus_share=1.0, link_latency=0.0, network_latency=0.0, hop_latency=0.0)
-EIGHT = Link(ranks=8, bandwidth=200e9, latency=0.0, tree_latency=0.0)
+EIGHT = Link(ranks=8, bandwidth=200e9, latency=0.0, tree_latency=0.0, inside=200e9)
 
 
 def test_an_all_reduce_is_what_nccl_tests_would_have_measured() -> None:

@@ -143,6 +143,8 @@ def test_layers_over_stages(layers: int, pp: int, stages: tuple[int, ...]) -> No
 def test_a_stage_without_a_layer_is_refused() -> None:
     with pytest.raises(ValueError, match="layers 4 over pp 8 stages"):
         stage_layers(4, 8)
+    with pytest.raises(ValueError, match="pp 1000000: no training"):
+        stage_layers(10**9, 10**6)
     with pytest.raises(ValueError, match="stage 4 of pp 4"):
         gpu_parameters(LLAMA3_8B, Division(pp=4), sequence=8192, stage=4)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,7 +13,7 @@ from tasks.planning.activations import in_flight, layer, stage_activations
 from tasks.planning.case import Experts, Network
 from tasks.planning.counts import gpu_parameters, parameters
 from tasks.planning.machine import Machine
-from tasks.planning.memory import judged, memory, memory_of_stage
+from tasks.planning.memory import judged, memory, memory_of_stage, warnings
 from tasks.planning.prediction import GIB, Division, Memory
 from tasks.planning.states import states
 
@@ -61,7 +62,7 @@ def test_a_layer_keeps_what_korthikanti_counts(tp: int) -> None:
     s, b, h, a = 2048, 4, 6144, 64
     square, sbh = 5 * a * s / h, s * b * h
 
-    def kept(flash_attention: bool = False, **more: object) -> float:
+    def kept(flash_attention: bool = False, **more: Any) -> float:
         division = replace(Division(tp=tp, micro=b), **more)
         return layer(GPT_22B, division, sequence=s, flash_attention=flash_attention).kept / sbh
 
@@ -118,7 +119,7 @@ def test_deepspeeds_own_estimates_bound_ours() -> None:
     whole = parameters(network, 1024)
     total, division = whole.total, Division(dp=8, engine="deepspeed", precision="fp16")
 
-    def taken(**more: object) -> float:
+    def taken(**more: Any) -> float:
         held = states(network, replace(division, **more), whole)
         return held.weights + held.gradients + held.optimizer + held.copies
 
@@ -165,7 +166,8 @@ def test_what_cannot_fit_does_not() -> None:
     assert fit(LLAMA2_70B, Division(zero=0), batch=1) == "does not fit"
     assert fit(GPT3, Division(tp=8, recompute="full"), batch=8) == "does not fit", "GPT-3 needs pipeline stages"
     assert fit(LLAMA3_8B, Division(dp=8, zero=0, recompute="full"), batch=8) == "does not fit"
-    assert fit(LLAMA3_8B, Division(dp=8, zero=3, engine="torch"), batch=8, gpu="V100-32GB") == "does not fit"
+    sharded = Division(dp=8, zero=3, engine="torch")
+    assert fit(LLAMA3_8B, sharded, batch=8, sequence=8192, gpu="V100-32GB") == "does not fit"
     gpt2_xl = Network(layers=48, hidden=1600, heads=25, vocab=50304)
     assert fit(gpt2_xl, Division(precision="fp16"), batch=1, sequence=1024, gpu="V100-32GB") == "does not fit"
 
@@ -240,6 +242,75 @@ def test_megatron_cores_runs_fit(layers: int, hidden: int, heads: int, tp: int, 
     network = Network(layers=layers, hidden=hidden, heads=heads, vocab=131072)
     division = Division(tp=tp, pp=pp, dp=48, zero=1, sequence_parallel=tp > 1)
     assert fit(network, division, batch=batch, sequence=4096, gpu="H100") != "does not fit"
+
+
+@pytest.mark.parametrize(
+    ("size", "sequence", "gpus", "micro", "again", "gpu"),
+    [
+        ("70b", 2048, 64, 8, True, "H100"),
+        ("30b", 8192, 8, 1, True, "H100"),
+        ("30b", 2048, 8, 3, True, "A100-80GB"),
+        ("13b", 16384, 8, 3, True, "A100-80GB"),
+        ("13b", 2048, 8, 2, False, "H100"),
+        ("7b", 65536, 8, 1, True, "H100"),
+        ("7b", 4096, 8, 16, True, "A100-80GB"),
+        ("7b", 2048, 8, 6, False, "H100"),
+        ("3b", 32768, 8, 3, True, "A100-80GB"),
+        ("3b", 8192, 8, 3, False, "A100-80GB"),
+        ("1b", 2048, 64, 20, False, "H100"),
+        ("760m", 2048, 8, 24, False, "A100-80GB"),
+        ("70b", 2048, 64, 2, True, "A100-40GB"),
+        ("30b", 2048, 32, 4, True, "A100-40GB"),
+        ("13b", 2048, 128, 16, True, "A100-40GB"),
+        ("13b", 2048, 8, 4, True, "A100-40GB"),
+        ("7b", 2048, 16, 16, True, "A100-40GB"),
+        ("3b", 2048, 128, 6, False, "A100-40GB"),
+    ],
+)
+def test_llm_foundrys_runs_fit_and_with_three_times_the_micro_batch_do_not(
+    size: str, sequence: int, gpus: int, micro: int, again: bool, gpu: str
+) -> None:
+    """mosaicml/llm-foundry @061f2c7c, scripts/train/benchmarking/README.md: FSDP over all GPUs, bf16; none was fitted to.
+
+    Their micro batches are the largest that fit, or nearly; where weights take the room, three times as many may fit.
+    """
+    layers, hidden, heads = {
+        "70b": (80, 8192, 64),
+        "30b": (48, 7168, 56),
+        "13b": (40, 5120, 40),
+        "7b": (32, 4096, 32),
+        "3b": (32, 2560, 20),
+        "1b": (24, 2048, 16),
+        "760m": (24, 1536, 12),
+    }[size]
+    network = Network(layers=layers, hidden=hidden, heads=heads, vocab=50368, biases=False, learned_positions=True)
+    division = Division(dp=gpus, zero=3, micro=micro, engine="torch", recompute="full" if again else "none")
+    assert fit(network, division, batch=gpus * micro, sequence=sequence, gpu=gpu) != "does not fit"
+    if size in ("7b", "3b", "1b", "760m"):
+        more = replace(division, micro=3 * micro)
+        assert fit(network, more, batch=3 * gpus * micro, sequence=sequence, gpu=gpu) == "does not fit"
+
+
+def test_ten_billion_on_one_v100_need_offloading() -> None:
+    """DeepSpeed's tutorial of ZeRO-Offload: 50 layers of 4,096, batch 10, one V100 of 32 GB (docs/_tutorials/zero-offload.md)."""
+    network = Network(layers=50, hidden=4096, heads=32, vocab=50304)
+    division = Division(zero=2, offload="cpu", micro=10, recompute="full", precision="fp16", engine="deepspeed")
+    found = memory(
+        network, division, sequence=1024, global_batch=10, machine=machine("V100-32GB"), flash_attention=False
+    )
+    assert judged(found, machine("V100-32GB")) != "does not fit"
+    assert found.host == pytest.approx(16 * parameters(network, 1024).total)
+    assert fit(network, replace(division, offload="none"), batch=10, sequence=1024, gpu="V100-32GB") == "does not fit"
+
+
+def test_a_batch_that_ran_out_of_memory_does_not_fit() -> None:
+    """pytorch/torchtitan, pull request 1690: Qwen3 32B, FSDP 4, TP 8, 64 samples of 4,096 on H100 of 96 GB."""
+    row = next(row for row in PUBLISHED if row["name"] == "Qwen3 32B FSDP4 TP8, micro 32")
+    room = replace(machine("H100"), usable_memory_bytes=95 * GIB)
+    division = Division(tp=8, dp=4, zero=3, sequence_parallel=True, micro=64, recompute="full", engine="torch")
+    network = Network.model_validate(row["network"])
+    found = memory(network, division, sequence=4096, global_batch=256, machine=room)
+    assert judged(found, room) == "does not fit"
 
 
 @pytest.mark.parametrize(
@@ -324,3 +395,15 @@ def test_tight_is_between() -> None:
     for share, expected in ((0.9, "fits"), (0.95, "tight"), (1.001, "does not fit")):
         room = replace(exactly, usable_memory_bytes=round(found.total / share))
         assert judged(found, room) == expected
+        assert warnings(found, room) == ()
+
+
+def test_what_fits_only_with_a_fused_loss_is_tight_and_says_so() -> None:
+    found = of(LLAMA3_8B, Division(dp=8, zero=3, engine="torch", recompute="full"), batch=8, sequence=8192)
+    without = found.total - found.parts["copies of logits"]
+    between, below = (
+        replace(machine(), usable_memory_bytes=round(room)) for room in ((found.total + without) / 2, without * 0.99)
+    )
+    assert judged(found, between) == "tight"
+    assert "fused loss" in warnings(found, between)[0]
+    assert judged(found, below) == "does not fit"

@@ -1,0 +1,234 @@
+"""The best division of a case: all that are possible are predicted, those that fit are ranked by the goal. Pure, seconds at most.
+
+Memory comes first: of two divisions that differ only in what is computed again, the one that computes less is faster, so it is
+computed again only where the rest does not fit. Enumerating is divisions.py, predicting predict.py. See docs/planning.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tasks.planning import memory
+from tasks.planning.case import Case, Goal, Offload, Recompute
+from tasks.planning.divisions import OFFLOADS, divisions
+from tasks.planning.machine import Machine
+from tasks.planning.possible import require_possible
+from tasks.planning.predict import predict
+from tasks.planning.prediction import Division, Prediction
+
+DEEPER: tuple[Recompute, ...] = ("none", "selective", "full")
+MOST_PREDICTED = 6_000
+"""Of one count of GPUs; a case that leaves everything open has some hundreds."""
+BEST = 5
+MOST_GPUS = 1 << 18
+GROWTH = 6
+"""Doublings of the machines that are tried for the nearest plan that fits."""
+NOTHING: tuple[Prediction, ...] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """Plans in the order of the goal, the best first; none where nothing fits."""
+
+    plans: tuple[Prediction, ...]
+    goal: Goal
+    predicted: int
+    """Divisions that were looked at."""
+    reason: str
+    nearest: str = ""
+    """Where nothing fits: what would."""
+    closest: Prediction | None = None
+    """Where nothing fits: the division that needs the least memory."""
+
+
+def search(case: Case, machine: Machine, *, gpus: int | None = None, per_gpu_hour: float | None = None) -> Found:
+    """The best few divisions. `gpus` is how many there are; the goals cheapest and smallest may take fewer.
+
+    `per_gpu_hour` is a GPU's price, for max_cost. Raises ValueError for a case that cannot be divided, by value and remedy.
+    """
+    if gpus is not None and gpus > MOST_GPUS:
+        raise ValueError(f"gpus {gpus}: more than {MOST_GPUS} are not planned; one job does not have them")
+    if gpus is None and case.goal == "fastest":
+        raise ValueError(
+            "the goal fastest needs cluster.nodes or cluster.gpus; the goals cheapest and smallest choose them"
+        )
+    counts = [gpus] if gpus is not None and case.goal == "fastest" else _counts(case, machine, gpus)
+    predicted, plans = 0, []
+    closest: list[Prediction] = []
+    for count in counts:
+        try:
+            looked, fit, tightest = _of_count(case, machine, count)
+        except ValueError:
+            if len(counts) == 1:
+                raise
+            continue  # another count may divide
+        predicted += looked
+        closest += tightest
+        plans += [plan for plan in fit if _allowed(case, plan, per_gpu_hour)]
+        if case.goal == "smallest" and plans:
+            break
+    if not plans:
+        return _none(case, machine, gpus, predicted, closest)
+    ranked = sorted(plans, key=lambda plan: _rank(case.goal, plan))
+    best = _distinct(ranked)
+    return Found(tuple(best), case.goal, predicted, _reason(case.goal, best))
+
+
+def _of_count(
+    case: Case, machine: Machine, gpus: int, offloads: Sequence[Offload] = OFFLOADS
+) -> tuple[int, list[Prediction], list[Prediction]]:
+    """How many were looked at, those that fit, and, where none does, the one that needs least memory."""
+    fit: list[Prediction] = []
+    least: tuple[float, Division] | None = None
+    looked = 0
+    for division in divisions(case, machine, gpus, offloads=offloads):
+        try:
+            require_possible(case, division, machine, gpus=gpus)
+        except ValueError:
+            continue
+        looked += 1
+        chosen, needed = _shallowest(case, division, machine)
+        if chosen is None:
+            least = min(least or (math.inf, division), needed, key=lambda pair: pair[0])
+            continue
+        fit.append(predict(case, chosen, machine, gpus=gpus))
+        if looked >= MOST_PREDICTED:
+            break
+    if not looked:
+        _say_why(case, machine, gpus)
+    tightest = [predict(case, least[1], machine, gpus=gpus)] if least and not fit else []
+    return looked, fit, tightest
+
+
+def _shallowest(case: Case, division: Division, machine: Machine) -> tuple[Division | None, tuple[float, Division]]:
+    """The division with the least recomputation that fits, or None; and the bytes that the deepest one takes."""
+    deeper = (division.recompute,) if case.recompute is not None else DEEPER
+    taken = math.inf
+    for recompute in deeper:
+        one = replace(division, recompute=recompute)
+        room = memory.memory(
+            case.network,
+            one,
+            sequence=case.sequence,
+            global_batch=case.batch.global_,
+            machine=machine,
+            flash_attention=case.flash_attention,
+        )
+        if memory.judged(room, machine) != "does not fit":
+            return one, (room.total, one)
+        taken = room.total
+    return None, (taken, one)
+
+
+def _counts(case: Case, machine: Machine, most: int | None) -> list[int]:
+    """Counts of GPUs that are tried: machines by doubling, and three quarters between, up to what there is."""
+    top = most or min(MOST_GPUS, max(case.batch.global_, machine.gpus) * machine.gpus)
+    machines = {math.ceil(share * 2**power) for power in range(20) for share in (0.75, 1)}
+    found = {count * machine.gpus for count in machines if count * machine.gpus <= top}
+    smaller = {n for n in (1, 2, 4) if n < machine.gpus and n <= top}
+    return sorted(found | smaller | ({most} if most else set()))
+
+
+def _allowed(case: Case, plan: Prediction, per_gpu_hour: float | None) -> bool:
+    if plan.days is None:
+        return True
+    if case.max_days is not None and plan.days > case.max_days:
+        return False
+    if case.max_cost is None or per_gpu_hour is None:
+        return True
+    return plan.days * 24 * plan.division.gpus * per_gpu_hour <= case.max_cost
+
+
+def _rank(goal: Goal, plan: Prediction) -> tuple[float, ...]:
+    gpu_seconds = plan.step_seconds * plan.division.gpus
+    tight = plan.fit != "fits"
+    if goal == "cheapest":
+        return (tight, gpu_seconds, plan.step_seconds)
+    if goal == "smallest":
+        return (plan.division.gpus, tight, plan.step_seconds)
+    return (tight, plan.step_seconds, plan.memory.total)
+
+
+def _distinct(ranked: Iterable[Prediction]) -> list[Prediction]:
+    """The best of each way to divide: five micro batches of one are not five choices."""
+    seen: dict[tuple[int, ...], Prediction] = {}
+    for plan in ranked:
+        way = plan.division
+        seen.setdefault((way.gpus, way.tp, way.pp, way.cp, way.ep, way.zero), plan)
+        if len(seen) == BEST:
+            break
+    return list(seen.values())
+
+
+def _reason(goal: Goal, best: Sequence[Prediction]) -> str:
+    first = best[0]
+    what = {
+        "fastest": f"a step takes {first.step_seconds:.3g} s",
+        "cheapest": f"a step takes {first.step_seconds * first.division.gpus / 3600:.3g} GPU-hours",
+        "smallest": f"{first.division.gpus} GPUs are the fewest that do",
+    }[goal]
+    binds = f"; what takes longest is {first.binds[0]}" if first.binds else ""
+    if len(best) == 1:
+        return f"{what}{binds}; no other division fits"
+    second = best[1]
+    slower = second.step_seconds * second.division.gpus / (first.step_seconds * first.division.gpus) - 1
+    return f"{what}{binds}; the next best, {words(second.division)}, needs {max(slower, 0):.1%} more GPU time"
+
+
+def words(way: Division) -> str:
+    """A division in a few words: `tp 8, pp 4, dp 16, zero 1, micro 2`."""
+    parts = [("tp", way.tp), ("pp", way.pp), ("virtual", way.virtual), ("cp", way.cp), ("ep", way.ep)]
+    said = [f"{name} {size}" for name, size in parts if size > 1]
+    said += [f"dp {way.dp}", f"zero {way.zero}", f"micro {way.micro}", f"recompute {way.recompute}"]
+    return ", ".join([*said, *([f"offload {way.offload}"] if way.offload != "none" else [])])
+
+
+def _none(case: Case, machine: Machine, gpus: int | None, predicted: int, closest: Sequence[Prediction]) -> Found:
+    fits_not = min(closest, key=lambda plan: plan.memory.total, default=None)
+    if fits_not is None:
+        return Found(NOTHING, case.goal, predicted, "nothing keeps to max_days and max_cost: give more of either")
+    short = f"the least that a GPU needs is {fits_not.memory.total / 2**30:.1f} of {machine.usable_memory_bytes / 2**30:.1f} GiB"
+    return Found(NOTHING, case.goal, predicted, f"nothing fits: {short}", _nearest(case, machine, gpus), fits_not)
+
+
+def _nearest(case: Case, machine: Machine, gpus: int | None) -> str:
+    """What would fit: the same with offloading, or on more machines."""
+    if gpus is None:
+        return "a smaller network, sequence or micro batch; no count of these GPUs does"
+    if case.parallel.offload is None and case.engine != "megatron":
+        _, fit, _ = _of_count(case, machine, gpus, offloads=("cpu",))
+        if fit:
+            return f"offload cpu: {words(min(fit, key=lambda plan: plan.step_seconds).division)}"
+    for power in range(1, GROWTH + 1):
+        count = gpus * 2**power
+        if count > MOST_GPUS:
+            break
+        open_ = case.model_copy(update={"parallel": case.parallel.model_copy(update={"dp": None})})
+        try:
+            _, fit, _ = _of_count(open_, machine, count)
+        except ValueError:
+            continue
+        if fit:
+            return f"{count} GPUs: {words(min(fit, key=lambda plan: plan.step_seconds).division)}"
+    return "a smaller network, sequence or micro batch, GPUs with more memory, or less that is given in `parallel`"
+
+
+def _say_why(case: Case, machine: Machine, gpus: int) -> None:
+    """ValueError with what forbids the division that was asked for."""
+    given = case.parallel
+    tp, pp, cp = given.tp or 1, given.pp or 1, given.cp or 1
+    rest, over = divmod(gpus, tp * pp * cp)
+    if over or not rest:
+        raise ValueError(f"tp {tp} x pp {pp} x cp {cp} do not divide {gpus} GPUs: change one of them")
+    dp = given.dp or rest
+    wanted = Division(
+        tp=tp, pp=pp, cp=cp, dp=dp, virtual=given.virtual or 1, ep=given.ep or 1, zero=given.zero or 0,
+        offload=given.offload or "none", micro=case.batch.micro or 1, precision=case.precision, engine=case.engine,
+    )  # fmt: skip
+    require_possible(case, wanted, machine, gpus=gpus)
+    raise ValueError(
+        f"batch.global {case.batch.global_} on {gpus} GPUs: no tp x pp x cp leaves a dp that divides it; "
+        f"give a batch that divides by a power of two, or fewer GPUs"
+    )
