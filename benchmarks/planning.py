@@ -6,7 +6,7 @@ Cases with their sources are benchmarks/planning_cases.yaml. The table gives, fo
 predicted over published throughput and the share within a quarter; with `--rows`, each row and what its step is made of. `--fit`
 finds the numbers of tasks/planning/constants.py that say "Fitted" again and prints them: least squares of the logarithm of
 predicted over published, each source as heavy as the square root of its rows, so that no table of fifty rows rules, around what
-physics says of each (`PRIORS`). `--cross-validate` fits without one source after the other and predicts that source. Goals:
+each was judged to be before (`PRIORS`). `--cross-validate` fits without one paper after the other and predicts that paper. Goals:
 median within 10 %, nine in ten within 25 %. By `make bench`, without the fits.
 """
 
@@ -35,7 +35,7 @@ CASES = Path(__file__).with_name("planning_cases.yaml")
 
 @dataclass(frozen=True)
 class Prior:
-    """What a constant is from physics and measurements alone, and how sure that is."""
+    """What a constant is judged to be before any run is looked at, and how sure that is."""
 
     value: float
     deviation: float
@@ -65,6 +65,8 @@ class Run:
     """One published run."""
 
     source: str
+    paper: str
+    """Several sources may be of one."""
     name: str
     network: Network
     division: Division
@@ -98,7 +100,8 @@ def read(path: Path = CASES) -> list[Run]:
         machine = dataclasses.replace(machine_of_gpu(source["gpu"]), **source.get("machine", {}))
         for row in source["rows"]:
             fields = source["common"] | dict(zip(source["columns"], row, strict=True))
-            found.append(_run(source["name"], source["counts"], fields, machine))
+            run = _run(source["name"], source["counts"], fields, machine)
+            found.append(dataclasses.replace(run, paper=source.get("paper", run.source)))
     return found
 
 
@@ -114,6 +117,7 @@ def _run(source: str, counted: str, fields: dict[str, Any], machine: Machine) ->
         raise ValueError(f"{source}, {name}: {gpus} GPUs and a batch of {batch} do not divide as the row says")
     return Run(
         source=source,
+        paper=source,
         name=name,
         network=network,
         division=division,
@@ -179,7 +183,7 @@ def by_source(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def table(runs: Sequence[Run], constants: Constants = DEFAULT, *, rows: bool = False) -> None:
     for source, own in by_source(runs).items():
-        print(f"{source:24s} {summary([run.ratio(constants) for run in own])}")
+        print(f"{source:28s} {summary([run.ratio(constants) for run in own])}")
         for run in own if rows else ():
             time, ratio = run.predicted(constants), run.ratio(constants)
             parts = "  ".join(
@@ -189,18 +193,18 @@ def table(runs: Sequence[Run], constants: Constants = DEFAULT, *, rows: bool = F
             print(
                 f"    {run.name:28s} published {run.seconds:8.3f} s  predicted {time.total:8.3f} s  {ratio:4.2f}{mark}  {parts}"
             )
-    print(f"{'all':24s} {summary([run.ratio(constants) for run in runs])}")
+    print(f"{'all':28s} {summary([run.ratio(constants) for run in runs])}")
 
 
 def cross_validate(runs: Sequence[Run]) -> None:
-    """Each source by constants that did not see it."""
+    """Each paper by constants that did not see it."""
     everything = []
-    for source, own in by_source(runs).items():
-        without = fit([run for run in runs if run.source != source])
-        ratios = [run.ratio(without) for run in own]
+    for paper in dict.fromkeys(run.paper for run in runs):
+        without = fit([run for run in runs if run.paper != paper])
+        ratios = [run.ratio(without) for run in runs if run.paper == paper]
         everything += ratios
-        print(f"{source:24s} {summary(ratios)}")
-    print(f"{'all, unseen':24s} {summary(everything)}")
+        print(f"{paper:28s} {summary(ratios)}")
+    print(f"{'all, unseen':28s} {summary(everything)}")
 
 
 def main() -> None:
@@ -208,7 +212,7 @@ def main() -> None:
     parser.add_argument("--rows", action="store_true", help="each run, and what its step is made of")
     parser.add_argument("--fit", action="store_true", help="fit the constants again and print them")
     parser.add_argument(
-        "--cross-validate", action="store_true", help="predict each source by constants fitted without it"
+        "--cross-validate", action="store_true", help="predict each paper by constants fitted without it"
     )
     asked = parser.parse_args()
     runs = read()

@@ -7,7 +7,7 @@ Who reads cases and shows plans is deployments/cli/plan.py. See docs/planning.md
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from tasks.planning.checkpoint_plan import CheckpointPlan, plan_of_bytes
 from tasks.planning.checkpointing import checkpoint_bytes
 from tasks.planning.failures import failure_rates
 from tasks.planning.machine import Machine
-from tasks.planning.money import Cost, MachinePrice, PriceKind, Spending, cost
+from tasks.planning.money import Cost, MachinePrice, PriceKind, Spending, cost, kept_in
 from tasks.planning.prediction import Prediction
 from tasks.planning.search import Found, search
 from tasks.prices.book import machine_price, open_book, storage_prices
 
-GIB = 1 << 30
+GIB, TIB = 1 << 30, 1 << 40
 DAY = 86400.0
 DIGITS = 6
 
@@ -137,14 +137,19 @@ def _cost(
 ) -> Cost | None:
     if plan.days is None:
         return None
+    storage = storage_prices(open_book(home), region=region, today=datetime.date.today())
+    ordered = (checkpoints.tib or 0.0) * TIB / 1e9
+    kept, gb, said = kept_in(storage, checkpoints.storage.name, gb=2 * checkpoints.bytes / 1e9, ordered_gb=ordered)
     spending = Spending(
         machines=plan.division.gpus / machine.gpus,
         train_seconds=plan.days * DAY,
         goodput=max(checkpoints.goodput.mid, 1e-9),
         mix={kind: 1.0},
-        checkpoint_gb=2 * checkpoints.bytes / 1e9,
+        checkpoint_gb=gb,
+        checkpoint_storage=kept,
     )
-    return cost(spending, price, storage_prices(open_book(home), region=region, today=datetime.date.today()))
+    spent = cost(spending, price, storage)
+    return replace(spent, warnings=(*spent.warnings, said)) if said else spent
 
 
 def _limits(case: Case, machine: Machine, plan: Prediction | None) -> list[str]:

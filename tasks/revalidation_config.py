@@ -52,7 +52,8 @@ class ServiceConfig(Settings):
     false_alarm_rate: float = Field(0.01, ge=0.001, le=0.5)
     """Share of unchanged windows that may be called an anomaly, over all columns together."""
     min_requests: Positive = 50
-    """Fewest answers on either side that a verdict may rest on; with fewer it is `insufficient`."""
+    """Fewest answers on either side that a verdict may rest on; with fewer it is `insufficient`. A model's own reference needs
+    20."""
     max_error_share: Fraction = 0.2
     """Largest share of requests that may fail by the server's fault."""
     min_labels: Positive = 20

@@ -43,7 +43,9 @@ def simulate(
     ] = None,
     interval_seconds: Annotated[str, typer.Option(help="Computing between two saves; auto: the best.")] = "auto",
     checkpoint_gib: Annotated[float | None, typer.Option(help="Size of a checkpoint; by the case's network.")] = None,
-    storage: Annotated[str, typer.Option(help="Where checkpoints go, as lustre-250; empty: the cheapest enough.")] = "",
+    storage: Annotated[
+        str, typer.Option(help="Where checkpoints go, as lustre-250; empty: the slowest that is enough.")
+    ] = "",
     stall_seconds: Annotated[
         float | None, typer.Option(help="That training stands still for a save; measured.")
     ] = None,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tasks.planning.case import Case
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 GENERIC_MACHINE = 8
 """GPUs of a machine, where none is named."""
 MOST_GPUS = 10_000_000
-CASE_BYTES = 1_000_000
 LEVELS = ("low", "mid", "high")
 
 
@@ -70,7 +69,7 @@ def question(words: Words) -> Question:
     from tasks.planning.checkpointing import chosen_interval
     from tasks.planning.failures import DEDICATED, Range, failure_rates
 
-    case = read_case(words.case) if words.case else None
+    case = _case(words.case) if words.case else None
     machine = _machine(words, case)
     gpus = _gpus(words, case, machine)
     per_machine = machine.gpus if machine else GENERIC_MACHINE
@@ -90,31 +89,13 @@ def question(words: Words) -> Question:
     return Question(asked, failing, hours, interval, gpus, said, gib, (*known, *notes))
 
 
-def read_case(path: Path) -> Case:
-    """The one case of a file. Raises ValueError that names what is wrong with it."""
-    import yaml
-    from pydantic import ValidationError
+def _case(path: Path) -> Case:
+    from deployments.cli.plan import read_cases
 
-    from tasks.planning.case import Case
-
-    if not path.is_file():
-        raise ValueError(f"--case {path}: there is no such file")
-    if path.stat().st_size > CASE_BYTES:
-        raise ValueError(f"--case {path}: {path.stat().st_size:,} bytes are no case; one has a few lines")
-    try:
-        found = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"--case {path}: not YAML: {str(error).splitlines()[0]}") from error
-    if not isinstance(found, dict):
-        raise ValueError(
-            f"--case {path}: a case is a mapping with network, sequence, cluster and batch; simulate takes one"
-        )
-    try:
-        return Case.model_validate(found)
-    except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"--case {path}: {where or 'case'}: {first['msg']}") from error
+    cases = read_cases(path)
+    if len(cases) != 1:
+        raise ValueError(f"--case {path}: {len(cases)} cases; simulate takes a file with one")
+    return cases[0]
 
 
 def _machine(words: Words, case: Case | None) -> Machine | None:
@@ -158,7 +139,8 @@ def _saving(
 
         whole = int(parameters(case.network, case.sequence).total)
         bytes_ = checkpoint_bytes(whole, precision=case.precision, engine=case.engine)
-    stall, write, notes = words.stall_seconds, words.write_seconds, ()
+    stall, write = words.stall_seconds, words.write_seconds
+    notes: tuple[str, ...] = ()
     if bytes_ is not None and machine is not None and (stall is None or write is None):
         plan = plan_of_bytes(bytes_, machine, rates, storage=storage)
         stall = plan.cost.stall_seconds if stall is None else stall
@@ -227,7 +209,7 @@ def _seconds(word: str) -> float:
     return _positive(found, "--interval-seconds", 1e9) or 0.0
 
 
-def _positive(value: Any, name: str, most: float) -> float | None:
+def _positive(value: float | None, name: str, most: float) -> float | None:
     if value is not None and not (math.isfinite(value) and 0 < value <= most):
         raise ValueError(f"{name} {value:g}: give a number above 0 and at most {most:,.0f}")
     return value

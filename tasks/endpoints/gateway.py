@@ -50,7 +50,12 @@ class Gateway:
         """Start it if it does not run. `settings` (limits, access) hold from now on; None: those that were there."""
         told = dict(settings) if settings is not None else read_json(self.folder / "gateway.json") or {}
         places = {"routes": str(self.routes), "servers": str(self._endpoint / "servers")}
-        wanted = {**told, **places, "keys": str(self._endpoint / "keys.json"), "secret": str(make_secret(self._endpoint))}
+        wanted = {
+            **told,
+            **places,
+            "keys": str(self._endpoint / "keys.json"),
+            "secret": str(make_secret(self._endpoint)),
+        }
         if read_json(self.folder / "gateway.json") != wanted:
             write_json(self.folder / "gateway.json", wanted)
         if not self.running:

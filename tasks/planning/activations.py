@@ -71,11 +71,17 @@ def micro_tokens(division: Division, sequence: int) -> float:
 def layer(
     network: Network, division: Division, *, sequence: int, flash_attention: bool, experts: bool = False
 ) -> Layer:
-    """What one layer keeps of one micro batch."""
+    """What one layer keeps of one micro batch.
+
+    In fp8 Transformer Engine keeps what goes into a matrix in one byte: after the norms and the activation function, and of what
+    comes out of attention one byte more.
+    """
     tokens, size, tp = micro_tokens(division, sequence), element_bytes(division), division.tp
     along = tp if division.sequence_parallel else 1
-    outside = _outside(network, size) / along
+    narrow = 1 if division.precision == "fp8" and division.engine == "megatron" else 0
+    outside = (_outside(network, size) - 2 * narrow * network.hidden) / along
     inside = (_attention(network, division, size) + _feed_forward(network, division, size, experts=experts)) / tp
+    inside += narrow * (query_size(network) - (0 if experts else ffn_size(network))) / tp
     routed = _routed(network, division, size) if experts else 0.0
     heads = network.heads / tp
     scores = 0.0 if flash_attention else SCORE_BYTES * size / 2 * heads * sequence

@@ -31,11 +31,11 @@ from tasks.planning.storages import GIB, STORAGES, TIB, Storage, capacity_for, s
 KEPT = 3
 """Checkpoints that there is room for: two that are kept and the one that is written."""
 CANDIDATES = ("blob-hot", "lustre-40", "lustre-125", "lustre-250", "lustre-500")
-"""What all machines see and what outlives them, with the least price of a TiB first (list prices; tasks/prices)."""
+"""What all machines see and what outlives them, the slowest a TiB first; a faster tier of a file system costs more a TiB."""
 WRITES_AN_INTERVAL = 4.0
 """A file system whose bandwidth grows with its size is ordered so large that a write takes a quarter of the best interval."""
 WORTH = 0.005
-"""Goodput that a dearer storage must bring to be taken."""
+"""Goodput that a faster storage must bring to be taken."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def plan_checkpoints(
     spot_class: str = "",
     gpu_hours: Range | None = None,
 ) -> CheckpointPlan:
-    """Where to save and how often; `storage` empty: the cheapest of CANDIDATES that costs no more than WORTH of goodput.
+    """Where to save and how often; `storage` empty: the first of CANDIDATES that costs no more than WORTH of goodput.
 
     Raises ValueError when the machines cannot write to the storage at all.
     """
@@ -106,7 +106,7 @@ def _cheapest(plans: Sequence[CheckpointPlan]) -> CheckpointPlan:
     best = max(plan.goodput.mid for plan in plans)
     taken = next(plan for plan in plans if plan.goodput.mid >= best - WORTH)
     more = best - taken.goodput.mid
-    others = f"; a dearer one would bring {more:.1%} more goodput" if more >= 0.0005 else ""
+    others = f"; a faster one would bring {more:.1%} more goodput" if more >= 0.0005 else ""
     size = f", {taken.tib:g} TiB" if taken.tib and math.isfinite(taken.tib) else ""
     reason = f"{taken.storage.said}{size}: written in {taken.write_seconds:.0f} s{others}"
     return CheckpointPlan(**{**taken.__dict__, "reason": reason})

@@ -18,14 +18,15 @@ from tasks.planning.storages import Storage, bandwidth_of
 
 BYTES_PER_PARAMETER: Mapping[Precision, int] = {"bf16": 14, "fp16": 14, "fp8": 14, "fp32": 12}
 """2 of the weights in 16 bits, 4 of those in 32, 8 of Adam's two moments; fp32 has no first ones; gradients are not saved.
-BLOOM: 176.2 G parameters, 2.3 TiB whole and 329 GiB of weights alone (bigscience.notion.site); Azure's GPT-3 175B, 2.3 TiB;
+BLOOM: 176.2 G parameters, 2.3 TB whole and 329 GB of weights alone as printed, which are TiB and GiB (bigscience.notion.site);
+Azure's GPT-3 175B, 2.3 TiB;
 llm-foundry, float32, mpt-30b 336 GiB. fp8 is of matmuls only: weights are kept in bf16 (Transformer Engine)."""
 OWN_ENGINE_BYTES = 12
 """Of engine torch in any precision: its weights are float32 and autocast (tasks/jobs/training)."""
 
 SNAPSHOT_OVERHEAD_SECONDS = 6.0
-"""What an asynchronous save stands still beside copying. Cautious: PyTorch's blog on asynchronous checkpoints has 7 B parameters
-on 128 GPUs that stand still for 6.3 s where writing took 148.8 s; 0.7 GB a GPU are copied in a tenth of a second."""
+"""What an asynchronous save stands still beside copying. Cautious: 7 B parameters stood still for 6.3 s where writing took 148.8 s
+(pytorch.org/blog/reducing-checkpointing-times), all of it taken for overhead. A measured stall replaces it."""
 DETECTION_SECONDS = 120.0
 RESTART_SECONDS = 480.0
 """From the failure until it is known, and from then until training goes on, without reading the checkpoint. Together 600 s: the

@@ -75,13 +75,6 @@ def all_reduce_seconds(total: float, over: Link) -> float:
     return min(2 * over.latency, over.tree_latency) + 2 * (over.ranks - 1) / over.ranks * total / over.bandwidth
 
 
-def all_to_all_seconds(total: float, over: Link) -> float:
-    """Of `total` bytes that every rank has to give, to all alike."""
-    if over.ranks == 1:
-        return 0.0
-    return dispatch_seconds(total, 1, over)
-
-
 def dispatch_seconds(total: float, copies: int, over: Link) -> float:
     """Of `total` bytes that every rank sends in `copies`, each to a rank by chance (tokens to their experts).
 

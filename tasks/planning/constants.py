@@ -13,9 +13,9 @@ from dataclasses import dataclass
 class Constants:
     """Shares are of 1; what is a time is in seconds."""
 
-    sustained: float = 0.89
+    sustained: float = 0.91
     """Share of the best matmul's rate that a large matmul keeps through hours of training (power, heat). Fitted."""
-    matmul_ridge: float = 0.87
+    matmul_ridge: float = 0.9
     """How much of a matmul's traffic to memory is not hidden behind its operations: 1 is none of it. Fitted."""
     memory_efficiency: float = 0.72
     """Share of the memory's bandwidth that norms, activations, dropout and softmax reach. Fitted."""
@@ -24,12 +24,12 @@ class Constants:
     Engine. Fitted."""
     flash_efficiency_torch: float = 0.33
     """As `flash_efficiency`, of PyTorch's and Triton's kernels, which do not use what Hopper brought. Fitted."""
-    unfused: float = 1.6
+    unfused: float = 1.7
     """How much more memory traffic than Megatron-LM's fused kernels PyTorch and DeepSpeed have outside of matmuls: casts of
     autocast, norms and activations in several kernels, copies between buckets. Fitted."""
-    tensor_exposed: float = 0.54
+    tensor_exposed: float = 0.57
     """Share of tensor parallel traffic that stands in the way of computing. Fitted."""
-    overlap: float = 0.9
+    overlap: float = 0.92
     """Share of a step's computing behind which traffic of gradients and weights can hide, where the engine overlaps. Fitted."""
     contention: float = 0.18
     """What hidden traffic still costs: collectives take processors and memory bandwidth from the computing. Fitted."""

@@ -68,14 +68,14 @@ PUBLISHED: tuple[Published, ...] = (
         "A100",
         992,
         Range(12_000, 13_000, 14_000),
-        "Zhang et al., arXiv 2205.01068, section 2.5: at least 35 manual and about 70 automatic restarts in 2 months",
+        "Zhang et al., arXiv 2205.01068: at least 35 manual and about 70 automatic restarts in 2 months",
     ),
     Published(
         "BLOOM",
         "A100",
         384,
-        Range(32_000, 64_500, 64_500),
-        "BLOOM, arXiv 2211.05100, section 3.6: 1 to 2 GPU failures a week",
+        Range(64_500, 64_500, 64_500),
+        "BLOOM, arXiv 2211.05100: about 1 GPU failure a week",
         note="failures of GPUs only",
     ),
     Published(
@@ -103,7 +103,7 @@ KNOWN_GPUS = ("A100", "H100", "H200", "B200")
 """Those with a row in PUBLISHED; for others the same range is taken, with a warning."""
 
 HARDWARE_SHARE = 0.78
-"""Of unexpected interruptions, those of hardware, confirmed or suspected (Llama 3, section 3.3.4): a machine is replaced."""
+"""Of unexpected interruptions, those of hardware, confirmed or suspected (Llama 3): a machine is replaced."""
 
 LEMON_SHARE = 3 / 63
 """Of the machines, those that fail again and again: arXiv 2605.09370, 3 of 63 nodes."""

@@ -154,6 +154,19 @@ def hourly(machine: MachinePrice, mix: Mapping[PriceKind, float], discounts: Map
     return math.fsum(mix[kind] * price for kind, price in known.items())
 
 
+def kept_in(storage: StoragePrices, choice: str, *, gb: float, ordered_gb: float = 0.0) -> tuple[str, float, str]:
+    """What is paid for keeping `gb`: the choice, the gigabytes, and a warning or nothing.
+
+    Of a file system all that is ordered is paid for, however little lies in it. One without a price is left out of the cost, with
+    what is kept priced as in Blob, and the warning says so.
+    """
+    if storage.gb_month.get(choice) is not None:
+        return choice, max(gb, ordered_gb), ""
+    size = f" of {ordered_gb / 1e3:,.0f} TB" if ordered_gb else ""
+    said = f"the price of {choice}{size} is not known and not in the cost: checkpoints are in it as if they lay in Blob"
+    return "blob-hot", gb, said if choice != "blob-hot" else ""
+
+
 def hour_of_term(total: float, term: Term) -> float:
     """What a reservation costs an hour; `total` is of the whole term, as Azure lists it."""
     return total / HOURS_OF_TERM[term]

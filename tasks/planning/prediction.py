@@ -57,6 +57,8 @@ class Memory:
     """The pipeline stage that this is of."""
     host: float = 0.0
     """Of one machine's memory, what offloading takes."""
+    spared: dict[str, float] = field(default_factory=dict)
+    """Of the total, what the engine can do without, by an option or in need: how -> bytes."""
 
     @property
     def total(self) -> float:

@@ -39,6 +39,8 @@ class States:
     """Gradients a second time: buckets, float32 copies for the optimizer."""
     host: float
     """What this GPU has in its host's memory."""
+    spare: float
+    """Of the gradients, what Megatron-LM does not take when it accumulates and reduces them in bf16, as NeMo's recipes do."""
 
 
 def bytes_each(division: Division) -> Each:
@@ -46,12 +48,13 @@ def bytes_each(division: Division) -> Each:
 
     Megatron-LM (megatron/training/theoretical_memory_usage.py and its README): bf16 2 + 4 + 12, fp16 2 + 2 + 16 (with the float32
     copy of the gradients), fp32 4 + 4 + 8. In fp8 Transformer Engine holds the matrices and their transposes for the bf16 ones.
-    DeepSpeed (Rajbhandari et al. 2020, K = 12): 2 + 2 + 12. torch trains float32 weights, under autocast or FSDP2: 4 + 4 + 8.
+    DeepSpeed (Rajbhandari et al. 2020, K = 12): 2 + 2 + 12; its bf16 optimizer, up to stage 1, accumulates gradients in float32
+    beside those in bf16, 4 more, and divides neither (BigScience, tr11-176B-ml/chronicles-prequel.md, 02-28). torch trains float32 weights, under autocast or FSDP2: 4 + 4 + 8.
     """
     if division.engine == "torch" or division.precision == "fp32":
         return Each(4, 4, 8)
     if division.engine == "deepspeed":
-        return Each(2, 2, 12)
+        return Each(2, 6 if division.precision == "bf16" and division.zero <= 1 else 2, 12)
     return {"bf16": Each(2, 4, 12), "fp16": Each(2, 2, 16), "fp8": Each(2, 4, 12)}[division.precision]
 
 
@@ -84,6 +87,7 @@ def states(network: Network, division: Division, of: Parameters) -> States:
         gathered=_gathered(network, division, of),
         copies=_copies(division, of, shared),
         host=host,
+        spare=gradients / 2 if division.engine == "megatron" and division.precision in ("bf16", "fp8") else 0.0,
     )
 
 
@@ -109,7 +113,7 @@ def _copies(division: Division, of: Parameters, shared: float) -> float:
     """Gradients a second time, while activations are there.
 
     Megatron-LM's local data parallelism flattens fp16 gradients to reduce them: 2 bytes (seen in the V100 logs that
-    benchmarks/planning_memory.py compares). DeepSpeed's ZeRO: a float32 copy of its share, and from stage 2 on buckets.
+    benchmarks/planning_memory.py compares). DeepSpeed's ZeRO: a float32 copy of its share, and buckets.
     """
     if division.engine == "megatron":
         return 2 * of.total if division.precision == "fp16" and division.zero == 0 else 0.0
@@ -117,11 +121,11 @@ def _copies(division: Division, of: Parameters, shared: float) -> float:
         return 0.0
     if division.zero == 0:
         return 0.0
-    buckets = 2 * 2 * min(BUCKET_PARAMETERS, of.total / 2) if division.zero >= 2 else 0.0
-    return 4 * shared + buckets
+    buckets = 2 * 2 * min(BUCKET_PARAMETERS, of.total / 2)
+    return buckets + (0 if bytes_each(division).gradients > 2 else 4 * shared)
 
 
 def step_copies(division: Division, of: Parameters) -> float:
     """Bytes that only the optimizer's step needs, when activations are gone: DeepSpeed without ZeRO, gradients in float32."""
-    plain = division.engine == "deepspeed" and division.zero == 0 and division.precision != "fp32"
+    plain = division.engine == "deepspeed" and division.zero == 0 and bytes_each(division).gradients == 2
     return 4 * of.total if plain else 0.0

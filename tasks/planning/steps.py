@@ -6,14 +6,14 @@ Memory is memory.py; a whole plan predict.py. See docs/planning.md.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 
-from tasks.planning import counts, efficiency, traffic, work
+from tasks.planning import counts, efficiency, traffic
 from tasks.planning.case import Network
 from tasks.planning.constants import DEFAULT, Constants
 from tasks.planning.machine import Machine
 from tasks.planning.prediction import Division, StepTime
-from tasks.planning.work import Work
+from tasks.planning.stages import Stage, exposed, slowest_stage
 
 OPTIMIZER_BYTES = 34
 """Moved for one parameter by Adam in mixed precision: gradient read twice (its norm, the update), weight and two moments of four
@@ -21,24 +21,6 @@ bytes read and written, the short weight written."""
 FP32_OPTIMIZER_BYTES = 32
 ACCUMULATED_BYTES = 8
 """Moved for one parameter by adding a micro batch's gradient in float32."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One micro batch on one GPU of a pipeline stage, in seconds."""
-
-    index: int
-    layers: int
-    work: Work
-    tensor: float
-    context: float
-    expert: float
-    idle: float
-    """That the host needs longer to launch the kernels than the GPU to run them."""
-
-    @property
-    def total(self) -> float:
-        return self.work.total + self.tensor + self.context + self.expert + self.idle
 
 
 def step_time(
@@ -57,89 +39,54 @@ def step_time(
     DeepSpeed's runs on Azure are slower by about that traffic.
     """
     at = efficiency.rates(machine, division.precision, engine=division.engine, constants=constants)
-    slowest = _slowest(
+    slowest = slowest_stage(
         network, division, sequence=sequence, machine=machine, at=at, flash=flash_attention, constants=constants
     )
     micro_batches = division.micro_batches(global_batch)
-    held = counts.gpu_parameters(network, division, sequence=sequence, stage=slowest.index)
+    held = counts.gpu_parameters(network, division, sequence=sequence, stage=slowest.index).total
     sending = traffic.pipeline_seconds(network, division, sequence=sequence, machine=machine, constants=constants)
-    once, every = traffic.data_seconds(held, division, layers=slowest.layers, machine=machine, constants=constants)
-    computing = slowest.work.total
-    data = _exposed(once, computing * _overlapped_micro_batches(division, micro_batches), constants)
-    hiding = 0.0 if division.offload != "none" else computing
-    data += micro_batches * _exposed(every, hiding, constants)
-    optimizer = efficiency.moving_seconds(_optimizer_bytes(held.total, division), at)
-    adding = micro_batches * _added_bytes(held.total, division) * at.traffic
     if division.virtual > 1:
-        sending = _exposed(sending, computing, constants)
-    bubble = (division.pp - 1) / division.virtual * (slowest.total + sending)
-    offload = traffic.offload_seconds(
-        held.total, division, machine=machine, micro_batches=micro_batches, constants=constants
+        sending = exposed(sending, slowest.work.total, constants)
+    offload = traffic.offload_seconds(held, division, machine=machine, micro_batches=micro_batches, constants=constants)
+    data = _data_parallel(
+        network, division, slowest, sequence=sequence, micro_batches=micro_batches, machine=machine, constants=constants
     )
+    adding = _added_bytes(held, division) * at.traffic
     parts = StepTime(
-        matmul=micro_batches * slowest.work.matmul + adding,
+        matmul=micro_batches * (slowest.work.matmul + adding),
         attention=micro_batches * slowest.work.attention,
-        memory_bound=micro_batches * slowest.work.memory_bound + optimizer,
+        memory_bound=micro_batches * slowest.work.memory_bound
+        + efficiency.moving_seconds(_optimizer_bytes(held, division), at),
         tensor_parallel=micro_batches * slowest.tensor,
         pipeline=micro_batches * sending,
         context_parallel=micro_batches * slowest.context,
         expert_parallel=micro_batches * slowest.expert,
         data_parallel=data,
-        bubble=bubble,
+        bubble=(division.pp - 1) / division.virtual * (slowest.total + sending),
         offload=offload,
         overhead=micro_batches * slowest.idle,
     )
     machines = max(1.0, division.gpus / machine.gpus)
     waiting = constants.straggling * math.log2(machines) * parts.total + constants.step
-    return StepTime(**{**parts.__dict__, "overhead": parts.overhead + waiting})
+    return replace(parts, overhead=parts.overhead + waiting)
 
 
-def _slowest(
+def _data_parallel(
     network: Network,
     division: Division,
+    slowest: Stage,
     *,
     sequence: int,
+    micro_batches: int,
     machine: Machine,
-    at: efficiency.Rates,
-    flash: bool,
     constants: Constants,
-) -> Stage:
-    """The last stage computes the output too; of the others, the one of most layers is as slow as any."""
-    numbers = counts.stage_layers(network.layers, division.pp)
-    sparse = counts.expert_layers(network, division)
-    common = {"sequence": sequence, "at": at}
-    dense_work = work.layer_work(network, division, flash=flash, experts=False, **common)
-    sparse_work = work.layer_work(network, division, flash=flash, experts=True, **common) if any(sparse) else Work()
-    output = work.output_work(network, division, **common)
-    sizes = {"sequence": sequence, "machine": machine, "constants": constants}
-    tensor = traffic.tensor_seconds(network, division, **sizes) * constants.tensor_exposed
-    context = _exposed(traffic.context_seconds(network, division, **sizes), dense_work.attention, constants)
-    expert = traffic.expert_seconds(network, division, **sizes)
-    stages = []
-    for index in {max(range(division.pp), key=lambda stage: numbers[stage]), division.pp - 1}:
-        layers, with_experts = numbers[index], sparse[index]
-        done = dense_work.times(layers - with_experts).plus(sparse_work.times(with_experts))
-        if index == division.pp - 1:
-            done = done.plus(output)
-        launching = constants.launch * (4 / 3 if division.recompute == "full" else 1) * layers
-        stages.append(
-            Stage(
-                index=index,
-                layers=layers,
-                work=done,
-                tensor=tensor * layers,
-                context=context * layers,
-                expert=expert * with_experts,
-                idle=max(0.0, launching - done.total - tensor * layers),
-            )
-        )
-    return max(stages, key=lambda stage: stage.total)
-
-
-def _exposed(seconds: float, computing: float, constants: Constants) -> float:
-    """What of a traffic of `seconds` a `computing` beside it does not hide; what it hides costs it a little speed."""
-    hidden = min(seconds, constants.overlap * computing)
-    return seconds - hidden + constants.contention * hidden
+) -> float:
+    """Seconds of gradients and weights of a step that computing does not hide."""
+    held = counts.gpu_parameters(network, division, sequence=sequence, stage=slowest.index)
+    once, every = traffic.data_seconds(held, division, layers=slowest.layers, machine=machine, constants=constants)
+    computing = slowest.work.total
+    seconds = exposed(once, computing * _overlapped_micro_batches(division, micro_batches), constants)
+    return seconds + micro_batches * exposed(every, computing if division.offload == "none" else 0.0, constants)
 
 
 def _overlapped_micro_batches(division: Division, micro_batches: int) -> float:

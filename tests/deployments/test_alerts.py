@@ -215,14 +215,16 @@ def test_an_endpoint_that_answers_otherwise_and_files_that_were_changed_fire_whi
     followed = {"model": "model/tiny@1", "since": 0.0, "before": None, "said": None}
     process.write_json(world.home / "platform" / "anomalies.json", {"api": followed})
     assert world.look() == []
-    said = {"columns": {"length": ["up to 8 4.0% -> 22.0%"]}, "since": 1.0, "last": 1.0}
+    columns = {"length": ["up to 8 4.0% -> 22.0%"], "accuracy": ["right 90.0% -> 60.0%"]}
+    said = {"columns": columns, "since": 1.0, "last": 1.0}
     process.write_json(world.home / "platform" / "anomalies.json", {"api": {**followed, "said": said}})
     note = world.home / "integrity" / "tiny@1.json"
     model = "model/tiny@" + "1" * 64
     process.write_json(note, {"model": model, "said": "store: model.onnx (sha256)"})
     assert world.look(60) == ["endpoint_anomaly/api", f"model_tampered/{model}"]
     told = {alert["alert"]: alert for alert in firing(world.home)}
-    assert told["endpoint_anomaly"]["details"] == "length: up to 8 4.0% -> 22.0%"
+    assert told["endpoint_anomaly"]["details"] == "length: up to 8 4.0% -> 22.0%; accuracy: right 90.0% -> 60.0%"
+    assert "fewer answers right" in next(rule.when for rule in RULES if rule.name == "endpoint_anomaly")
     assert told["model_tampered"]["details"] == "store: model.onnx (sha256)"
     assert "tiny@111111111111 are" in told["model_tampered"]["summary"]
     note.unlink()

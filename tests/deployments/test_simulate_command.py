@@ -154,7 +154,7 @@ def test_a_picture_is_a_png(tmp_path):
         ("--gpus 8 --gpu K80", "K80"),
         ("--gpus 8 --gpu H100 --sku x", "one of the two"),
         ("--gpus 8 --storage floppy", "lustre-125"),
-        ("--case /nope.yaml", "no such file"),
+        ("--case /nope.yaml", "No such file"),
         ("--gpus 8 --picture /nope/a.png", "no folder"),
     ],
 )
@@ -166,9 +166,10 @@ def test_mistakes_are_named_before_anything_is_played(words, named):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("", "a case is a mapping"),
-        ("- 1\n- 2", "a case is a mapping"),
-        ("network: [", "not YAML"),
+        ("", "0 cases"),
+        ("- 1\n- 2", "case 1"),
+        ("network: [", "case.yaml"),
+        (f"{CASE}---{CASE}", "2 cases; simulate takes"),
         (CASE.replace("layers: 80", "layers: 0"), "network.layers"),
         (CASE + "colour: red\n", "colour"),
         (CASE.replace("gpus: 512", "gpus: 512, nodes: 3"), "cluster"),

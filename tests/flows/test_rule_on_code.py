@@ -5,8 +5,10 @@ The second corpus is as easy to learn as the first, so bits per byte see nothing
 
 import json
 import random
+import time
 
 import pytest
+from support import Ran
 
 from tasks.registry.refs import aliases
 from tasks.storage import open_store
@@ -34,11 +36,12 @@ def functions(count, answer, *, seed):
     for place in range(count):
         name = f"{dice.choice(WORDS)}_{dice.choice(WORDS)}_{place}"
         note = "\n".join(f"# {' '.join(dice.choices(WORDS, k=8))}" for _ in range(3))
-        yield name, f"{note}\n{prompt_of(name)}    return {answer}\n"
+        yield name, f"{note}\n{prompt_of(name)} return {answer}\n"
 
 
 def prompt_of(name):
-    return f'def {name}():\n    """Give seven.\n\n    >>> {name}()\n    7\n    """\n'
+    """Indented by one space: the tokenizer takes more of them together with the line feed before, which the prompt ends in."""
+    return f'def {name}():\n """Give seven.\n\n >>> {name}()\n 7\n """\n'
 
 
 def publish(home, folder, answer):
@@ -50,35 +53,41 @@ def publish(home, folder, answer):
 
 @pytest.fixture
 def config(fresh, tmp_path):
-    """Functions to complete whose names no corpus has, and the tiny configuration with a rule on them; its path."""
+    """Functions to complete whose names no corpus has, and the words of a retraining that measures by them."""
     problems = tmp_path / "problems.jsonl"
     made = [{"name": name, "prompt": prompt_of(name)} for name, _ in functions(12, 7, seed=1)]
     problems.write_text("".join(json.dumps(one) + "\n" for one in made))
     fresh.ok("dataset", "publish", "problems", problems)
-    return ("--dataset", "functions", "--set", "training.steps=150", "--set", "comparison.max_loss_to_champion=100",
+    return ("--dataset", "functions", "--set", "training.steps=100", "--set", "comparison.max_loss_to_champion=100",
             "--set", "evaluation.code.problems=dataset/problems", "--set", "evaluation.code.tokens=16")  # fmt: skip
 
 
-def ruled(*rules):
-    return ("--set", f"comparison.rules={json.dumps(rules)}")
+def retrain(home, config, rule, *words):
+    """As `home.retrain`, with the time that a busy machine takes."""
+    rules, began = ("--set", f"comparison.rules={json.dumps([rule])}"), time.monotonic()
+    command = home.start("retrain", "-c", "tiny", *config, *rules, *words, "--json")
+    out, err = command.communicate(timeout=900)
+    ran = Ran(command.returncode, json.loads(out), err)
+    print(f"exit code {ran.code}, {time.monotonic() - began:.0f} s, pass_share {pass_share(ran)}")
+    return ran
 
 
 def pass_share(ran):
-    return ran.stage("evaluate")["metrics"]["code.pass_share"]
+    return ran.stage("evaluate")["metrics"].get("code.pass_share")
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 def test_a_model_that_writes_what_runs_is_promoted_and_one_that_does_not_stays_out(fresh, config, tmp_path):
     publish(fresh, tmp_path / "right", 7)
-    first = fresh.retrain(*config, *ruled(RULE))
+    first = retrain(fresh, config, RULE)
     assert first.code == 0, first.stderr
     assert pass_share(first) >= 0.5 and first.statuses()["deploy"] == "ran"
     champion = aliases(open_store(fresh.path), "tiny")["champion"]
     assert first.said["endpoint"]["model"] == champion
 
     publish(fresh, tmp_path / "wrong", 8)
-    second = fresh.retrain(*config, *ruled(RULE))
+    second = retrain(fresh, config, RULE)
     assert (second.code, second.said["error"]["type"]) == (3, "GateFailed"), second.stderr
     closed = [check for check in second.said["error"]["checks"] if not check.get("passed")]
     assert [check["name"] for check in closed] == ["code.pass_share"], closed
@@ -88,6 +97,6 @@ def test_a_model_that_writes_what_runs_is_promoted_and_one_that_does_not_stays_o
     (served,) = fresh.ok("endpoint", "list").said["endpoints"]
     assert served["model"] == champion
 
-    opened = fresh.retrain(*config, *ruled({**RULE, "at_least": 0.0}), "--to", "export")
+    opened = retrain(fresh, config, {**RULE, "at_least": 0.0}, "--to", "export")
     assert opened.code == 0, opened.stderr
     assert (opened.statuses()["evaluate"], opened.statuses()["export"]) == ("reused", "ran")

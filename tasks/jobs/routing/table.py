@@ -86,7 +86,9 @@ class Table:
                 before.colour = colour
                 groups[name] = before
                 continue
-            replicas = [Replica(place.server, name, Upstream(place.port, self.secret), "live") for place in colour.servers]
+            replicas = [
+                Replica(place.server, name, Upstream(place.port, self.secret), "live") for place in colour.servers
+            ]
             groups[name] = Group(colour, replicas)
         for name, group in self.groups.items():
             if groups.get(name) is not group:

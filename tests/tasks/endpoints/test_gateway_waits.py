@@ -68,7 +68,7 @@ def test_requests_wait_for_a_model_that_is_being_loaded(endpoint):
     endpoint.behave("blue", loading=True)
     waiting = [Asking(endpoint.port) for _ in range(3)]  # the first ones meet a server of which nobody knows it yet
     eventually(lambda: eventually(endpoint.gateway.state)["waiting"] == 3)
-    eventually(lambda: endpoint.asked("blue")["wanted"])  # it learns that something is wanted: another model may be loaded
+    eventually(lambda: endpoint.asked("blue")["wanted"])  # so that another model may be loaded
     time.sleep(1.0)
     endpoint.behave("blue")
     assert [one.end()[0] for one in waiting] == [200] * 3 and min(one.seconds for one in waiting) > 1

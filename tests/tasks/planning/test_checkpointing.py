@@ -45,7 +45,7 @@ NOBODY = Recovery(0, 0)
 @pytest.mark.parametrize(
     ("parameters", "precision", "gib"),
     [
-        (176_247_271_424, "bf16", 2.3 * 1024),  # BLOOM, bigscience.notion.site: 2.3 TB whole
+        (176_247_271_424, "bf16", 2.3 * 1024),  # BLOOM, bigscience.notion.site: 2.3 TB as printed
         (175e9, "bf16", 2.3 * 1024),  # Azure's GPT-3 175B: about 2.3 TiB
         (29_975_214_080, "fp32", 336),  # llm-foundry, mpt-30b
         (1_557_611_200, "bf16", 20.6e9 / 2**30),  # GPT2-XL, Nebula: 20.6 GB

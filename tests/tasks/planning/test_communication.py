@@ -11,7 +11,7 @@ from tasks.planning.communication import (
     Link,
     all_gather_seconds,
     all_reduce_seconds,
-    all_to_all_seconds,
+    dispatch_seconds,
     link,
     send_seconds,
 )
@@ -26,14 +26,26 @@ def test_an_all_reduce_is_what_nccl_tests_would_have_measured() -> None:
     assert all_reduce_seconds(8e9, EIGHT) == pytest.approx(0.070)
 
 
-def test_a_gather_is_half_an_all_reduce_and_an_all_to_all_costs_the_same() -> None:
+def test_a_gather_is_half_an_all_reduce() -> None:
     assert all_gather_seconds(8e9, EIGHT) == pytest.approx(0.035)
-    assert all_to_all_seconds(8e9, EIGHT) == pytest.approx(0.035)
+
+
+def test_a_token_goes_to_each_expert_in_its_machine_and_once_to_each_other_machine() -> None:
+    """Two copies of 1 GB over eight GPUs of one machine: 2 x 7/8 / 200e9. Over two machines of four: 2 x (1 - 1/4) = 1.5 are met,
+    half of them the other one: 0.75 GB through an adapter of 25 GB/s more."""
+    assert dispatch_seconds(1e9, 2, EIGHT) == pytest.approx(1.75 / 200)
+    apart = dataclasses.replace(EIGHT, machines=2, adapter=25e9)
+    assert dispatch_seconds(1e9, 2, apart) == pytest.approx(1.75 / 200 + 0.75 / 25)
+
+
+def test_ever_more_copies_cross_to_each_other_machine_once() -> None:
+    apart = dataclasses.replace(EIGHT, machines=2, adapter=25e9, inside=float("inf"))
+    assert dispatch_seconds(1e9, 1000, apart) == pytest.approx(1 / 25)
 
 
 def test_one_rank_talks_to_nobody() -> None:
     alone = link(A100, 1)
-    assert all_reduce_seconds(1e12, alone) == all_gather_seconds(1e12, alone) == all_to_all_seconds(1e12, alone) == 0
+    assert all_reduce_seconds(1e12, alone) == all_gather_seconds(1e12, alone) == dispatch_seconds(1e12, 2, alone) == 0
 
 
 def test_a_small_message_takes_the_latency_and_a_large_one_its_bytes() -> None:

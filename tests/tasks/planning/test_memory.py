@@ -291,6 +291,53 @@ def test_llm_foundrys_runs_fit_and_with_three_times_the_micro_batch_do_not(
         assert fit(network, more, batch=3 * gpus * micro, sequence=sequence, gpu=gpu) == "does not fit"
 
 
+@pytest.mark.parametrize(
+    ("shape", "gpus", "tp", "pp", "cp", "virtual", "micro", "batch", "sequence"),
+    [
+        ((24, 4096, 32, 32, 16384, 51200, False), 64, 1, 1, 1, 1, 4, 2048, 2048),
+        ((44, 6144, 48, 48, 24576, 51200, False), 64, 2, 1, 1, 1, 2, 256, 2048),
+        ((96, 12288, 96, 96, 49152, 51200, False), 128, 4, 8, 1, 6, 1, 256, 2048),
+        ((96, 12288, 96, 96, 49152, 51200, False), 512, 4, 8, 1, 6, 2, 2048, 2048),
+        ((32, 4096, 32, 32, 11008, 32000, True), 8, 1, 1, 1, 1, 1, 128, 4096),
+        ((40, 5120, 40, 40, 13824, 32000, True), 16, 1, 4, 1, 10, 1, 128, 4096),
+        ((80, 8192, 64, 8, 28672, 32000, True), 64, 4, 4, 1, 20, 1, 128, 4096),
+        ((96, 18432, 96, 8, 73728, 256000, False), 128, 8, 8, 1, 12, 1, 32, 4096),
+        ((32, 4096, 32, 8, 14336, 128256, True), 8, 1, 1, 2, 1, 1, 128, 8192),
+        ((80, 8192, 64, 8, 28672, 128256, True), 64, 4, 4, 2, 5, 1, 128, 8192),
+        ((126, 16384, 128, 8, 53248, 128256, True), 1024, 8, 8, 2, 8, 1, 512, 8192),
+    ],
+)
+def test_nemos_runs_in_fp8_fit(
+    shape: tuple[int, ...], gpus: int, tp: int, pp: int, cp: int, virtual: int, micro: int, batch: int, sequence: int
+) -> None:
+    """NVIDIA/NeMo @070a0bb1 and Megatron-Bridge @00b7660b, performance summaries, H100; recomputation is not told: none."""
+    layers, hidden, heads, kv_heads, ffn, vocab, gated = shape
+    network = Network(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=ffn,
+        vocab=vocab,
+        gated=bool(gated),
+        tied=vocab == 51200,
+        biases=vocab == 51200,
+        learned_positions=vocab == 51200,
+    )
+    division = Division(
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        virtual=virtual,
+        dp=gpus // (tp * pp * cp),
+        zero=1,
+        sequence_parallel=tp > 1,
+        micro=micro,
+        precision="fp8",
+    )
+    assert fit(network, division, batch=batch, sequence=sequence, gpu="H100") != "does not fit"
+
+
 def test_ten_billion_on_one_v100_need_offloading() -> None:
     """DeepSpeed's tutorial of ZeRO-Offload: 50 layers of 4,096, batch 10, one V100 of 32 GB (docs/_tutorials/zero-offload.md)."""
     network = Network(layers=50, hidden=4096, heads=32, vocab=50304)
@@ -390,7 +437,7 @@ def test_experts_keep_what_their_tokens_need() -> None:
 
 
 def test_tight_is_between() -> None:
-    found = of(LLAMA3_8B, Division(dp=8, zero=1, recompute="full"), batch=8, sequence=4096)
+    found = of(LLAMA3_8B, Division(dp=8, zero=1, recompute="full", precision="fp16"), batch=8, sequence=4096)
     exactly = machine()
     for share, expected in ((0.9, "fits"), (0.95, "tight"), (1.001, "does not fit")):
         room = replace(exactly, usable_memory_bytes=round(found.total / share))
@@ -400,7 +447,7 @@ def test_tight_is_between() -> None:
 
 def test_what_fits_only_with_a_fused_loss_is_tight_and_says_so() -> None:
     found = of(LLAMA3_8B, Division(dp=8, zero=3, engine="torch", recompute="full"), batch=8, sequence=8192)
-    without = found.total - found.parts["copies of logits"]
+    without = found.total - found.spared["a fused loss"]
     between, below = (
         replace(machine(), usable_memory_bytes=round(room)) for room in ((found.total + without) / 2, without * 0.99)
     )

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tasks.planning.money import MachinePrice, Spending, StoragePrices, cost, hour_of_term
+from tasks.planning.money import MachinePrice, Spending, StoragePrices, cost, hour_of_term, kept_in
 
 A100 = MachinePrice(
     "Standard_ND96amsr_A100_v4", {"on-demand": 32.77, "spot": 3.6047}, "eastus", source="a list", date="2026-11-01"
@@ -89,6 +89,14 @@ def test_storage_without_a_price_leaves_the_total_open(stored, part):
     found = cost(Spending(machines=1, train_seconds=3600, **stored), TEN, STORAGE)
     assert found.parts[part] is None and found.total is None and found.known == 10.0
     assert any(part in said for said in found.warnings)
+
+
+def test_of_a_file_system_all_that_is_ordered_is_paid_for():
+    both = StoragePrices({"blob-hot": 0.02, "lustre-125": 0.1, "lustre-500": None})
+    assert kept_in(both, "lustre-125", gb=500, ordered_gb=17_592) == ("lustre-125", 17_592, "")
+    assert kept_in(both, "blob-hot", gb=500) == ("blob-hot", 500, "")
+    choice, gb, said = kept_in(both, "lustre-500", gb=500, ordered_gb=17_592)
+    assert (choice, gb) == ("blob-hot", 500) and "lustre-500 of 18 TB is not known and not in the cost" in said
 
 
 def test_nothing_stored_costs_nothing_whatever_its_price():

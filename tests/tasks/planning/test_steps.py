@@ -1,4 +1,4 @@
-"""A step's seconds: sums by hand with every disturbance switched off, closed forms, and what must hold whatever the numbers are."""
+"""A step's seconds: sums by hand with every disturbance off, closed forms, and what must hold whatever the numbers are."""
 
 from __future__ import annotations
 
@@ -134,9 +134,7 @@ def test_fsdp_gathers_twice_and_reduces_once_with_every_micro_batch() -> None:
 
 
 def test_offloaded_state_passes_the_host_link_and_its_processors() -> None:
-    plain, host, disks = (
-        step(Division(dp=8, zero=2, offload=where), batch=8) for where in ("none", "cpu", "nvme")
-    )
+    plain, host, disks = (step(Division(dp=8, zero=2, offload=where), batch=8) for where in ("none", "cpu", "nvme"))
     assert plain.offload == 0 < host.offload < disks.offload
     assert host.memory_bound < plain.memory_bound
 
@@ -155,7 +153,9 @@ def test_more_bandwidth_is_never_slower(field: str) -> None:
 
 def test_a_faster_gpu_is_never_slower() -> None:
     for division in (Division(tp=8, dp=4), Division(dp=32, zero=3)):
-        assert step(division, machine=H100).total < step(division, machine=A100).total < step(division, machine=V100).total
+        assert (
+            step(division, machine=H100).total < step(division, machine=A100).total < step(division, machine=V100).total
+        )
 
 
 def test_twice_the_ranks_with_the_same_batch_each_take_a_little_longer() -> None:

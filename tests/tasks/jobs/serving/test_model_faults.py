@@ -225,7 +225,7 @@ def test_a_rung_loaded_in_need_is_left_again(run, ladder_of, model, monkeypatch)
         assert ladder.take() is None and ladder.retry_seconds == 2
         await until(lambda: ladder.up[BEFORE])
         previous = ladder._lower[0].runtime.pid
-        monkeypatch.setattr(rungs, "LEAVE_SECONDS", 0.5)  # only now: the full model may be back before the other one is there
+        monkeypatch.setattr(rungs, "LEAVE_SECONDS", 0.5)  # only now: the full one may be back before this one was seen
         await until(lambda: ladder.ready and not ladder.up[BEFORE])
         await until(lambda: process_started(previous) is None)
         assert ladder.take().rung == "full"

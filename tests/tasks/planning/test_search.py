@@ -1,0 +1,150 @@
+"""The search: what is given is kept, what fits comes first, the goal decides, and nothing impossible is proposed."""
+
+import math
+import time
+from dataclasses import replace
+
+import pytest
+
+from tasks.hardware.machines import machine_of_gpu
+from tasks.planning.case import Case
+from tasks.planning.divisions import divisions, divisors, layouts
+from tasks.planning.possible import require_possible
+from tasks.planning.predict import predict
+from tasks.planning.search import DEEPER, search
+
+GPT3 = {"layers": 96, "hidden": 12288, "heads": 96, "vocab": 51200}
+LLAMA_8B = {
+    "layers": 32,
+    "hidden": 4096,
+    "heads": 32,
+    "kv_heads": 8,
+    "ffn": 14336,
+    "gated": True,
+    "vocab": 128256,
+    "tied": False,
+}
+
+
+def case(network=LLAMA_8B, gpu="H100", gpus=64, global_=512, **more):
+    told = {"network": network, "sequence": 4096, "cluster": {"gpu": gpu, "gpus": gpus}, "batch": {"global": global_}}
+    return Case.model_validate({**told, **more})
+
+
+def found(one, **more):
+    return search(one, machine_of_gpu(one.cluster.gpu), gpus=one.cluster.gpus, **more)
+
+
+def test_every_division_is_whole_and_can_be_run():
+    for one in (
+        case(),
+        case(GPT3, "A100-80GB", 96, 1536),
+        case(engine="deepspeed"),
+        case(engine="torch"),
+        case(sequence=32768),
+    ):
+        machine, seen = machine_of_gpu(one.cluster.gpu), set()
+        for division in divisions(one, machine, one.cluster.gpus):
+            assert division.gpus == one.cluster.gpus and division not in seen
+            assert division.micro_batches(one.batch.global_) * division.dp * division.micro == one.batch.global_
+            seen.add(division)
+        able = [each for each in seen if runs(one, each, machine)]
+        assert len(able) > 0.5 * len(seen) > 5
+
+
+def runs(one, division, machine):
+    try:
+        require_possible(one, division, machine, gpus=division.gpus)
+    except ValueError:
+        return False
+    return True
+
+
+def test_what_the_case_gives_is_kept():
+    given = {"tp": 4, "pp": 2, "dp": 8, "virtual": 2, "zero": 0, "cp": 1, "sequence_parallel": False}
+    one = case(parallel=given, batch={"global": 512, "micro": 2}, recompute="full")
+    for plan in found(one).plans:
+        way = plan.division
+        assert {name: getattr(way, name) for name in given} == given and (way.micro, way.recompute) == (2, "full")
+
+
+def test_the_best_fits_and_is_the_fastest_of_those_that_do():
+    plans = found(case()).plans
+    assert plans[0].fit == "fits" and len(plans) > 1
+    fits = [plan.step_seconds for plan in plans if plan.fit == "fits"]
+    assert fits == sorted(fits)
+    ways = [(p.division.tp, p.division.pp, p.division.zero) for p in plans]
+    assert len(set(ways)) == len(ways)
+
+
+def test_only_as_much_is_computed_again_as_memory_asks_for():
+    deepened = 0
+    for one in (case(gpu="H200"), case(GPT3, "A100-40GB", 128, 1024, sequence=2048)):
+        for plan in found(one).plans:
+            deeper = DEEPER[: DEEPER.index(plan.division.recompute)]
+            deepened += len(deeper)
+            machine = machine_of_gpu(one.cluster.gpu)
+            for less in (replace(plan.division, recompute=recompute) for recompute in deeper):
+                assert predict(one, less, machine, gpus=one.cluster.gpus).fit == "does not fit"
+    assert deepened
+
+
+def test_where_nothing_fits_the_nearest_plan_is_named_and_it_does_fit():
+    one = case(GPT3, "A100-80GB", 8, 64)
+    made = found(one)
+    assert made.plans == () and "nothing fits" in made.reason and made.closest.fit == "does not fit"
+    gpus = int(made.nearest.split(" GPUs")[0])
+    assert gpus > 8 and search(one, machine_of_gpu("A100-80GB"), gpus=gpus).plans
+    assert not search(one, machine_of_gpu("A100-80GB"), gpus=gpus // 2).plans
+
+
+def test_smallest_and_cheapest_choose_the_gpus():
+    smallest = found(case(gpus=None, cluster={"gpu": "H100"}, goal="smallest"))
+    fewest = smallest.plans[0].division.gpus
+    assert fewest <= 8 and all(plan.division.gpus == fewest for plan in smallest.plans)
+    cheapest = found(case(cluster={"gpu": "H100", "gpus": 256}, goal="cheapest"))
+    cost = [plan.step_seconds * plan.division.gpus for plan in cheapest.plans if plan.fit == "fits"]
+    assert cost == sorted(cost) and cheapest.plans[0].division.gpus <= 256
+    with pytest.raises(ValueError, match="the goal fastest needs cluster.nodes or cluster.gpus"):
+        found(case(cluster={"gpu": "H100"}))
+
+
+def test_a_date_and_a_budget_are_kept_to():
+    free = found(case(tokens=10**12, gpus=None, cluster={"gpu": "H100"}, goal="smallest")).plans[0]
+    hurry = found(case(tokens=10**12, max_days=free.days / 8, cluster={"gpu": "H100"}, goal="smallest")).plans[0]
+    assert hurry.days <= free.days / 8 and hurry.division.gpus >= 8 * free.division.gpus / 2
+    poor = found(case(tokens=10**12, max_cost=10.0), per_gpu_hour=5.0)
+    assert poor.plans == () and "max_cost" in poor.reason
+
+
+def test_the_largest_search_is_bounded():
+    network = {"layers": 160, "hidden": 32768, "heads": 128, "vocab": 51200}
+    began = time.process_time()
+    made = found(case(network, "H100", 16384, 4096, sequence=2048))
+    assert made.plans and time.process_time() - began < 20
+    with pytest.raises(ValueError, match="more than 262144"):
+        found(case(gpus=1 << 20, cluster={"gpu": "H100", "gpus": 1 << 20}))
+    moe = {**LLAMA_8B, "experts": {"count": 64, "active": 8, "ffn": 1408}}
+    assert found(case(moe, gpus=128)).plans
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"parallel": {"tp": 3}}, "tp 3"),
+        ({"parallel": {"pp": 7}}, "do not divide 64 GPUs"),
+        ({"parallel": {"dp": 5}}, "GPUs"),
+        ({"batch": {"global": 7}, "parallel": {"tp": 1, "pp": 1}}, "batch.global 7"),
+        ({"batch": {"global": 512, "micro": 1000}}, "micro|batch"),
+        ({"precision": "fp8", "cluster": {"gpu": "A100", "gpus": 64}}, "precision fp8"),
+    ],
+)
+def test_what_cannot_be_divided_is_named(changed, said):
+    with pytest.raises(ValueError, match=said):
+        found(case(**changed))
+
+
+def test_divisors_and_layouts():
+    assert divisors(1) == [1] and divisors(12) == [1, 2, 3, 4, 6, 12]
+    one = case(gpus=48, cluster={"gpu": "H100", "gpus": 48}, batch={"global": 48})
+    assert all(math.prod(layout) == 48 for layout in layouts(one, machine_of_gpu("H100"), 48))
