@@ -60,6 +60,7 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.overload
 	$(BIN)/python -m benchmarks.rollout
+	$(BIN)/python -m benchmarks.simulation
 
 soak: .venv/.dev
 	N=$(N) SEED=$(SEED) $(BIN)/python -m pytest -m soak -s $(ARGS)

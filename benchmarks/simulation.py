@@ -73,8 +73,8 @@ RUNS = (
         (1.0, 1.0),
         (5 * MINUTE, 5 * MINUTE),
         (0.926, 0.926),
-        "arXiv 2410.21680: 7.9 h between failures at 1,024 GPUs; no goodput of these jobs is known here: the figure is the paper's "
-        "own formula, 1 - (5 min + 60 min / 2) / 7.9 h",
+        "arXiv 2410.21680: 7.9 h between failures at 1,024 GPUs; no goodput of these jobs is known here: the figure is the "
+        "paper's own formula, 1 - (5 min + 60 min / 2) / 7.9 h",
         "an interval of 60 and a restart of 5 minutes, in both",
     ),
     Run(
@@ -99,9 +99,9 @@ RUNS = (
         (40.0, 40.0),
         (18 * HOUR, 10 * MINUTE),
         (0.86, 0.99),
-        "arXiv 2211.05100: about 1 GPU failure a week, 6 to 18 h lost in single events, 4 spare nodes; 366 G tokens at 150 to 156 "
-        "TFLOP/s (bigscience.notion.site, genci.fr) are 101.5 to 105.6 days of work, of 117.5 by 1,082,990 GPU-hours, or of 106 "
-        "by 'about 3.5 months'; a save every 3 h takes 40 s (stas00/ml-engineering, fault tolerance)",
+        "arXiv 2211.05100: about 1 GPU failure a week, 6 to 18 h lost in single events, 4 spare nodes; 366 G tokens at 150 to "
+        "156 TFLOP/s (bigscience.notion.site, genci.fr) are 101.5 to 105.6 days of work, of 117.5 by 1,082,990 GPU-hours, "
+        "or of 106 by 'about 3.5 months'; a save every 3 h takes 40 s (stas00/ml-engineering, fault tolerance)",
         "recovery: 10 minutes with a spare; the worst has the longest event each time",
         spares=4,
     ),

@@ -111,5 +111,5 @@ def _division(config: RetrainConfig) -> dict[str, Any]:
         "virtual": 1,
         "zero": zero,
         "offload": how.deepspeed.offload if engine == "deepspeed" else "none",
-        "sequence_parallel": how.megatron.sequence_parallel if engine == "megatron" else None,
+        "sequence_parallel": engine == "megatron" and how.megatron.sequence_parallel,
     }

@@ -1,28 +1,22 @@
-"""A deploy to Azure ML's managed endpoints as tests make it: settings, a model's files, and the same again in a process of its own.
+"""A deploy to Azure ML's managed endpoints as tests make it: settings, a model's files; in this process or in one of its own.
 
-Apart from the tests themselves, for a process that is to be killed need not load the fake of the service, with all of Azure's SDK.
+Apart from the tests, for a process that is to be killed need not load the fake of the service.
 """
 
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 
+from tasks.azureml_door import use_files
 from tasks.endpoints import open_endpoint
 from tasks.serving_config import DeploymentConfig
+from tasks.storage import open_files
 
 GOLDEN = {"prompts": [{"prompt": "def ", "completion": "f(x):", "tokens": [1, 2, 3]}]}
 ONE, TWO = f"model/tiny@{'1' * 64}", f"model/tiny@{'2' * 64}"
-DEPLOYER = """
-import sys
-sys.path[:0] = [{root!r}, {root!r} + "/tests"]
-from functools import partial
-from pathlib import Path
-from azureml_deploying import deploy
-from tasks.azureml_door import use_files
-from tasks.storage import open_files
-use_files(partial(open_files, Path({home!r})))
-deploy(Path({base!r}), {ref!r}, {url!r}, rollout={{'keep_warm_seconds': 0.0, 'step_requests': 0, 'step_seconds': 0}})
-"""
+PRELOADED = ["azureml_deploying", "azure.ai.ml.entities", "azure.storage.blob"]
+"""What a deploy imports: a process for it is forked from one that has done so."""
 
 
 def config(url: str, *, rollout=None, **azureml) -> DeploymentConfig:
@@ -56,3 +50,9 @@ def deploy(base: Path, ref: str, url: str, told=None, **changed):
     endpoint = open_endpoint(base / "endpoints", "chat", "azureml")
     candidate = endpoint.start(folder, ref, files=files, golden=GOLDEN, timeout=5, config=wanted, journal=told)
     return endpoint.switch(candidate, journal=told)
+
+
+def deploy_apart(home: Path, base: Path, ref: str, url: str):
+    """The same, as the whole work of a process of its own."""
+    use_files(partial(open_files, home))
+    deploy(base, ref, url, rollout={"keep_warm_seconds": 0.0, "step_requests": 0, "step_seconds": 0})

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from deployments.cli.checks import Config, Set
+from deployments.cli.launch import require_wanted
 from deployments.cli.output import say
 from deployments.cli.person import As, asked
 
@@ -40,6 +41,10 @@ def retrain(
             help="With --continue-from: why, for the audit log; needed with --force. Another reason chooses a checkpoint anew."
         ),
     ] = "",
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help="Do not ask before a training that costs more than planning.spending.ask_above."),
+    ] = False,
     as_: As = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
@@ -63,6 +68,8 @@ def retrain(
         lines = [f"{s['name']:<11}{s['status']:<9}{s['why']}" for s in fields["stages"]]
         say(fields, "\n".join(lines), as_json=as_json)
         return
+    if not yes and not as_json:
+        require_wanted(settings, lambda: _preview(name, settings, from_stage, to_stage, origin)["stages"])
     what = f"retrain {settings.training.model} on dataset {name}"
     with asked("run", as_, what=what):
         from deployments.cli.running import run_and_tell

@@ -72,7 +72,7 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Play a training with its failures, for three rates: what share of its time is useful, and what took the rest."""
-    from tasks.planning.simulation.bands import bands, default_runs, swept
+    from tasks.planning.simulation.bands import FEWEST_RUNS, bands, default_runs, swept
 
     asked = question(
         Words(
@@ -84,7 +84,7 @@ def simulate(
     _writable(picture)
     count = default_runs(asked.simulated) if runs is None else runs
     found = bands(asked.simulated, asked.failing, runs=count, seed=seed)
-    sweep = swept(asked.simulated, runs=max(1, min(count, 2 + count // 5)), seed=seed)
+    sweep = swept(asked.simulated, runs=max(1, min(count, count // 5 + (count > FEWEST_RUNS))), seed=seed)
     if picture is not None:
         from tasks.report.simulation_picture import draw
 

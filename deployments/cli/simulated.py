@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 GENERIC_MACHINE = 8
 """GPUs of a machine, where none is named."""
-MOST_GPUS = 10_000_000
+MOST_GPUS = 1_000_000
 LEVELS = ("low", "mid", "high")
 
 

@@ -25,8 +25,8 @@ OWN_ENGINE_BYTES = 12
 """Of engine torch in any precision: its weights are float32 and autocast (tasks/jobs/training)."""
 
 SNAPSHOT_OVERHEAD_SECONDS = 6.0
-"""What an asynchronous save stands still beside copying. Cautious: 7 B parameters stood still for 6.3 s where writing took 148.8 s
-(pytorch.org/blog/reducing-checkpointing-times), all of it taken for overhead. A measured stall replaces it."""
+"""What an asynchronous save stands still beside copying. Cautious: 7 B parameters stood still for 6.3 s where writing took
+148.8 s (pytorch.org/blog/reducing-checkpointing-times), all of it taken for overhead. A measured stall replaces it."""
 DETECTION_SECONDS = 120.0
 RESTART_SECONDS = 480.0
 """From the failure until it is known, and from then until training goes on, without reading the checkpoint. Together 600 s: the

@@ -49,7 +49,8 @@ def bytes_each(division: Division) -> Each:
     Megatron-LM (megatron/training/theoretical_memory_usage.py and its README): bf16 2 + 4 + 12, fp16 2 + 2 + 16 (with the float32
     copy of the gradients), fp32 4 + 4 + 8. In fp8 Transformer Engine holds the matrices and their transposes for the bf16 ones.
     DeepSpeed (Rajbhandari et al. 2020, K = 12): 2 + 2 + 12; its bf16 optimizer, up to stage 1, accumulates gradients in float32
-    beside those in bf16, 4 more, and divides neither (BigScience, tr11-176B-ml/chronicles-prequel.md, 02-28). torch trains float32 weights, under autocast or FSDP2: 4 + 4 + 8.
+    beside those in bf16, 4 more, and divides neither (BigScience, tr11-176B-ml/chronicles-prequel.md, 02-28).
+    torch trains float32 weights, under autocast or FSDP2: 4 + 4 + 8.
     """
     if division.engine == "torch" or division.precision == "fp32":
         return Each(4, 4, 8)
@@ -121,8 +122,9 @@ def _copies(division: Division, of: Parameters, shared: float) -> float:
         return 0.0
     if division.zero == 0:
         return 0.0
-    buckets = 2 * 2 * min(BUCKET_PARAMETERS, of.total / 2)
-    return buckets + (0 if bytes_each(division).gradients > 2 else 4 * shared)
+    in_float32 = bytes_each(division).gradients > 2
+    buckets = 2 * (4 if in_float32 else 2) * min(BUCKET_PARAMETERS, of.total / 2)
+    return buckets + (0 if in_float32 else 4 * shared)
 
 
 def step_copies(division: Division, of: Parameters) -> float:

@@ -28,6 +28,8 @@ CAUSES = {
 LEVELS = {"low": "fails most", "mid": "as expected", "high": "fails least"}
 SHOWN = 0.002
 """A cause with less of all time is not named."""
+ROOM = 1.3
+"""How much longer an interval is than the one before, to have a number of its own."""
 DOTS = 150
 
 
@@ -75,7 +77,8 @@ def _swept(axes: Any, sweep: Sequence[tuple[float, Band]]) -> None:
     best = max(sweep, key=lambda row: row[1].goodput.p50)[0] / 60
     axes.axvline(best, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
     axes.set_xscale("log")
-    axes.set_xticks(minutes, [f"{value:.3g}" for value in minutes])
+    wide = [here for before, here in zip([0.0, *minutes], minutes, strict=False) if here > ROOM * before]
+    axes.set_xticks(wide, [f"{value:.3g}" for value in wide])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.1%}"))
     axes.set_xlabel("minutes of computing between two saves")

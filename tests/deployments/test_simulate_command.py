@@ -130,7 +130,7 @@ def test_a_picture_is_a_png(tmp_path):
         ("", "give --gpus"),
         ("--gpus 0", "--gpus 0"),
         ("--gpus -8", "--gpus -8"),
-        ("--gpus 99999999999", "10,000,000"),
+        ("--gpus 99999999999", "1,000,000"),
         ("--gpus 8 --days nan", "days nan"),
         ("--gpus 8 --days 0", "days 0"),
         ("--gpus 8 --days -3", "days -3"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 
@@ -56,7 +57,10 @@ class Watch:
             if health != replica.health:
                 replica.health = health
                 self._table.notify()
-            await asyncio.sleep(PERIODS[health])
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PERIODS[health]):
+                    while replica.health == health:  # a request that met another state has it looked at again
+                        await self._table.changed.wait()
 
 
 async def look(replica: Replica, *, wanted: bool) -> Health | None:

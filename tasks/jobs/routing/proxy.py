@@ -1,7 +1,8 @@
 """The gateway's front: an ASGI application that hands each request to a server, and its answer back as it comes.
 
 A request that fails before the first byte of an answer is sent again, once, to the main colour or to another server: nothing was
-sent, and a completion changes nothing. Who gets it is table.py; the connection to the server is upstream.py.
+sent, and a completion changes nothing. One that a model died with is not: it may be what it died of. Who gets it is table.py; the
+connection to the server is upstream.py.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class Proxy:
             self._copy(copied, asked)
         for again in (True, False):
             instead = routes.main if again and colour != routes.main else None
-            waits = 0.0 if instead and self._table.best(instead) else self._patience
+            left = max(self._patience - (time.perf_counter() - began), 0.0)
+            waits = 0.0 if instead and self._table.best(instead) else left
             replica = await self._table.take(colour, tried, patience=waits)
             if replica is None and instead is None:
                 return await say(send, 503, error(503, "no server answers now: try again in a second"), retry=True)

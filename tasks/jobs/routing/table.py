@@ -175,11 +175,13 @@ class Table:
         """Its model went away: no more requests until one is loaded, or it says that it answers all the same."""
         if replica.health in ("ready", "live"):
             replica.health = "loading"
+            self.notify()
 
     def lost_sight(self, replica: Replica) -> None:
         """It did not answer: no more requests until it does."""
         if replica.health != "gone":
             replica.health = "down"
+            self.notify()
 
     def mirrors_to(self, colour: str) -> str | None:
         """The colour that gets a copy of this request, when its turn has come."""

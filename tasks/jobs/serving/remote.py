@@ -62,7 +62,8 @@ class RemoteRuntime:
             yield answer.ending()
         except httpx.HTTPError as error:
             self._up = not isinstance(error, httpx.TransportError)
-            raise Gone(f"{self._url} does not answer: {type(error).__name__} {error}") from error
+            never = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+            raise Gone(f"{self._url} does not answer: {type(error).__name__} {error}", taken=not never) from error
         finally:
             self._waiting -= waits
 
@@ -123,7 +124,7 @@ class _Answer:
 
     def piece(self, event: dict[str, Any]) -> Piece | None:
         if "error" in event:
-            raise Gone(str(event["error"]))
+            raise Gone(str(event["error"]), taken=True)
         self._usage = event.get("usage") or self._usage
         for choice in event.get("choices", ()):
             self._reason = choice.get("finish_reason") or self._reason
@@ -134,7 +135,7 @@ class _Answer:
 
     def ending(self) -> Ending:
         if self._reason is None:
-            raise Gone("the answer ended without a reason: its server went away")
+            raise Gone("the answer ended without a reason: its server went away", taken=True)
         prompt = int(self._usage.get("prompt_tokens", 0)) or -(-len(self._ask.prompt) // TOKEN_CHARACTERS)
         return Ending(self._reason, prompt, int(self._usage.get("completion_tokens", 0)) or self._events)
 

@@ -72,7 +72,7 @@ class Service:
         taken = self.ladder.take()
         if taken is None:
             said = f"the model is not ready: {self.ladder.reason or 'it is being loaded'}"
-            raise self._away(said, {LOADING: "1"} if self.ladder.loading else {})
+            raise self._away(said, self._loading())
         told.taken = taken
         if taken.rung != "full":
             self.metrics.degraded.labels(taken.rung).inc()
@@ -114,11 +114,15 @@ class Service:
         except Unfit as error:
             raise HTTPException(400, str(error)) from error
         except Gone as error:
-            marked = {GONE: "1"} if error.taken else {}
+            marked = {GONE: "1"} if error.taken else self._loading()
             raise self._away(f"the model went away while it answered: {error}", marked) from error
         except TimeoutError as error:
             said = f"the answer was not ready within {self.limits.request_seconds:g} s: ask for fewer tokens"
             raise HTTPException(504, said) from error
+
+    def _loading(self) -> dict[str, str]:
+        """How a 503 is marked whose request no model had."""
+        return {LOADING: "1"} if self.ladder.loading or self.ladder.answers else {}
 
     def _away(self, said: str, marked: Mapping[str, str]) -> HTTPException:
         return HTTPException(503, said, {"Retry-After": str(self.ladder.retry_seconds), **marked})

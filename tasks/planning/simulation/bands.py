@@ -14,7 +14,7 @@ from tasks.planning.simulation.training import MOST_EVENTS, Outcome, simulate
 
 MOST_RUNS = 10_000
 PLAYED_EVENTS = 60_000
-FEWEST_RUNS, ENOUGH_RUNS = 5, 100
+FEWEST_RUNS, ENOUGH_RUNS = 3, 100
 SWEPT = (0.25, 0.35, 0.5, 0.71, 1.0, 1.41, 2.0, 2.83, 4.0)
 """Factors of the interval."""
 
@@ -47,7 +47,7 @@ class Band:
 
 def default_runs(asked: Simulated) -> int:
     """As many as take a second or two: where much fails, a single run says more."""
-    events = min(MOST_EVENTS, asked.hazard * asked.days * DAY)
+    events = asked.machines + min(MOST_EVENTS, asked.hazard * asked.days * DAY)
     return int(min(ENOUGH_RUNS, max(FEWEST_RUNS, PLAYED_EVENTS / max(events, 1.0))))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from tasks.planning.simulation.fleet import EVICTION, FAILURE, Fleet
 from tasks.planning.simulation.settings import DAY, Simulated
 
-MOST_EVENTS = 250_000
+MOST_EVENTS = 150_000
 """A training that is interrupted more often is told as far as it was played: by then its share of useful time stands."""
 
 

@@ -1,17 +1,16 @@
 """A model on a managed online endpoint of Azure ML, against a fake of its REST edge: steps, failures, kill -9, refusals."""
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from functools import partial
 from pathlib import Path
 
 import pytest
-from azureml_deploying import DEPLOYER, GOLDEN, ONE, TWO, deploy
+from azureml_deploying import GOLDEN, ONE, PRELOADED, TWO, deploy, deploy_apart
 from azureml_endpoints import API_VERSION, Behaviour, serving
 from azureml_service import TOKEN, WHERE, Trouble
 from azureml_stand import standing
@@ -28,6 +27,20 @@ def stand(tmp_path_factory):
     with standing(tmp_path_factory.mktemp("azureml")) as stand:
         use_files(partial(open_files, stand.home))
         yield stand
+
+
+@pytest.fixture(scope="module")
+def forked(stand):
+    """Runs a deploy in a process of its own, forked from one that has the SDK loaded: that takes many seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+
+    def start(base, ref, url):
+        child = context.Process(target=deploy_apart, args=(stand.home, base, ref, url), daemon=True)
+        child.start()
+        return child
+
+    return start
 
 
 @pytest.fixture
@@ -181,11 +194,9 @@ def test_azure_monitor_judges_where_it_counts(service, tmp_path):
 
 
 @pytest.mark.parametrize("place", [2, 5, *(pytest.param(place, marks=pytest.mark.soak) for place in (0, 1, 3, 4))])
-def test_a_deployer_that_is_killed_between_two_puts(service, stand, tmp_path, place):
+def test_a_deployer_that_is_killed_between_two_puts(service, forked, tmp_path, place):
     deploy(tmp_path, ONE, service.url)
-    script = DEPLOYER.format(root=str(Path.cwd()), home=str(stand.home), base=str(tmp_path), ref=TWO, url=service.url)
     changes, name = [], name_of(service)
-    child = subprocess.Popen([sys.executable, "-c", script], env=os.environ)
 
     def done(said: str) -> None:
         if "models/" in said or "environments/" in said:
@@ -195,7 +206,9 @@ def test_a_deployer_that_is_killed_between_two_puts(service, stand, tmp_path, pl
             os.kill(child.pid, signal.SIGKILL)
 
     service.done = done
-    assert child.wait(60) == -signal.SIGKILL, changes
+    child = forked(tmp_path, TWO, service.url)
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL, changes
     service.done = lambda said: None
     lines = [json.loads(line)["event"] for line in (tmp_path / "endpoints/chat/journal.jsonl").read_text().splitlines()]
     committed = "commit" in lines[lines.index("done") + 1 :]

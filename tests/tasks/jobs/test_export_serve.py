@@ -420,8 +420,8 @@ def no_model(model, copy):
     return copy, read_json(model / "golden.json"), r"will not get ready: model\.onnx reads data"
 
 
-def test_a_server_that_does_not_prove_itself_leaves_the_old_one_alone(endpoint, model, copy):
-    before = deploy(endpoint, model, "model/tiny@aaaaaaaa")
+def test_a_server_that_does_not_prove_itself_leaves_the_old_one_alone(served, model, copy):
+    endpoint, before = served
     running = pids_of(endpoint)
     for case in (wrong_golden, damaged_model, no_model):
         folder, golden, said = case(model, shutil.copytree(copy, copy.parent / case.__name__))
@@ -448,8 +448,11 @@ endpoint.switch(candidate, journal=journal)
 """
 
 
-@pytest.mark.parametrize("event", ["answering", "switched", "stopped"])
+@pytest.mark.parametrize(
+    "event", ["answering", *(pytest.param(at, marks=pytest.mark.long) for at in ("switched", "stopped"))]
+)
 def test_a_deploy_that_was_killed_is_healed_by_the_next(endpoint, model, event):
+    """With real servers; kills at every other place, with plain ones, are tests/tasks/endpoints/test_rollout.py."""
     before = deploy(endpoint, model, "model/tiny@aaaaaaaa")
     root = endpoint.folder.parent
     killed = subprocess.run([sys.executable, "-c", DEPLOY, str(root), str(model), event], timeout=60, check=False)

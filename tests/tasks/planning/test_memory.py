@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tasks.planning.activations import in_flight, layer, stage_activations
-from tasks.planning.case import Experts, Network
+from tasks.planning.case import Experts, Network, Precision
 from tasks.planning.counts import gpu_parameters, parameters
 from tasks.planning.machine import Machine
 from tasks.planning.memory import judged, memory, memory_of_stage, warnings
@@ -389,6 +389,27 @@ def test_the_seeds_runs_with_offloading_fit(
     assert judged(found, machine()) != "does not fit"
     assert judged(found, machine(host_gib=20)) == "does not fit", "the host holds what the GPU does not"
     assert found.weights == found.optimizer == 0
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "dp", "tp", "pp", "micro", "precision"),
+    [
+        (72, 14336, 48, 8, 1, 1, "fp16"),
+        (72, 14336, 32, 2, 6, 1, "fp16"),
+        (100, 12288, 16, 4, 6, 2, "bf16"),
+        (100, 12288, 16, 4, 6, 1, "bf16"),
+    ],
+)
+def test_runs_of_bigscience_that_ran_out_of_memory_do_not_fit(
+    layers: int, hidden: int, dp: int, tp: int, pp: int, micro: int, precision: Precision
+) -> None:
+    """Before BLOOM (tr11-176B-ml/chronicles-prequel.md). Of six, one is not seen: 206 B at DP 8 TP 4 PP 12, 64 GiB here."""
+    network = Network(layers=layers, hidden=hidden, heads=64, vocab=250880, learned_positions=False)
+    division = Division(
+        tp=tp, pp=pp, dp=dp, zero=1, micro=micro, recompute="full", precision=precision, engine="deepspeed"
+    )
+    found = memory(network, division, sequence=2048, global_batch=2048, machine=machine(), flash_attention=False)
+    assert judged(found, machine()) == "does not fit"
 
 
 def test_zero_2_trains_13_billion_on_a_v100() -> None:

@@ -197,7 +197,7 @@ def test_published_goodput_and_the_band_overlap(run):
 
 
 def test_llama_3_with_the_range_that_a_plan_takes():
-    """Nothing of Llama 3 goes in but its size: 419 interruptions and over 90 % are between the ends of the range."""
+    """419 interruptions and over 90 % are between the ends. Consistency, not proof: Llama 3 is one end of the range of rates."""
 
     def one(gpu_hours):
         failing = Failing(gpu_hours * HOUR / 8, hardware_share=0.78)
@@ -222,7 +222,7 @@ def test_what_is_interrupted_always_is_not_played_for_ever():
     found = simulate(hopeless)
     assert found.cut_short and found.times.total < 3650 * DAY and found.goodput < 0.01
     assert time.process_time() - begun < 20
-    assert default_runs(hopeless) == 5 and default_runs(replace(PLAIN, failing=NEVER)) == 100
+    assert default_runs(hopeless) == 3 and default_runs(replace(PLAIN, failing=NEVER)) == 100
 
 
 @pytest.mark.parametrize(

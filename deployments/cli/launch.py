@@ -1,0 +1,47 @@
+"""What is asked at a terminal before money is spent: the plan of a training, its cost, and yes or no.
+
+Prefect's own question is `approval.before_train` (flows/agreement.py). See docs/planning.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tasks.errors import Cancelled, Missing
+
+if TYPE_CHECKING:
+    from tasks.config import RetrainConfig
+
+
+def require_wanted(settings: RetrainConfig, stages: Callable[[], list[dict[str, Any]]]) -> None:
+    """Show the plan and ask, where training would run and costs more than `planning.spending.ask_above`. Raises Cancelled.
+
+    Only at a terminal: a machine that starts runs is not asked; the gate of the stage `plan` holds for it too. `stages` is asked
+    what a dry run says of each. What has no price is not asked about.
+    """
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    from deployments.cli.plan_page import page
+    from tasks.case_of_config import case_of
+    from tasks.planned_case import plain, planned
+    from tasks.settings import home
+
+    try:
+        made = planned(case_of(settings), home=home(), region=settings.planning.spending.region)
+    except Missing:
+        return  # machines without a size: the stage `plan` reckons with what it measures
+    except ValueError as error:
+        typer.echo(f"headway: no plan before the start: {error}", err=True)
+        return
+    total = made.cost.total if made.cost else None
+    if total is None or total <= settings.planning.spending.ask_above:
+        return
+    if not any(stage["name"] == "train" and stage["status"] == "pending" for stage in stages()):
+        return
+    typer.echo(page(made, plain(made)), err=True)
+    if not typer.confirm(f"Train for about {total:,.0f} {made.cost.currency if made.cost else ''}?", err=True):
+        raise Cancelled("training was planned, and somebody said no: nothing was started")
