@@ -65,7 +65,7 @@ def _plain(curve: Curve) -> dict[str, Any]:
 def _table(made: list[Curve], picture: str) -> str:
     from tasks.report.scaling_picture import size
 
-    rows = [COLUMNS]
+    rows: list[tuple[str, ...]] = [COLUMNS]
     for curve in made:
         about = (size(curve.parameters), curve.hardware, f"{curve.engine} {curve.precision}")
         rows += [(*about, *_cells(point)) for point in curve.points]

@@ -22,7 +22,7 @@ def smaller_rungs(
     found = []
     for folder in (model_folder / FOLDER).glob("*/"):
         prefix = f"{FOLDER}/{folder.name}/"
-        rung = {"name": "smaller", "model_ref": f"{model_ref}/{prefix[:-1]}", "folder": str(folder)}
+        rung: dict[str, Any] = {"name": "smaller", "model_ref": f"{model_ref}/{prefix[:-1]}", "folder": str(folder)}
         if files is None:
             size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
             found.append((size, {**rung, "files": None}))

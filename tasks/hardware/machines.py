@@ -166,7 +166,7 @@ def _host(read: _Reader) -> float:
 def _gpus() -> dict[str, dict[str, Any]]:
     """By every spelling of every name."""
     said = yaml.load((FOLDER / GPUS).read_text(encoding="utf-8"), LOADER)["gpus"]
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for name, one in said.items():
         entry = {"name": name, "size": one["size"], "specs": one.get("specs", {})}
         found |= {_bare(known): entry for known in (name, *one.get("aliases", ()))}

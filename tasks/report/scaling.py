@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from tasks.storage.manifest import Manifest, Provenance
+from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store
 
 FELL_BY = 0.05
@@ -76,21 +76,22 @@ def trainings(store: Store, model: str = "") -> list[Trained]:
 def trained(manifest: Manifest) -> Trained | None:
     """What a checkpoint's manifest says of its training; None for one that was not trained here, or not measured."""
     told = manifest.provenance
-    if told.stage != "train" or any(not told.metrics.get(name) for name in TAKEN):
+    config = told.config
+    if told.stage != "train" or not config or any(not told.metrics.get(name) for name in TAKEN):
         return None
-    training, metrics = told.config["training"], told.metrics
+    training, metrics = config["training"], told.metrics
     error = metrics.get("plan_error")
     return Trained(
         checkpoint=manifest.ref,
         created=told.created,
         model=told.name,
         parameters=round(metrics["parameters"]),
-        hardware=_hardware(told),
+        hardware=_hardware(config),
         ranks=round(metrics["tokens_per_second"] / metrics["tokens_per_second_per_rank"]),
         engine=training["engine"],
         precision=training["precision"],
         sequence_length=training["sequence_length"],
-        divided=_divided(told),
+        divided=_divided(config),
         tflops=metrics["tflops_per_rank"],
         tokens_per_second=metrics["tokens_per_second"],
         mfu=metrics.get("mfu"),
@@ -100,10 +101,10 @@ def trained(manifest: Manifest) -> Trained | None:
 
 def curves(found: Iterable[Trained]) -> list[Curve]:
     """Curves of what may be compared, the largest network first; `found` is oldest first."""
-    groups: dict[tuple[object, ...], list[Trained]] = defaultdict(list)
+    groups: dict[Curve, list[Trained]] = defaultdict(list)
     for one in found:
-        groups[(one.parameters, one.hardware, one.engine, one.precision, one.sequence_length)].append(one)
-    made = [Curve(*key, points=_points(runs)) for key, runs in groups.items()]  # type: ignore[arg-type]
+        groups[Curve(one.parameters, one.hardware, one.engine, one.precision, one.sequence_length, ())].append(one)
+    made = [empty._replace(points=_points(runs)) for empty, runs in groups.items()]
     return sorted(made, key=lambda curve: (-curve.parameters, curve.hardware, curve.engine))
 
 
@@ -129,15 +130,15 @@ def _fell(runs: Sequence[Trained]) -> float | None:
     return share if share > FELL_BY else None
 
 
-def _hardware(told: Provenance) -> str:
+def _hardware(config: Mapping[str, Any]) -> str:
     """As the settings name it; of machines without a name, the cluster's."""
-    cluster = told.config["cluster"]
-    named = (told.config["benchmark"]["sku"], cluster["slurm"]["sku"], cluster["azureml"]["size"], cluster["name"])
+    cluster = config["cluster"]
+    named = (config["benchmark"]["sku"], cluster["slurm"]["sku"], cluster["azureml"]["size"], cluster["name"])
     return str(next(name for name in named if name))
 
 
-def _divided(told: Provenance) -> str:
-    how, engine = told.config["execution"], told.config["training"]["engine"]
+def _divided(config: Mapping[str, Any]) -> str:
+    how, engine = config["execution"], config["training"]["engine"]
     parts = [
         how["parallel"]
         if engine == "torch"

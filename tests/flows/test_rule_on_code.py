@@ -92,7 +92,7 @@ def test_a_model_that_writes_what_runs_is_promoted_and_one_that_does_not_stays_o
     closed = [check for check in second.said["error"]["checks"] if not check.get("passed")]
     assert [check["name"] for check in closed] == ["code.pass_share"], closed
     assert pass_share(second) < 0.5 and closed[0]["measured"] == pass_share(second)
-    assert (second.statuses()["evaluate"], second.statuses()["export"]) == ("ran", "not_run")
+    assert (second.statuses()["evaluate"], second.statuses()["export"]) == ("gate_closed", "not_run")
     assert aliases(open_store(fresh.path), "tiny") == {"champion": champion}
     (served,) = fresh.ok("endpoint", "list").said["endpoints"]
     assert served["model"] == champion
