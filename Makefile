@@ -61,6 +61,7 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.overload
 	$(BIN)/python -m benchmarks.rollout
 	$(BIN)/python -m benchmarks.simulation
+	$(BIN)/python -m benchmarks.planning
 
 soak: .venv/.dev
 	N=$(N) SEED=$(SEED) $(BIN)/python -m pytest -m soak -s $(ARGS)

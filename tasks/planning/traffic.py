@@ -14,7 +14,7 @@ from tasks.planning.prediction import Division
 
 TENSORS = 12
 """Of a layer of GPT: weight and bias of four matrices and two norms. DeepSpeed's ZeRO 3 gathers each by itself, FSDP all at once;
-so many ranks wait longer for each other (figure 5 of microsoft/DeepSpeed docs/_posts/2022-07-26-deepspeed-azure.md)."""
+so many ranks wait longer for each other (figure 5 of the page "DeepSpeed on Azure 2022" in benchmarks/planning_cases.yaml)."""
 OFFLOADED_BYTES = {"cpu": 0, "nvme": 24}
 """Of optimizer state, a parameter, that pass a machine's disks in a step: weight and two moments in float32, read and written."""
 
