@@ -38,6 +38,10 @@ def plan(
     write: Annotated[
         str, typer.Option(metavar="FILE", help="Write the division as settings that `-c FILE` takes.")
     ] = "",
+    plots: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="Draw what if: other numbers of GPUs, Spot, depths, intervals. Seconds more."),
+    ] = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="JSON on stdout: one object, of several cases a list.")
     ] = False,
@@ -56,6 +60,10 @@ def plan(
     told = [plain(each) for each in made]
     if write:
         _write(made, Path(write))
+    if plots:
+        from deployments.cli.plan_plots import draw
+
+        draw(made, Path(plots), home=home(), region=region)
     fields = {"plans": told} if len(told) > 1 else told[0]
     say(fields, "\n\n".join(_page(each, shown) for each, shown in zip(made, told, strict=True)), as_json=as_json)
 

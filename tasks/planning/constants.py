@@ -1,8 +1,8 @@
 """The numbers of the step's model that no data sheet has, each with its meaning, source and error. No arithmetic here.
 
 Those marked *fitted* come from `python -m benchmarks.planning --fit` over all runs of benchmarks/planning_cases.yaml together,
-never from one run; `--cross-validate` says how well they predict a paper that they did not see. With them the median error of throughput is
-8 %, and nine in ten runs are within 16 %. See docs/planning.md.
+never from one run. With them the median error of throughput is 8 %, and nine in ten runs are within 16 %; `--cross-validate`
+says how well they predict a paper that they did not see. See docs/planning.md.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-PriceKind = Literal["on-demand", "spot", "low-priority", "reserved-1y", "reserved-3y", "savings-1y", "savings-3y"]
+from tasks.planning_config import PriceKind
+
 Term = Literal["1y", "3y"]
 KINDS: tuple[PriceKind, ...] = get_args(PriceKind)
 HOURS_OF_TERM: Mapping[Term, float] = {"1y": 8760.0, "3y": 26280.0}
