@@ -62,6 +62,8 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.rollout
 	$(BIN)/python -m benchmarks.simulation
 	$(BIN)/python -m benchmarks.planning
+	$(BIN)/python -m benchmarks.planning_memory
+	$(BIN)/python -m benchmarks.planning_figure
 
 soak: .venv/.dev
 	N=$(N) SEED=$(SEED) $(BIN)/python -m pytest -m soak -s $(ARGS)

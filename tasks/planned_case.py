@@ -18,9 +18,10 @@ from tasks.planning.checkpoint_plan import CheckpointPlan, plan_of_bytes
 from tasks.planning.checkpointing import checkpoint_bytes
 from tasks.planning.failures import failure_rates
 from tasks.planning.machine import Machine
-from tasks.planning.money import Cost, MachinePrice, PriceKind, Spending, cost, kept_in
+from tasks.planning.money import Cost, MachinePrice, Spending, cost, kept_in
 from tasks.planning.prediction import Prediction
 from tasks.planning.search import Found, search
+from tasks.planning_config import PriceKind
 from tasks.prices.book import machine_price, open_book, storage_prices
 
 GIB, TIB = 1 << 30, 1 << 40

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tasks.planning.money import MachinePrice, PriceKind
+    from tasks.planning.money import MachinePrice
     from tasks.planning.spent import Machines, StageCost, Timed
+    from tasks.planning_config import PriceKind
     from tasks.runlog import LoggedRun
 
 COLUMNS = ("stage", "", "time", "machines", "machine hours", "an hour", "cost", "planned", "over")

@@ -15,7 +15,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tasks.hardware.sku import plain_name
-from tasks.planning.money import KINDS, MachinePrice, PriceKind, StoragePrices
+from tasks.planning.money import KINDS, MachinePrice, StoragePrices
+from tasks.planning_config import PriceKind
 
 SHIPPED = Path(__file__).parent / "list.yaml"
 OWN, FETCHED = "prices/own.yaml", "prices/azure.yaml"

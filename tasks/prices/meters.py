@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.hardware.sku import plain_name
-from tasks.planning.money import HOURS_OF_MONTH, KINDS, PriceKind, Term, hour_of_term
+from tasks.planning.money import HOURS_OF_MONTH, KINDS, Term, hour_of_term
+from tasks.planning_config import PriceKind
 
 GB_OF_GIB = 1.073741824
 TERMS: Mapping[str, Term] = {"1 Year": "1y", "3 Years": "3y"}
