@@ -6,8 +6,8 @@ Cases with their sources are benchmarks/planning_cases.yaml. The table gives, fo
 predicted over published throughput and the share within a quarter; with `--rows`, each row and what its step is made of. `--fit`
 finds the numbers of tasks/planning/constants.py that say "Fitted" again and prints them: least squares of the logarithm of
 predicted over published, each source as heavy as the square root of its rows, so that no table of fifty rows rules, around what
-each was judged to be (`PRIORS`, set after a first look at the table). `--cross-validate` fits without one paper after the other and predicts that paper. Goals:
-median within 10 %, nine in ten within 25 %. By `make bench`, without the fits.
+each was judged to be (`PRIORS`, set after a first look at the table). `--cross-validate` fits without one paper after the other
+and predicts that paper. Goals: median within 10 %, nine in ten within 25 %. By `make bench`, without the fits.
 """
 
 from __future__ import annotations

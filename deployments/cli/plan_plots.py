@@ -43,8 +43,8 @@ def _pictures(curves: WhatIf, folder: Path, currency: str) -> list[Path]:
         line = [(days, cost) for days, cost, _ in _priced(front)]
         written.append(picture.draw_cost(folder / "cost.png", kinds, line, currency))
     if curves.by_depth:
-        rates = [(point.parameters, point.tflops) for point in curves.by_depth]
-        written.append(picture.draw_by_depth(folder / "depth.png", rates))
+        sizes = [(point.parameters, point.tflops) for point in curves.by_depth]
+        written.append(picture.draw_by_depth(folder / "depth.png", sizes))
     shares = {LEVELS[level]: points for level, points in curves.by_interval.items()}
     written.append(picture.draw_by_interval(folder / "interval.png", shares, curves.interval_seconds))
     return written
