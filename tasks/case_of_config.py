@@ -12,6 +12,8 @@ from tasks.config import RetrainConfig
 from tasks.errors import Missing
 from tasks.planning.case import Case
 from tasks.planning.prediction import Division
+from tasks.planning_config import PlanningConfig
+from tasks.training_config import ExecutionConfig, NetworkConfig, TrainingConfig
 
 DAY_MINUTES = 1440.0
 
@@ -30,27 +32,39 @@ def case_of(config: RetrainConfig, *, search: bool = False) -> Case:
         )
     if not sku:
         raise ValueError(f"cluster {cluster.name} names no VM size: set benchmark.sku; `headway hardware` lists them")
+    vocab_size = config.preprocessing.tokenizer.vocab_size
+    gpus = cluster.nodes * cluster.ranks_per_node
+    return case_of_training(training, how, config.planning, sku=sku, gpus=gpus, vocab_size=vocab_size, search=search)
+
+
+def case_of_training(
+    training: TrainingConfig,
+    how: ExecutionConfig,
+    limits: PlanningConfig,
+    *,
+    sku: str,
+    gpus: int,
+    vocab_size: int,
+    search: bool = False,
+) -> Case:
+    """The same of a training whose vocabulary and GPUs are known."""
     open_ = {"batch": {"global": training.global_batch_size}}
     as_configured = {
-        "parallel": _division(config),
+        "parallel": _division(training, how),
         "batch": {"global": training.global_batch_size, "micro": training.micro_batch_size},
         "recompute": how.recompute,
     }
     return Case.model_validate(
         {
             "name": training.model,
-            "network": _network(config),
+            "network": _network(training.network, vocab_size),
             "sequence": training.sequence_length,
-            "cluster": {
-                "sku": sku,
-                "nodes": cluster.nodes,
-                "spot": config.planning.spending.price in ("spot", "low-priority"),
-            },
+            "cluster": {"sku": sku, "gpus": gpus, "spot": limits.spending.price in ("spot", "low-priority")},
             "precision": training.precision,
             "tokens": training.steps * training.global_batch_size * training.sequence_length,
             "engine": training.engine,
-            "max_days": config.planning.max_minutes / DAY_MINUTES,
-            "max_cost": config.planning.spending.max_cost,
+            "max_days": limits.max_minutes / DAY_MINUTES,
+            "max_cost": limits.spending.max_cost,
             **(open_ if search else as_configured),
         }
     )
@@ -80,8 +94,7 @@ def settings_of(division: Division) -> dict[str, Any]:
     return {"training": {"engine": division.engine, "micro_batch_size": division.micro}, "execution": execution}
 
 
-def _network(config: RetrainConfig) -> dict[str, Any]:
-    network = config.training.network
+def _network(network: NetworkConfig, vocab_size: int) -> dict[str, Any]:
     gpt2 = network.architecture == "gpt2"
     return {
         "layers": network.layers,
@@ -90,15 +103,15 @@ def _network(config: RetrainConfig) -> dict[str, Any]:
         "kv_heads": network.kv_heads,
         "ffn": network.intermediate_size,
         "gated": not gpt2,
-        "vocab": config.preprocessing.tokenizer.vocab_size,
+        "vocab": vocab_size,
         "tied": network.tie_embeddings,
         "learned_positions": gpt2,
         "biases": gpt2,
     }
 
 
-def _division(config: RetrainConfig) -> dict[str, Any]:
-    how, engine = config.execution, config.training.engine
+def _division(training: TrainingConfig, how: ExecutionConfig) -> dict[str, Any]:
+    engine = training.engine
     zero = {
         "torch": 3 if how.parallel == "fsdp" else 0,
         "deepspeed": how.deepspeed.zero_stage,

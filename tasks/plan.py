@@ -13,6 +13,7 @@ from typing import Any
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Plan, Tokens
 from tasks.formats.model_folder import open_model_folder, shape_of
+from tasks.gpu_plan import GpuPlan, plan_on_gpus
 from tasks.planning.checkpointing import Recovery, Saving, expected_goodput
 from tasks.planning.correction import Kind, correction, measured_on
 from tasks.planning.interval import checkpoint_every_steps
@@ -81,10 +82,11 @@ def plan(
     train_tokens = int(tokens.metrics["train_tokens"])
     home = home_folder("")
     past = noted(measured_on(on.name), PAST_RUNS)
-    numbers = reckon(training, limits, how, on, vocab_size=vocab_size, train_tokens=train_tokens, past=past)
+    gpus = plan_on_gpus(training, limits, how, on, vocab_size=vocab_size, home=home)
+    numbers = reckon(training, limits, how, on, vocab_size=vocab_size, train_tokens=train_tokens, past=past, gpus=gpus)
     use = Use(numbers.seconds, numbers.goodput, numbers.checkpoint * limits.checkpoint.keep)
     spent = cost_of(use, limits.spending, on, home=home)
-    checks = (*judge(numbers, limits, on), *spending_checks(use, spent, limits.spending, on, home=home))
+    checks = (*judge(numbers, limits, on, gpus), *spending_checks(use, spent, limits.spending, on, home=home))
     with scratch() as folder:
         page = {**numbers.__dict__, "cost": plain(spent), "checks": [check.model_dump() for check in checks]}
         (folder / "plan.json").write_text(json.dumps(page, indent=1))
@@ -116,8 +118,12 @@ def reckon(
     vocab_size: int,
     train_tokens: int,
     past: Sequence[Mapping[str, Any]] = (),
+    gpus: GpuPlan | None = None,
 ) -> Numbers:
-    """All numbers of a run by the formulas of tasks/planning; `past` is what earlier runs on this cluster took (train.py)."""
+    """All numbers of a run by the formulas of tasks/planning; `past` is what earlier runs on this cluster took (train.py).
+
+    Memory and the time of a step are the prediction's on machines with GPUs (`gpus`), and else size.py's and steptime.py's.
+    """
     network = training.network
     parameters = parameter_count(network, vocab_size, positions=training.sequence_length)
     lora = training.lora
@@ -128,13 +134,7 @@ def reckon(
     tokens_a_step = training.global_batch_size * training.sequence_length
     flops = tokens_a_step * flops_per_token_megatron(network, vocab_size, sequence_length=training.sequence_length)
     corrected = correction(past, Kind(training.engine, training.precision, on.world_size, parameters))
-    step = corrected.factor * step_seconds(
-        flops,
-        4 * trained,
-        ranks=on.world_size,
-        gflops_per_rank=on.matmul_gflops_per_rank,
-        bus_gigabytes_per_second=on.allreduce_gigabytes_per_second,
-    )
+    step = corrected.factor * (gpus.step_seconds if gpus else _step_seconds(flops, 4 * trained, on))
     saved = checkpoint_bytes(trained)
     state = training_memory_bytes(trained, frozen=parameters if lora.rank else 0)
     save_seconds, between_failures = saved / WRITE_BYTES_PER_SECOND, limits.mean_hours_between_failures * 3600
@@ -143,7 +143,9 @@ def reckon(
     )
     return Numbers(
         parameters=parameters,
-        memory_per_rank=round(state * share_of_state(training, how, on.world_size)) + activations,
+        memory_per_rank=round(
+            gpus.memory if gpus else state * share_of_state(training, how, on.world_size) + activations
+        ),
         checkpoint=saved,
         flops=flops * training.steps,
         flops_6n=tokens_a_step * training.steps * flops_per_token_6n(parameters),
@@ -155,6 +157,16 @@ def reckon(
         goodput=expected_goodput(every * step, Saving(save_seconds), Recovery(), between_failures),
         tokens=tokens_a_step * training.steps,
         epochs=tokens_a_step * training.steps / max(train_tokens, 1),
+    )
+
+
+def _step_seconds(flops: float, gradient_bytes: float, on: Cluster) -> float:
+    return step_seconds(
+        flops,
+        gradient_bytes,
+        ranks=on.world_size,
+        gflops_per_rank=on.matmul_gflops_per_rank,
+        bus_gigabytes_per_second=on.allreduce_gigabytes_per_second,
     )
 
 
@@ -178,9 +190,10 @@ def seconds_between_failures(limits: PlanningConfig) -> float | None:
     return None if limits.checkpoint.every_steps else limits.mean_hours_between_failures * 3600
 
 
-def judge(numbers: Numbers, limits: PlanningConfig, on: Cluster) -> tuple[Check, ...]:
+def judge(numbers: Numbers, limits: PlanningConfig, on: Cluster, gpus: GpuPlan | None = None) -> tuple[Check, ...]:
     """The gate: memory a rank, room for the checkpoints, time."""
-    memory = _memory_limit(limits, on)
+    memory = _memory_limit(limits, on, gpus)
+    nearest = f" The nearest that fits: {gpus.nearest}." if gpus and gpus.nearest else ""
     room, kept = free_disk_bytes(), numbers.checkpoint * (limits.checkpoint.keep + 1)
     return (
         Check(
@@ -188,7 +201,7 @@ def judge(numbers: Numbers, limits: PlanningConfig, on: Cluster) -> tuple[Check,
             measured=numbers.memory_per_rank / GIB,
             limit=f"<= {memory / GIB:.3g}",
             passed=numbers.memory_per_rank <= memory,
-            remedy="Divide it (execution.parallel: fsdp), lower training.micro_batch_size, or use fewer ranks a node.",
+            remedy=f"Divide it (execution.parallel: fsdp), lower training.micro_batch_size, or use fewer ranks a node.{nearest}",
         ),
         Check(
             name="disk for checkpoints, GiB",
@@ -222,8 +235,10 @@ def _useful_enough(numbers: Numbers, limits: PlanningConfig) -> tuple[Check, ...
     return (check,)
 
 
-def _memory_limit(limits: PlanningConfig, on: Cluster) -> float:
+def _memory_limit(limits: PlanningConfig, on: Cluster, gpus: GpuPlan | None) -> float:
     if limits.memory_per_rank_gib is not None:
         return limits.memory_per_rank_gib * GIB
+    if gpus:
+        return gpus.usable
     node = on.config.memory_gib * GIB if on.config.memory_gib else on.memory_bytes_per_node
     return node / on.ranks_per_node

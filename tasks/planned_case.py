@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tasks.hardware.machines import machine_of_gpu, machine_of_sku
+from tasks.hardware.machines import machine_of_gpu, machine_of_sku, of_qualification
 from tasks.planning import counts
 from tasks.planning.case import Case
 from tasks.planning.checkpoint_plan import CheckpointPlan, plan_of_bytes
@@ -49,10 +49,15 @@ class Planned:
         return self.plan.days / self.checkpoints.goodput.mid if self.checkpoints else self.plan.days
 
 
-def planned(case: Case, *, home: Path, region: str = "") -> Planned:
-    """Plan a case. Raises ValueError, by value and remedy, for one that names what is not there or cannot be divided."""
+def planned(case: Case, *, home: Path, region: str = "", allreduce_bus_bandwidth: float = 0.0) -> Planned:
+    """Plan a case. Raises ValueError, by value and remedy, for one that names what is not there or cannot be divided.
+
+    `allreduce_bus_bandwidth` is what a qualification measured over all machines, in bytes a second; 0: the size's number holds.
+    """
     machine = machine_of(case, home)
     gpus = _gpus(case, machine)
+    nodes = -(-gpus // machine.gpus) if gpus else 1
+    machine = of_qualification(machine, allreduce_bus_bandwidth=allreduce_bus_bandwidth, nodes=nodes)
     price = machine_price(open_book(home), machine.name, region=region, gpus=machine.gpus, today=datetime.date.today())
     kind: PriceKind = "spot" if case.cluster.spot else "on-demand"
     hour = price.hours.get(kind)
@@ -114,9 +119,9 @@ def _gpus(case: Case, machine: Machine) -> int | None:
     if case.cluster.nodes is not None:
         return case.cluster.nodes * machine.gpus
     gpus = case.cluster.gpus
-    if gpus is not None and gpus > machine.gpus and gpus % machine.gpus:
+    if case.cluster.sku and gpus is not None and gpus > machine.gpus and gpus % machine.gpus:
         raise ValueError(f"cluster.gpus {gpus} are not whole machines of {machine.gpus}: give a multiple of it")
-    return gpus
+    return gpus  # of a GPU by name, machines may have been smaller
 
 
 def _checkpoints(case: Case, machine: Machine, plan: Prediction) -> CheckpointPlan:

@@ -51,12 +51,22 @@ def plan(
     Of a configuration (-c), or of a case by itself (--case): network, sequence, cluster, batch; what `parallel` leaves out is
     searched.
     """
+    from deployments.cli.configuration import load
+    from tasks.case_of_config import case_of
     from tasks.planned_case import plain, planned
     from tasks.settings import home
 
-    cases = read_cases(Path(case)) if case else [_of_config(config, set_, search=bool(goal))]
+    bandwidth = 0.0
+    if case:
+        cases = read_cases(Path(case))
+    else:
+        settings = load(config or "local", set_ or [])
+        cases, bandwidth = [case_of(settings, search=bool(goal))], _measured(settings.cluster.name)
     cases = [_with_goal(each, goal) for each in cases]
-    made = [_named(each, lambda one: planned(one, home=home(), region=region)) for each in cases]
+    made = [
+        _named(each, lambda one: planned(one, home=home(), region=region, allreduce_bus_bandwidth=bandwidth))
+        for each in cases
+    ]
     told = [plain(each) for each in made]
     if write:
         _write(made, Path(write))
@@ -108,11 +118,18 @@ def _listed(said: Any) -> Iterable[Any]:
     return said if isinstance(said, list) else [said]
 
 
-def _of_config(config: Any, set_: Any, *, search: bool) -> Case:
-    from deployments.cli.configuration import load
-    from tasks.case_of_config import case_of
+def _measured(cluster: str) -> float:
+    """Bus bandwidth, bytes a second, that the cluster's newest qualification measured over all machines; 0: there is none."""
+    from tasks.errors import Unknown
+    from tasks.settings import home
+    from tasks.storage import open_store
+    from tasks.storage.store import find
 
-    return case_of(load(config or "local", set_ or []), search=search)
+    try:
+        found = find(open_store(home()), "qualification", cluster)
+    except Unknown:
+        return 0.0
+    return 1e9 * found.provenance.metrics.get("allreduce_gigabytes_per_second", 0.0)
 
 
 def _with_goal(case: Case, goal: str) -> Case:

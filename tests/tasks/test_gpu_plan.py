@@ -1,0 +1,112 @@
+"""On machines with GPUs the stage's plan is the prediction: it closes the gate for what does not fit, and names what would."""
+
+import pytest
+
+from tasks.artifacts import Cluster
+from tasks.cluster_config import ClusterConfig
+from tasks.gpu_plan import plan_on_gpus
+from tasks.lifecycle import lifecycle
+from tasks.plan import judge, reckon
+from tasks.planning_config import PlanningConfig
+from tasks.settings import Settings
+from tasks.training_config import ExecutionConfig, TrainingConfig
+from tasks.workbench import Work, working
+
+H100 = "Standard_ND96isr_H100_v5"
+LLAMA_8B = {
+    "layers": 32,
+    "hidden_size": 4096,
+    "heads": 32,
+    "kv_heads": 8,
+    "intermediate_size": 14336,
+    "tie_embeddings": False,
+}
+LLAMA_70B = {**LLAMA_8B, "layers": 80, "hidden_size": 8192, "heads": 64, "intermediate_size": 28672}
+VOCAB = 128_256
+LIMITS = PlanningConfig(max_minutes=1e9)
+
+
+def cluster(nodes=2, sku=H100, gpus=8, **more):
+    config = ClusterConfig(name="nd", backend="slurm", nodes=nodes, ranks_per_node=8, gpus_per_node=gpus)
+    told = {
+        "matmul_gflops_per_rank": 50_000.0,
+        "allreduce_gigabytes_per_second": 360.0,
+        "memory_bytes_per_node": 1 << 41,
+        "sku": sku,
+        "config": config,
+    }
+    return Cluster(name="nd", backend="slurm", nodes=nodes, ranks_per_node=8, threads_per_rank=12, **{**told, **more})
+
+
+def training(network=LLAMA_8B, **more):
+    told = {
+        "precision": "bf16",
+        "sequence_length": 4096,
+        "global_batch_size": 128,
+        "micro_batch_size": 1,
+        "steps": 1000,
+    }
+    return TrainingConfig(network=network, **{**told, **more})
+
+
+def planned(tmp_path, on, how, **more):
+    asked = training(**more)
+    gpus = plan_on_gpus(asked, LIMITS, how, on, vocab_size=VOCAB, home=tmp_path)
+    numbers = reckon(asked, LIMITS, how, on, vocab_size=VOCAB, train_tokens=10**9, gpus=gpus)
+    return gpus, numbers
+
+
+@pytest.fixture
+def memory_check(tmp_path, monkeypatch):
+    """The check of memory, judged as in the stage."""
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
+
+    def check(numbers, on, gpus):
+        opened = lifecycle("retrain", Settings(), subject="m", stages=["plan"], dry=True)
+        with opened as run, working(Work("plan", "k", run, "", handed=[], context=[])):
+            (found,) = [each for each in judge(numbers, LIMITS, on, gpus) if each.name.startswith("memory")]
+        return found
+
+    return check
+
+
+def test_what_fits_is_planned_with_the_gpus_memory_and_rate(tmp_path, memory_check):
+    how = ExecutionConfig(parallel="fsdp", recompute="full")
+    gpus, numbers = planned(tmp_path, cluster(), how)
+    assert gpus.fits and gpus.nearest == "" and 70 < gpus.usable / 2**30 < 80
+    assert numbers.memory_per_rank == round(gpus.memory) and numbers.step_seconds == gpus.step_seconds
+    tflops = numbers.flops / numbers.seconds / 16 / 1e12
+    assert 200 < tflops < 794
+    check = memory_check(numbers, cluster(), gpus)
+    assert check.passed and check.measured == pytest.approx(gpus.memory / 2**30)
+
+
+def test_what_does_not_fit_closes_the_gate_and_names_the_nearest_that_does(tmp_path, memory_check):
+    on, how = cluster(), ExecutionConfig(parallel="ddp")
+    gpus, numbers = planned(tmp_path, on, how, network=LLAMA_70B)
+    check = memory_check(numbers, on, gpus)
+    assert not gpus.fits and not check.passed and check.measured > 80
+    fits, _ = planned(
+        tmp_path, cluster(nodes=16), ExecutionConfig(parallel="fsdp", recompute="full"), network=LLAMA_70B
+    )
+    assert fits.fits
+
+
+def test_the_network_that_was_measured_counts(tmp_path):
+    how = ExecutionConfig(parallel="fsdp", recompute="full")
+    slow = planned(tmp_path, cluster(allreduce_gigabytes_per_second=20.0), how)[0]
+    assert slow.step_seconds > 1.2 * planned(tmp_path, cluster(), how)[0].step_seconds
+
+
+@pytest.mark.parametrize(
+    "on", [cluster(gpus=0), cluster(sku=""), cluster(sku="local-gpu"), cluster(sku="nobody-knows")]
+)
+def test_machines_of_which_too_little_is_known_are_reckoned_by_what_was_measured(tmp_path, on):
+    assert planned(tmp_path, on, ExecutionConfig(parallel="fsdp"))[0] is None
+
+
+def test_adapters_are_reckoned_and_what_cannot_be_divided_is_named(tmp_path):
+    assert planned(tmp_path, cluster(), ExecutionConfig(), lora={"rank": 8}, base="checkpoint/x")[0] is None
+    with pytest.raises(ValueError, match="heads 30 do not divide by tp 4"):
+        odd = {**LLAMA_8B, "hidden_size": 3840, "heads": 30, "kv_heads": 30}
+        planned(tmp_path, cluster(), ExecutionConfig(parallel="fsdp", tensor_parallel=4), network=odd)
