@@ -21,6 +21,8 @@ from tasks.planning.machine import Machine
 from tasks.planning.money import Cost, MachinePrice, Spending, cost, kept_in
 from tasks.planning.prediction import Prediction
 from tasks.planning.search import Found, search
+from tasks.planning.storage_plan import stored
+from tasks.planning.storing import Choice
 from tasks.planning_config import PriceKind
 from tasks.prices.book import machine_price, open_book, storage_prices
 
@@ -40,6 +42,8 @@ class Planned:
     checkpoints: CheckpointPlan | None
     cost: Cost | None
     warnings: tuple[str, ...]
+    storages: dict[str, Choice | None]
+    """Of data and scratch; empty where nothing fits."""
 
     @property
     def days_with_failures(self) -> float | None:
@@ -70,9 +74,10 @@ def planned(case: Case, *, home: Path, region: str = "", allreduce_bus_bandwidth
         *(checkpoints.warnings if checkpoints else ()),
         *(spent.warnings if spent else ()),
     ]
-    return Planned(
-        case, machine, found, plan, checkpoints, spent, tuple(dict.fromkeys([*said, *_limits(case, machine, plan)]))
-    )
+    said = list(dict.fromkeys([*said, *_limits(case, machine, plan)]))
+    prices = storage_prices(open_book(home), region=region, today=datetime.date.today()).gb_month
+    lie = stored(case, plan, machine, checkpoints, gb_month=prices) if plan and checkpoints else {}
+    return Planned(case, machine, found, plan, checkpoints, spent, tuple(said), lie)
 
 
 def machine_of(case: Case, home: Path) -> Machine:
@@ -101,6 +106,7 @@ def plain(made: Planned) -> dict[str, Any]:
         "days_with_failures": _round(made.days_with_failures),
         "cost": _money(made.cost),
         "checkpoint": _checkpoint(made.checkpoints),
+        "storage": {name: _storage(choice) for name, choice in made.storages.items()},
         "goodput": {name: _round(value) for name, value in made.checkpoints.goodput.__dict__.items()}
         if made.checkpoints
         else None,
@@ -193,6 +199,17 @@ def _checkpoint(made: CheckpointPlan | None) -> dict[str, Any] | None:
         "interval_seconds": _round(made.interval_seconds),
         "storage": made.storage.name,
         "storage_reason": made.reason,
+    }
+
+
+def _storage(choice: Choice | None) -> dict[str, Any] | None:
+    if choice is None:
+        return None
+    return {
+        "name": choice.storage.name,
+        "tib": _round(choice.tib),
+        "month": _round(choice.month),
+        "reason": choice.reason,
     }
 
 

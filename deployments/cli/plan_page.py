@@ -45,6 +45,7 @@ def _lines(made: Planned, told: dict[str, Any]) -> Iterator[str]:
             f"{checkpoint['write_seconds']:.3g} s to {checkpoint['storage']}"
         )
         yield f"  goodput     {goodput['mid']:.1%} ({goodput['low']:.1%} to {goodput['high']:.1%} by how often machines fail)"
+    yield from (f"  stored      {choice['reason']}" for choice in told["storage"].values() if choice)
     yield from _money(told["cost"])
     yield from (f"  instead     {_instead(other)}" for other in told["others"][:3])
     yield from (f"  mind        {said}" for said in told["warnings"])

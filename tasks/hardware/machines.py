@@ -18,7 +18,7 @@ from tasks.hardware.sku import Number, Sku, plain_name
 from tasks.planning.machine import Machine
 
 GPUS = "_gpus.yaml"
-GB, GIB, TERA, GBIT = 1e9, 1 << 30, 1e12, 1e9 / 8
+GB, GIB, TIB, TERA, GBIT = 1e9, 1 << 30, 1 << 40, 1e12, 1e9 / 8
 USABLE = 0.98
 """Of a GPU's memory: torch finds 79.2 of an A100's 80 GiB and 139.8 of an H200's 141, and CUDA's context takes half of one."""
 ACHIEVABLE = {"nvidia": 0.8, "amd": 0.51}
@@ -109,6 +109,7 @@ def _machine(sku: Sku, specs: Mapping[str, Number], name: str, *, generic: bool 
         host_bandwidth=_host(read),
         host_memory_bytes=round(read.get("memory_gib", "host_memory_bytes", GIB, otherwise=gpus * 100 * GIB)),
         nvme_write_bandwidth=read.get("nvme_write_gb_s", "nvme_write_bandwidth", GB),
+        nvme_bytes=read.get("nvme_total_tib", "nvme_bytes", TIB) or read.get("temp_disk_gib", "nvme_bytes", GIB),
         vcpus=round(read.get("vcpus", "vcpus")),
         family="" if generic else sku.family,
         tops_out_at=0

@@ -42,6 +42,8 @@ class Machine:
     """Azure's quota family; empty for a generic machine."""
     tops_out_at: int = 0
     """Most machines that one job may have (Azure ML: 100 with RDMA); 0: no limit known."""
+    nvme_bytes: float = 0.0
+    """Room on one machine's local disks."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Field -> where its number is from."""
     assumed: tuple[str, ...] = ()

@@ -69,6 +69,7 @@ def test_a_plan_says_all_that_is_promised_in_the_units_of_its_names(plan):
     goodput = said["goodput"]
     assert 0.5 < goodput["low"] < goodput["mid"] < goodput["high"] < 1
     assert said["checkpoint"]["gib"] == pytest.approx(said["parameters"] * 14 / 2**30, rel=1e-3)
+    assert said["storage"]["data"]["tib"] >= 10**12 * 4 / 2**40 and said["storage"]["scratch"]["name"] == "local-nvme"
     way = said["parallel"]
     assert way["tp"] * way["pp"] * way["cp"] * way["dp"] == 64
 
