@@ -6,6 +6,7 @@ qualification measured.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tasks.config import RetrainConfig
@@ -21,7 +22,7 @@ DAY_MINUTES = 1440.0
 def case_of(config: RetrainConfig, *, search: bool = False) -> Case:
     """The training that a configuration asks for; `search` leaves open how it is divided. Raises ValueError, Missing.
 
-    The vocabulary is the tokenizer's as configured; a base model's network is not known before it is fetched.
+    The vocabulary is the tokenizer's as configured.
     """
     training, how, cluster = config.training, config.execution, config.cluster
     sku = config.benchmark.sku or cluster.slurm.sku or cluster.azureml.size
@@ -32,9 +33,17 @@ def case_of(config: RetrainConfig, *, search: bool = False) -> Case:
         )
     if not sku:
         raise ValueError(f"cluster {cluster.name} names no VM size: set benchmark.sku; `headway hardware` lists them")
+    if training.base:
+        raise Missing(
+            f"the network is that of {training.base}, which is read when a run needs it",
+            remedy="`headway retrain --to plan` plans with it; or plan a case of its shape: --case FILE.",
+        )
     vocab_size = config.preprocessing.tokenizer.vocab_size
     gpus = cluster.nodes * cluster.ranks_per_node
-    return case_of_training(training, how, config.planning, sku=sku, gpus=gpus, vocab_size=vocab_size, search=search)
+    case = case_of_training(training, how, config.planning, sku=sku, gpus=gpus, vocab_size=vocab_size, search=search)
+    days = config.planning.max_minutes / DAY_MINUTES
+    limits = {"max_days": days if math.isfinite(days) else None, "max_cost": config.planning.spending.max_cost}
+    return case.model_copy(update=limits)
 
 
 def case_of_training(
@@ -63,8 +72,6 @@ def case_of_training(
             "precision": training.precision,
             "tokens": training.steps * training.global_batch_size * training.sequence_length,
             "engine": training.engine,
-            "max_days": limits.max_minutes / DAY_MINUTES,
-            "max_cost": limits.spending.max_cost,
             **(open_ if search else as_configured),
         }
     )
@@ -115,7 +122,9 @@ def _division(training: TrainingConfig, how: ExecutionConfig) -> dict[str, Any]:
     zero = {
         "torch": 3 if how.parallel == "fsdp" else 0,
         "deepspeed": how.deepspeed.zero_stage,
-        "megatron": int(how.megatron.distributed_optimizer),
+        "megatron": int(how.megatron.distributed_optimizer)
+        if how.megatron.flavour == "megatron-lm"
+        else how.deepspeed.zero_stage,
     }[engine]
     return {
         "tp": how.tensor_parallel,

@@ -1,19 +1,25 @@
 """A training on machines with GPUs, as the stage `plan` judges it: predicted as it is configured, and the nearest that would fit.
 
-The prediction is tasks/planned_case.py's, as in `headway plan`. Machines without GPUs are reckoned by tasks/plan.py itself.
+The prediction is that of `headway plan` (tasks/planning/search.py). Machines without GPUs are reckoned by tasks/plan.py itself.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tasks.artifacts import Cluster
 from tasks.case_of_config import case_of_training
-from tasks.hardware.machines import machine_of_sku
-from tasks.planned_case import planned
+from tasks.hardware.machines import machine_of_sku, of_qualification
+from tasks.planning.checkpointing import checkpoint_bytes, snapshot_seconds
+from tasks.planning.counts import parameters
+from tasks.planning.machine import Machine
+from tasks.planning.search import search
 from tasks.planning_config import PlanningConfig
 from tasks.training_config import ExecutionConfig, TrainingConfig
+
+WRITER_BYTES_PER_SECOND = 200e6
+"""What the writers of one machine take to a plain disk, fsync and sha256 included (tasks/plan.py)."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,10 @@ class GpuPlan:
     usable: float
     """Bytes of one GPU that training can take."""
     step_seconds: float
+    stall_seconds: float
+    """Training stands still for one checkpoint: it is copied to the machines' memory."""
+    write_seconds: float
+    """From then until it is written, beside training."""
     fits: bool
     nearest: str
     """What would fit; empty where it does."""
@@ -37,32 +47,37 @@ def plan_on_gpus(
 
     Raises ValueError, by value and remedy, for a training that cannot be divided as it is configured.
     """
-    if not on.config.gpus_per_node or not on.sku or training.lora.rank or not _known(on.sku, home):
+    machine = _machine(on, home) if on.config.gpus_per_node and on.sku and not training.lora.rank else None
+    if machine is None or training.precision not in machine.achievable_flops:
         return None
     case = case_of_training(training, how, limits, sku=on.sku, gpus=on.world_size, vocab_size=vocab_size)
-    case = case.model_copy(update={"max_days": None, "max_cost": None})  # the stage judges them itself, with failures
-    made = planned(case, home=home, region=limits.spending.region, allreduce_bus_bandwidth=_measured(on))
-    found = made.plan or made.found.closest
+    result = search(case, machine, gpus=on.world_size)
+    found = result.plans[0] if result.plans else result.closest
     if found is None:
         return None
+    count = round(parameters(case.network, case.sequence).total)
+    size = checkpoint_bytes(count, precision=training.precision, engine=training.engine)
     return GpuPlan(
         memory=found.memory.total,
-        usable=made.machine.usable_memory_bytes,
+        usable=machine.usable_memory_bytes,
         step_seconds=found.step_seconds,
-        fits=made.plan is not None,
-        nearest=made.found.nearest,
+        stall_seconds=snapshot_seconds(size, machine, on.world_size),
+        write_seconds=size / (WRITER_BYTES_PER_SECOND * on.nodes),
+        fits=bool(result.plans),
+        nearest=result.nearest,
     )
 
 
-def _known(sku: str, home: Path) -> bool:
-    """Whether the file of a size has the numbers of its GPUs: that of `headway qualify --record` may have none."""
+def _machine(on: Cluster, home: Path) -> Machine | None:
+    """The cluster's machines, with the ranks of one as its GPUs and the bandwidth that was measured; None: too little is known.
+
+    The file of `headway qualify --record` may have no numbers of GPUs.
+    """
     try:
-        machine_of_sku(sku, home / "hardware")
+        machine = machine_of_sku(on.sku, home / "hardware")
     except ValueError:
-        return False
-    return True
-
-
-def _measured(on: Cluster) -> float:
-    """Bus bandwidth, bytes a second, of all machines together, as the qualification measured it; 0: it did not."""
-    return on.allreduce_gigabytes_per_second * 1e9
+        return None
+    if machine.gpus != on.ranks_per_node:
+        share = machine.gpus / on.ranks_per_node
+        machine = replace(machine, gpus=on.ranks_per_node, network_bandwidth=machine.network_bandwidth * share)
+    return of_qualification(machine, allreduce_bus_bandwidth=on.allreduce_gigabytes_per_second * 1e9, nodes=on.nodes)

@@ -15,8 +15,8 @@ from tasks.artifacts import Check, Checkpoint, Cluster, Plan, Tokens
 from tasks.formats.model_folder import open_model_folder, shape_of
 from tasks.gpu_plan import GpuPlan, plan_on_gpus
 from tasks.planning.checkpointing import Recovery, Saving, expected_goodput
-from tasks.planning.correction import Kind, correction, measured_on
-from tasks.planning.interval import checkpoint_every_steps
+from tasks.planning.correction import correction, kind_of, measured_on
+from tasks.planning.interval import corrected_every_steps
 from tasks.planning.size import (
     activation_bytes,
     adapter_parameters,
@@ -28,6 +28,7 @@ from tasks.planning.size import (
 )
 from tasks.planning.steptime import step_seconds
 from tasks.planning_config import PlanningConfig
+from tasks.settings import config_digest
 from tasks.spending import Use, cost_of, known_cost, plain
 from tasks.spending import checks as spending_checks
 from tasks.stage import stage
@@ -63,7 +64,7 @@ class Numbers:
     epochs: float
 
 
-@stage(version=1)
+@stage(version=2, same_context=True)
 def plan(
     tokens: Tokens,
     training: TrainingConfig,
@@ -88,7 +89,12 @@ def plan(
     spent = cost_of(use, limits.spending, on, home=home)
     checks = (*judge(numbers, limits, on, gpus), *spending_checks(use, spent, limits.spending, on, home=home))
     with scratch() as folder:
-        page = {**numbers.__dict__, "cost": plain(spent), "checks": [check.model_dump() for check in checks]}
+        page = {
+            "training": config_digest(training),
+            **numbers.__dict__,
+            "cost": plain(spent),
+            "checks": [check.model_dump() for check in checks],
+        }
         (folder / "plan.json").write_text(json.dumps(page, indent=1))
         return publish(
             folder,
@@ -133,13 +139,18 @@ def reckon(
     )
     tokens_a_step = training.global_batch_size * training.sequence_length
     flops = tokens_a_step * flops_per_token_megatron(network, vocab_size, sequence_length=training.sequence_length)
-    corrected = correction(past, Kind(training.engine, training.precision, on.world_size, parameters))
+    corrected = correction(past, kind_of(training, on.world_size, parameters))
     step = corrected.factor * (gpus.step_seconds if gpus else _step_seconds(flops, 4 * trained, on))
     saved = checkpoint_bytes(trained)
     state = training_memory_bytes(trained, frozen=parameters if lora.rank else 0)
     save_seconds, between_failures = saved / WRITE_BYTES_PER_SECOND, limits.mean_hours_between_failures * 3600
-    every = limits.checkpoint.every_steps or checkpoint_every_steps(
-        training.steps, step, save_seconds=save_seconds, mean_seconds_between_failures=between_failures
+    saving = Saving(gpus.stall_seconds, gpus.write_seconds) if gpus else Saving(save_seconds)
+    every = limits.checkpoint.every_steps or corrected_every_steps(
+        training.steps,
+        step,
+        stall_seconds=saving.stall_seconds,
+        write_seconds=saving.lag_seconds,
+        mean_seconds_between_failures=between_failures,
     )
     return Numbers(
         parameters=parameters,
@@ -154,7 +165,7 @@ def reckon(
         corrected_by_runs=corrected.runs,
         seconds=step * training.steps,
         checkpoint_every_steps=every,
-        goodput=expected_goodput(every * step, Saving(save_seconds), Recovery(), between_failures),
+        goodput=expected_goodput(every * step, saving, Recovery(), between_failures),
         tokens=tokens_a_step * training.steps,
         epochs=tokens_a_step * training.steps / max(train_tokens, 1),
     )

@@ -18,12 +18,12 @@ from tasks.planning.checkpoint_plan import CheckpointPlan, plan_of_bytes
 from tasks.planning.checkpointing import checkpoint_bytes
 from tasks.planning.failures import failure_rates
 from tasks.planning.machine import Machine
-from tasks.planning.money import Cost, MachinePrice, Spending, cost, kept_in
+from tasks.planning.money import Cost, MachinePrice, Spending, cost, hourly, kept_in
 from tasks.planning.prediction import Prediction
 from tasks.planning.search import Found, search
 from tasks.planning.storage_plan import stored
 from tasks.planning.storing import Choice
-from tasks.planning_config import PriceKind
+from tasks.planning_config import PriceKind, SpendingConfig
 from tasks.prices.book import machine_price, open_book, storage_prices
 
 GIB, TIB = 1 << 30, 1 << 40
@@ -53,29 +53,36 @@ class Planned:
         return self.plan.days / self.checkpoints.goodput.mid if self.checkpoints else self.plan.days
 
 
-def planned(case: Case, *, home: Path, region: str = "", allreduce_bus_bandwidth: float = 0.0) -> Planned:
+def planned(
+    case: Case,
+    *,
+    home: Path,
+    region: str = "",
+    paid: SpendingConfig | None = None,
+    allreduce_bus_bandwidth: float = 0.0,
+) -> Planned:
     """Plan a case. Raises ValueError, by value and remedy, for one that names what is not there or cannot be divided.
 
-    `allreduce_bus_bandwidth` is what a qualification measured over all machines, in bytes a second; 0: the size's number holds.
+    `paid` says how machines are paid for; without it on demand, or Spot. `allreduce_bus_bandwidth` is what a qualification measured over all machines, in bytes a second; 0: the size's number holds.
     """
     machine = machine_of(case, home)
     gpus = _gpus(case, machine)
     nodes = -(-gpus // machine.gpus) if gpus else 1
     machine = of_qualification(machine, allreduce_bus_bandwidth=allreduce_bus_bandwidth, nodes=nodes)
-    price = machine_price(open_book(home), machine.name, region=region, gpus=machine.gpus, today=datetime.date.today())
-    kind: PriceKind = "spot" if case.cluster.spot else "on-demand"
-    hour = price.hours.get(kind)
+    price = machine_price(open_book(home), machine.name, region=region, gpus=machine.gpus, today=_today())
+    paid = paid or SpendingConfig(price="spot" if case.cluster.spot else "on-demand")
+    hour = hourly(price, {paid.price: 1.0}, _discounts(paid))
     found = search(case, machine, gpus=gpus, per_gpu_hour=hour / machine.gpus if hour is not None else None)
     plan = found.plans[0] if found.plans else None
     checkpoints = _checkpoints(case, machine, plan) if plan else None
-    spent = _cost(case, machine, plan, checkpoints, price, kind, region, home) if plan and checkpoints else None
+    spent = _cost(case, machine, plan, checkpoints, price, paid, region, home) if plan and checkpoints else None
     said = [
         *(plan.warnings if plan else ()),
         *(checkpoints.warnings if checkpoints else ()),
         *(spent.warnings if spent else ()),
     ]
     said = list(dict.fromkeys([*said, *_limits(case, machine, plan)]))
-    prices = storage_prices(open_book(home), region=region, today=datetime.date.today()).gb_month
+    prices = storage_prices(open_book(home), region=region, today=_today()).gb_month
     lie = stored(case, plan, machine, checkpoints, gb_month=prices) if plan and checkpoints else {}
     return Planned(case, machine, found, plan, checkpoints, spent, tuple(said), lie)
 
@@ -143,25 +150,34 @@ def _cost(
     plan: Prediction,
     checkpoints: CheckpointPlan,
     price: MachinePrice,
-    kind: PriceKind,
+    paid: SpendingConfig,
     region: str,
     home: Path,
 ) -> Cost | None:
     if plan.days is None:
         return None
-    storage = storage_prices(open_book(home), region=region, today=datetime.date.today())
+    storage = storage_prices(open_book(home), region=region, today=_today())
     ordered = (checkpoints.tib or 0.0) * TIB / 1e9
     kept, gb, said = kept_in(storage, checkpoints.storage.name, gb=2 * checkpoints.bytes / 1e9, ordered_gb=ordered)
     spending = Spending(
         machines=plan.division.gpus / machine.gpus,
         train_seconds=plan.days * DAY,
         goodput=max(checkpoints.goodput.mid, 1e-9),
-        mix={kind: 1.0},
+        mix={paid.price: 1.0},
+        discounts=_discounts(paid),
         checkpoint_gb=gb,
         checkpoint_storage=kept,
     )
     spent = cost(spending, price, storage)
     return replace(spent, warnings=(*spent.warnings, said)) if said else spent
+
+
+def _discounts(paid: SpendingConfig) -> dict[PriceKind, float]:
+    return {paid.price: paid.discount} if paid.discount else {}
+
+
+def _today() -> datetime.date:
+    return datetime.datetime.now(datetime.UTC).date()
 
 
 def _limits(case: Case, machine: Machine, plan: Prediction | None) -> list[str]:

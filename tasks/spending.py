@@ -7,7 +7,7 @@ a training that reaches its budget does is tasks/jobs/training/stops.py. See doc
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tasks.hardware.sku import Sku, load_sku
 from tasks.planning.money import Cost, Spending, cost
 from tasks.planning.quota import Request, judge
 from tasks.planning_config import SpendingConfig
-from tasks.prices.book import machine_price, open_book, storage_prices
+from tasks.prices.book import USUAL_REGION, machine_price, open_book, storage_prices
 from tasks.prices.limits import read_limits
 
 DAY = 86400.0
@@ -38,7 +38,7 @@ class Use:
 
 def cost_of(use: Use, config: SpendingConfig, on: Cluster, *, home: Path) -> Cost:
     """What it costs on a cluster; `total` is None where a price is not known."""
-    today = datetime.date.today()
+    today = datetime.datetime.now(datetime.UTC).date()
     book = open_book(home)
     return cost(
         Spending(
@@ -72,7 +72,7 @@ def known_cost(spent: Cost) -> dict[str, float]:
 def _within_budget(spent: Cost, config: SpendingConfig) -> tuple[Check, ...]:
     if config.max_cost is None:
         return ()
-    unknown = spent.total is None
+    unknown = spent.hour is None  # of what else has no price, storage above all, the rest is the cost
     remedy = (
         " ".join(f"{said[:1].upper()}{said[1:]}." for said in spent.warnings)
         if unknown
@@ -81,9 +81,10 @@ def _within_budget(spent: Cost, config: SpendingConfig) -> tuple[Check, ...]:
     )
     check = Check(
         name=f"cost, {spent.currency}",
-        measured="not known" if unknown else float(spent.total or 0.0),
+        measured="not known" if unknown else spent.known,
         limit=f"<= {config.max_cost:g}",
-        passed=not unknown and float(spent.total or 0.0) <= config.max_cost,
+        passed=not unknown and spent.known <= config.max_cost,
+        warned=not unknown and spent.total is None,
         remedy=remedy,
     )
     return (check,)
@@ -103,11 +104,12 @@ def _within_quota(use: Use, config: SpendingConfig, on: Cluster, *, home: Path) 
         vcpus=round(vcpus),
         nodes=on.nodes,
         days=days,
-        low_priority=config.price in TAKEN_AWAY,
+        low_priority=config.price in TAKEN_AWAY or on.config.preemptible,
         rdma=bool(_number(sku, "infiniband_ports")),
         why=f"training on {on.nodes} x {sku.name} for {days:.2g} days",
     )
-    return judge(request, read_limits(home, region=config.region, sku=sku))
+    limits = read_limits(home, region=config.region or USUAL_REGION, sku=sku)
+    return judge(request, replace(limits, used={}))  # what is in use may be this very cluster
 
 
 def _number(sku: Sku, name: str) -> float:

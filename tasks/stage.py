@@ -70,8 +70,10 @@ class Stage:
         expires: Callable[[Record, tuple[Any, ...]], bool] | None,
         reconciles: Callable[..., Any] | None,
         name: str,
+        same_context: bool,
     ) -> None:
         self.body, self.version, self.expires, self.reconciles, self.name = body, version, expires, reconciles, name
+        self.same_context = same_context
         update_wrapper(self, body)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -206,6 +208,8 @@ class Stage:
             return None, "its gate was closed last time"
         if self.expires and self.expires(record, call.args):
             return None, "the last result is too old"
+        if self.same_context and list(record.context) != list(call.context):
+            return None, "it was made under another qualification"
         if self.reconciles and not self.reconciles(*call.args):
             return None, "what is there is not what is wanted"
         for ref in record.outputs:
@@ -231,15 +235,16 @@ def stage(
     name: str = "",
     expires: Callable[[Record, tuple[Any, ...]], bool] | None = None,
     reconciles: Callable[..., Any] | None = None,
+    same_context: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a function a stage. Positional arguments are its key, keyword-only ones say where and within which limits.
 
     Raise `version` when the same arguments shall give another result. `expires` says that a record is too old; `reconciles`
-    compares what the record says with what is there now.
+    compares what the record says with what is there now; with `same_context` a record holds only under what it was made under.
     """
 
     def make(body: Callable[P, R]) -> Callable[P, R]:
-        return cast(Callable[P, R], Stage(body, version, expires, reconciles, name or body.__name__))
+        return cast(Callable[P, R], Stage(body, version, expires, reconciles, name or body.__name__, same_context))
 
     return make
 

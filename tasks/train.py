@@ -13,7 +13,7 @@ from typing import Any
 from tasks.artifacts import Artifact, Checkpoint, Cluster, Plan, Tokens
 from tasks.continuing import Origin, TakeOver
 from tasks.formats.ds_config import ds_config
-from tasks.planning.correction import Kind, measured, measured_on
+from tasks.planning.correction import kind_of, measured, measured_on
 from tasks.programs import Program
 from tasks.promotion import require_signed, require_signer, sign
 from tasks.stage import stage
@@ -58,7 +58,7 @@ def train(
         planned_step_seconds=under.seconds / under.steps,
     )
     peak = peak_of(on, config.precision)
-    how = within_budget(how, under)
+    how = within_budget(how, under, engine=config.engine)
     made = program(tokens, config, how, base, mixed, limits=limits, peak=peak, continue_from=_from(origin, taking))
     job = run_job(made, on=on)
     _show(Path(job.folder), Path(job.output) / "training_log.jsonl")
@@ -70,10 +70,11 @@ def train(
 
 def _remember(config: TrainingConfig, plan: Plan, on: Cluster, metrics: Mapping[str, float]) -> None:
     """What it took beside its plan, for the next plan on this cluster."""
-    if "plan_error" not in metrics:
-        return
+    ranks = metrics.get("tokens_per_second", 0.0) / metrics.get("tokens_per_second_per_rank", 1.0)
+    if "plan_error" not in metrics or ("tokens_per_second_per_rank" in metrics and round(ranks) != on.world_size):
+        return  # an elastic run on fewer ranks tells nothing of all of them
     planned = plan.seconds / plan.steps
-    kind = Kind(config.engine, config.precision, on.world_size, plan.parameters)
+    kind = kind_of(config, on.world_size, plan.parameters)
     took = planned * (1 + metrics["plan_error"])
     note(measured_on(on.name), measured(kind, formula_seconds=planned / plan.correction, seconds=took))
 
@@ -105,9 +106,9 @@ def program(
     return Program(PROGRAMS[config.engine], settings, inputs, progress="checkpoints/LATEST")
 
 
-def within_budget(how: ExecutionConfig, plan: Plan) -> ExecutionConfig:
-    """The plan's budget as a limit of training, where none is configured."""
-    if plan.max_cost is None or not plan.cost_per_hour or how.limits.max_cost is not None:
+def within_budget(how: ExecutionConfig, plan: Plan, *, engine: str) -> ExecutionConfig:
+    """The plan's budget as a limit of training, where none is configured; Megatron-LM's own loop knows no such limit."""
+    if plan.max_cost is None or not plan.cost_per_hour or how.limits.max_cost is not None or engine == "megatron":
         return how
     limits = how.limits.model_copy(update={"max_cost": plan.max_cost, "cost_per_hour": plan.cost_per_hour})
     return how.model_copy(update={"limits": limits})

@@ -31,7 +31,8 @@ def require_wanted(settings: RetrainConfig, stages: Callable[[], list[dict[str, 
     from tasks.settings import home
 
     try:
-        made = planned(case_of(settings), home=home(), region=settings.planning.spending.region)
+        paid = settings.planning.spending
+        made = planned(case_of(settings), home=home(), region=paid.region, paid=paid)
     except Missing:
         return  # machines without a size: the stage `plan` reckons with what it measures
     except ValueError as error:

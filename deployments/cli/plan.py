@@ -56,15 +56,16 @@ def plan(
     from tasks.planned_case import plain, planned
     from tasks.settings import home
 
-    bandwidth = 0.0
+    bandwidth, paid = 0.0, None
     if case:
         cases = read_cases(Path(case))
     else:
         settings = load(config or "local", set_ or [])
         cases, bandwidth = [case_of(settings, search=bool(goal))], _measured(settings.cluster.name)
+        paid, region = settings.planning.spending, region or settings.planning.spending.region
     cases = [_with_goal(each, goal) for each in cases]
     made = [
-        _named(each, lambda one: planned(one, home=home(), region=region, allreduce_bus_bandwidth=bandwidth))
+        _named(each, lambda one: planned(one, home=home(), region=region, paid=paid, allreduce_bus_bandwidth=bandwidth))
         for each in cases
     ]
     told = [plain(each) for each in made]

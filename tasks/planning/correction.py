@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from tasks.training_config import TrainingConfig
+
 LATEST = 5
 """Runs that count: a machine's software and its neighbours change."""
 ALIKE = 4.0
@@ -24,6 +26,7 @@ class Kind(NamedTuple):
     precision: str
     ranks: int
     parameters: int
+    sequence_length: int
 
 
 class Correction(NamedTuple):
@@ -31,6 +34,11 @@ class Correction(NamedTuple):
 
     factor: float = 1.0
     runs: int = 0
+
+
+def kind_of(training: TrainingConfig, ranks: int, parameters: int) -> Kind:
+    """The kind of a training on so many ranks."""
+    return Kind(training.engine, training.precision, ranks, parameters, training.sequence_length)
 
 
 def measured_on(cluster: str) -> str:
@@ -52,6 +60,7 @@ def correction(past: Iterable[Mapping[str, Any]], kind: Kind) -> Correction:
 
 
 def _alike(one: Mapping[str, Any], kind: Kind) -> bool:
-    same = (one["engine"], one["precision"], one["ranks"]) == (kind.engine, kind.precision, kind.ranks)
+    shared = ("engine", "precision", "ranks", "sequence_length")
+    same = all(one.get(name) == getattr(kind, name) for name in shared)
     times = one["parameters"] / max(kind.parameters, 1)
     return same and 1 / ALIKE <= times <= ALIKE and one["formula_seconds"] > 0 and one["seconds"] > 0

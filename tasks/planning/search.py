@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tasks.planning import memory
+from tasks.planning import counts, memory
 from tasks.planning.case import Case, Goal, Offload, Recompute
 from tasks.planning.divisions import OFFLOADS, divisions
 from tasks.planning.machine import Machine
@@ -23,6 +23,8 @@ MOST_PREDICTED = 6_000
 """Of one count of GPUs; a case that leaves everything open has some hundreds."""
 BEST = 5
 MOST_GPUS = 1 << 18
+LEAST_STATE_BYTES = 12
+"""Of a parameter that is trained, with all state divided: Adam's two moments and a weight in float32."""
 GROWTH = 6
 """Doublings of the machines that are tried for the nearest plan that fits."""
 NOTHING: tuple[Prediction, ...] = ()
@@ -54,22 +56,29 @@ def search(case: Case, machine: Machine, *, gpus: int | None = None, per_gpu_hou
         raise ValueError(
             "the goal fastest needs cluster.nodes or cluster.gpus; the goals cheapest and smallest choose them"
         )
-    counts = [gpus] if gpus is not None and case.goal == "fastest" else _counts(case, machine, gpus)
+    sizes = [gpus] if gpus is not None and case.goal == "fastest" else _counts(case, machine, gpus)
     predicted, plans = 0, []
     closest: list[Prediction] = []
-    for count in counts:
+    too_late = False
+    for count in sizes:
+        if len(sizes) > 1 and not _may_fit(case, machine, count):
+            continue
         try:
             looked, fit, tightest = _of_count(case, machine, count)
         except ValueError:
-            if len(counts) == 1:
+            if len(sizes) == 1:
                 raise
             continue  # another count may divide
         predicted += looked
         closest += tightest
+        too_late = too_late or bool(fit)
         plans += [plan for plan in fit if _allowed(case, plan, per_gpu_hour)]
         if case.goal == "smallest" and plans:
             break
     if not plans:
+        if too_late:
+            reason = "it fits, and nothing keeps to max_days and max_cost: give more of either, or more GPUs"
+            return Found(NOTHING, case.goal, predicted, reason)
         return _none(case, machine, gpus, predicted, closest)
     ranked = sorted(plans, key=lambda plan: _rank(case.goal, plan))
     best = _distinct(ranked)
@@ -88,14 +97,14 @@ def _of_count(
             require_possible(case, division, machine, gpus=gpus)
         except ValueError:
             continue
+        if looked >= MOST_PREDICTED:
+            break
         looked += 1
         chosen, needed = _shallowest(case, division, machine)
         if chosen is None:
             least = min(least or (math.inf, division), needed, key=lambda pair: pair[0])
             continue
         fit.append(predict(case, chosen, machine, gpus=gpus))
-        if looked >= MOST_PREDICTED:
-            break
     if not looked:
         _say_why(case, machine, gpus)
     tightest = [predict(case, least[1], machine, gpus=gpus)] if least and not fit else []
@@ -129,6 +138,14 @@ def _counts(case: Case, machine: Machine, most: int | None) -> list[int]:
     found = {count * machine.gpus for count in machines if count * machine.gpus <= top}
     smaller = {n for n in (1, 2, 4) if n < machine.gpus and n <= top}
     return sorted(found | smaller | ({most} if most else set()))
+
+
+def _may_fit(case: Case, machine: Machine, gpus: int) -> bool:
+    """Whether weights and optimizer alone, wholly divided, fit: most small counts fail that at once."""
+    if case.parallel.offload not in (None, "none"):
+        return True
+    state = LEAST_STATE_BYTES * counts.parameters(case.network, case.sequence).total
+    return state / gpus < machine.usable_memory_bytes
 
 
 def _allowed(case: Case, plan: Prediction, per_gpu_hour: float | None) -> bool:
@@ -188,7 +205,8 @@ def words(way: Division) -> str:
 def _none(case: Case, machine: Machine, gpus: int | None, predicted: int, closest: Sequence[Prediction]) -> Found:
     fits_not = min(closest, key=lambda plan: plan.memory.total, default=None)
     if fits_not is None:
-        return Found(NOTHING, case.goal, predicted, "nothing keeps to max_days and max_cost: give more of either")
+        held = "weights and optimizer alone are more than these GPUs hold"
+        return Found(NOTHING, case.goal, predicted, f"nothing fits: {held}", _nearest(case, machine, gpus))
     short = f"the least that a GPU needs is {fits_not.memory.total / 2**30:.1f} of {machine.usable_memory_bytes / 2**30:.1f} GiB"
     return Found(NOTHING, case.goal, predicted, f"nothing fits: {short}", _nearest(case, machine, gpus), fits_not)
 
@@ -206,6 +224,8 @@ def _nearest(case: Case, machine: Machine, gpus: int | None) -> str:
         if count > MOST_GPUS:
             break
         open_ = case.model_copy(update={"parallel": case.parallel.model_copy(update={"dp": None})})
+        if not _may_fit(open_, machine, count):
+            continue
         try:
             _, fit, _ = _of_count(open_, machine, count)
         except ValueError:

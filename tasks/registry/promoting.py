@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from tasks.artifacts import parse_ref
 from tasks.errors import Conflict, IntegrityError
-from tasks.registry.refs import move_ref, place_of, read_ref
+from tasks.registry.refs import move_ref, place_of, read_ref, target_of
 from tasks.registry.verification import problems_of, refusal
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Document, Store, find
@@ -74,9 +74,9 @@ def compared_with(
     now, champion = place_of(store, name), read_ref(store, name)
     if seen == "now" or champion == ref:
         return "now"
-    if (now and now.etag) != (seen and seen.etag):
+    if (now and now.etag) != (seen and seen.etag) and champion != target_of(seen):
         raise Conflict(
             f"{champion} became the champion after {ref} was compared, and stays",
             remedy="The same command again compares with the new champion, and reuses the rest.",
         )
-    return seen
+    return now

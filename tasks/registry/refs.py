@@ -21,7 +21,12 @@ Alias = Literal["champion", "challenger", "previous"]
 
 def read_ref(store: Store, name: str) -> str | None:
     """What a ref points to, for example model/NAME@VERSION."""
-    target = _told(place_of(store, name)).get("target")
+    return target_of(place_of(store, name))
+
+
+def target_of(place: Document | None) -> str | None:
+    """What a ref pointed to where it stood."""
+    target = _told(place).get("target")
     return str(target) if target else None
 
 

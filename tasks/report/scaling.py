@@ -142,11 +142,11 @@ def _divided(config: Mapping[str, Any]) -> str:
     parts = [
         how["parallel"]
         if engine == "torch"
-        else f"zero {how['deepspeed']['zero_stage']}"
+        else f"zero {how.get('deepspeed', {}).get('zero_stage', 1)}"
         if engine == "deepspeed"
         else ""
     ]
     for name in ("tensor", "pipeline", "context"):
-        size = how[f"{name}_parallel"]
+        size = how.get(f"{name}_parallel", 1)
         parts.append(f"{name} {size}" if size > 1 else "")
     return ", ".join(part for part in parts if part) or "whole"

@@ -35,7 +35,9 @@ def cluster(nodes=2, sku=H100, gpus=8, **more):
         "sku": sku,
         "config": config,
     }
-    return Cluster(name="nd", backend="slurm", nodes=nodes, ranks_per_node=8, threads_per_rank=12, **{**told, **more})
+    return Cluster(
+        name="nd", backend="slurm", nodes=nodes, threads_per_rank=12, **{"ranks_per_node": 8, **told, **more}
+    )
 
 
 def training(network=LLAMA_8B, **more):
@@ -110,3 +112,24 @@ def test_adapters_are_reckoned_and_what_cannot_be_divided_is_named(tmp_path):
     with pytest.raises(ValueError, match="heads 30 do not divide by tp 4"):
         odd = {**LLAMA_8B, "hidden_size": 3840, "heads": 30, "kv_heads": 30}
         planned(tmp_path, cluster(), ExecutionConfig(parallel="fsdp", tensor_parallel=4), network=odd)
+
+
+def test_ranks_that_are_not_the_size_s_gpus_and_precisions_without_a_rate_block_nobody(tmp_path):
+    how = ExecutionConfig(parallel="fsdp", recompute="full")
+    four = cluster(
+        nodes=2, ranks_per_node=4, config=ClusterConfig(backend="slurm", nodes=2, ranks_per_node=4, gpus_per_node=4)
+    )
+    six = cluster(
+        nodes=2, ranks_per_node=6, config=ClusterConfig(backend="slurm", nodes=2, ranks_per_node=6, gpus_per_node=6)
+    )
+    assert planned(tmp_path, four, how)[0].fits
+    assert planned(tmp_path, six, how, global_batch_size=120)[0].step_seconds > 0
+    nvl = cluster(nodes=2, sku="Standard_NC80adis_H100_v5")
+    assert planned(tmp_path, nvl, how, precision="fp32")[0] is None  # its file has no rate of fp32
+
+
+def test_goodput_is_that_of_an_asynchronous_save(tmp_path):
+    _, numbers = planned(
+        tmp_path, cluster(nodes=16), ExecutionConfig(parallel="fsdp", recompute="full"), network=LLAMA_70B
+    )
+    assert numbers.goodput > 0.9

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from tasks.artifacts import Cluster, Plan
+from tasks.cluster_config import ClusterConfig
 from tasks.planning_config import SpendingConfig
 from tasks.spending import Use, checks, cost_of, known_cost
 from tasks.train import within_budget
@@ -55,14 +56,31 @@ def test_a_limit_without_a_price_closes_the_gate_and_no_limit_asks_for_none(home
     assert judged(home, SpendingConfig(), on)[1] == ()
 
 
+def test_storage_without_a_price_leaves_the_cost_of_the_machines(home):
+    kept = Use(seconds=36_000.0, goodput=0.8, checkpoint_bytes=1e13)
+    on, config = cluster(), SpendingConfig(max_cost=2600.0, region="nowhere")
+    prices = yaml.safe_load((home / "prices" / "own.yaml").read_text())
+    prices["machines"][H100]["nowhere"] = {"on-demand": 100.0}
+    (home / "prices" / "own.yaml").write_text(yaml.safe_dump(prices))
+    spent = cost_of(kept, config, on, home=home)
+    assert spent.total is None
+    check = checks(kept, spent, config, on, home=home)[0]
+    assert check.passed and check.warned and check.measured == pytest.approx(2500.0)
+
+
 def test_quota_is_judged_where_azure_ml_brings_the_machines(home):
-    limits = {"azureml": {"eastus": {"dedicated": {"standardNDSH100v5Family": 96}}}, "date": TODAY}
+    limits = {"azureml": {"eastus": {"date": TODAY, "dedicated": {"standardNDSH100v5Family": 96}}}}
     (home / "limits.yaml").write_text(yaml.safe_dump(limits))
-    config = SpendingConfig(region="eastus")
+    config = SpendingConfig()  # of the usual region
     _, found = judged(home, config, cluster(nodes=2))
     (vcpus,) = [check for check in found if "vCPUs" in check.name]
     assert (vcpus.measured, vcpus.passed) == (192.0, False) and "new limit 192 vCPUs" in vcpus.remedy
     assert all(check.passed for check in judged(home, config, cluster(nodes=1))[1])
+    limits["azureml"]["eastus"] |= {"low_priority": 10_000, "used": {"standardNDSH100v5Family": 96}}
+    (home / "limits.yaml").write_text(yaml.safe_dump(limits))
+    assert all(check.passed for check in judged(home, config, cluster(nodes=1))[1])  # it may be what is in use
+    spot = cluster(nodes=4).model_copy(update={"config": ClusterConfig(preemptible=True)})
+    assert all(check.passed for check in judged(home, config, spot)[1])
     assert judged(home, config, cluster(backend="local", sku="desk"))[1] == ()
     assert judged(home, config, cluster(backend="slurm"))[1] == ()  # its machines are there already
     _, found = judged(home, config, cluster(nodes=101))
@@ -76,8 +94,10 @@ def plan(**changed):
 
 def test_the_budget_is_a_limit_of_training_unless_one_is_configured():
     how = ExecutionConfig()
-    limited = within_budget(how, plan(max_cost=50.0, cost_per_hour=200.0)).limits
+    limited = within_budget(how, plan(max_cost=50.0, cost_per_hour=200.0), engine="torch").limits
     assert (limited.max_cost, limited.cost_per_hour) == (50.0, 200.0)
     own = ExecutionConfig(limits={"max_cost": 7.0, "cost_per_hour": 1.0})
-    assert within_budget(own, plan(max_cost=50.0, cost_per_hour=200.0)) == own
-    assert within_budget(how, plan(max_cost=50.0)) == how and within_budget(how, plan(cost_per_hour=200.0)) == how
+    assert within_budget(own, plan(max_cost=50.0, cost_per_hour=200.0), engine="torch") == own
+    for none in (plan(max_cost=50.0), plan(cost_per_hour=200.0)):
+        assert within_budget(how, none, engine="torch") == how
+    assert within_budget(how, plan(max_cost=50.0, cost_per_hour=200.0), engine="megatron") == how  # a loop of its own

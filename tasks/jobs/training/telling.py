@@ -6,6 +6,7 @@ shows it: the supervisor forwards it to MLflow, the terminal and the flow run (t
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -82,7 +83,9 @@ class Teller:
         heldout = [record["heldout_bits_per_byte"] for record in last if "heldout_bits_per_byte" in record]
         more = {"heldout_bits_per_byte": heldout[-1]} if heldout else {}
         spent = goodput(every, ended=self._ended)
-        beside = self._beside_plan(own / len(last))
+        # the first step of a process compiles, and reads what others find in memory
+        steady = [self._tokens / r["tokens_per_second"] for r in last if "start_seconds" not in r] or [own / len(last)]
+        beside = self._beside_plan(statistics.median(steady))
         return {
             **self._speed(self._tokens * len(last), own, of_ranks),
             **shares,

@@ -4,7 +4,7 @@ import pytest
 
 from tasks.planning.correction import ALIKE, LATEST, MOST, Correction, Kind, correction, measured
 
-KIND = Kind("torch", "fp32", 2, 1_000_000)
+KIND = Kind("torch", "fp32", 2, 1_000_000, 64)
 
 
 def ran(ratio, kind=KIND):
@@ -12,7 +12,12 @@ def ran(ratio, kind=KIND):
 
 
 def test_without_a_run_of_its_kind_a_plan_is_what_the_formulas_say():
-    others = [KIND._replace(engine="deepspeed"), KIND._replace(precision="bf16"), KIND._replace(ranks=4)]
+    others = [
+        KIND._replace(engine="deepspeed"),
+        KIND._replace(precision="bf16"),
+        KIND._replace(ranks=4),
+        KIND._replace(sequence_length=128),
+    ]
     others += [KIND._replace(parameters=round(KIND.parameters * times)) for times in (2 * ALIKE, 0.5 / ALIKE)]
     assert correction([], KIND) == Correction(1.0, 0)
     assert correction([ran(3.0, kind) for kind in others], KIND) == Correction(1.0, 0)

@@ -114,7 +114,9 @@ def test_a_date_and_a_budget_are_kept_to():
     hurry = found(case(tokens=10**12, max_days=free.days / 8, cluster={"gpu": "H100"}, goal="smallest")).plans[0]
     assert hurry.days <= free.days / 8 and hurry.division.gpus >= 8 * free.division.gpus / 2
     poor = found(case(tokens=10**12, max_cost=10.0), per_gpu_hour=5.0)
-    assert poor.plans == () and "max_cost" in poor.reason
+    assert poor.plans == () and "it fits, and nothing keeps to" in poor.reason
+    late = found(case(tokens=10**15, max_days=0.5, cluster={"gpu": "H100", "gpus": 64}, goal="smallest"))
+    assert late.plans == () and "it fits, and nothing keeps to" in late.reason
 
 
 def test_the_largest_search_is_bounded():
@@ -122,6 +124,9 @@ def test_the_largest_search_is_bounded():
     began = time.process_time()
     made = found(case(network, "H100", 16384, 4096, sequence=2048))
     assert made.plans and time.process_time() - began < 20
+    wide = {"layers": 96, "hidden": 49_152, "heads": 96, "vocab": 51_200}
+    none = found(case(wide, "A100-40GB", 1024, 1024, sequence=32_768, goal="cheapest"))
+    assert none.plans == () and "nothing fits" in none.reason and time.process_time() - began < 20
     with pytest.raises(ValueError, match="more than 262144"):
         found(case(gpus=1 << 20, cluster={"gpu": "H100", "gpus": 1 << 20}))
     moe = {**LLAMA_8B, "experts": {"count": 64, "active": 8, "ffn": 1408}}
