@@ -63,7 +63,8 @@ def planned(
 ) -> Planned:
     """Plan a case. Raises ValueError, by value and remedy, for one that names what is not there or cannot be divided.
 
-    `paid` says how machines are paid for; without it on demand, or Spot. `allreduce_bus_bandwidth` is what a qualification measured over all machines, in bytes a second; 0: the size's number holds.
+    `paid` says how machines are paid for; without it on demand, or Spot. `allreduce_bus_bandwidth` is what a qualification
+    measured over all machines, in bytes a second; 0: the size's number holds.
     """
     machine = machine_of(case, home)
     gpus = _gpus(case, machine)
