@@ -189,9 +189,16 @@ def _reason(goal: Goal, best: Sequence[Prediction]) -> str:
     binds = f"; what takes longest is {first.binds[0]}" if first.binds else ""
     if len(best) == 1:
         return f"{what}{binds}; no other division fits"
-    second = best[1]
-    slower = second.step_seconds * second.division.gpus / (first.step_seconds * first.division.gpus) - 1
-    return f"{what}{binds}; the next best, {words(second.division)}, needs {max(slower, 0):.1%} more GPU time"
+    return f"{what}{binds}; the next best, {words(best[1].division)}, {_against(best[1], first)}"
+
+
+def _against(second: Prediction, first: Prediction) -> str:
+    """What the runner-up loses: GPU time, or room where it is quicker and only just fits."""
+    more = second.step_seconds * second.division.gpus / (first.step_seconds * first.division.gpus) - 1
+    tight = "only just fits" if second.fit == "tight" and first.fit == "fits" else ""
+    if more < 0:
+        return f"needs {-more:.1%} less GPU time, but {tight or 'not what the goal asks for first'}"
+    return f"needs {more:.1%} more GPU time" + (f", and {tight}" if tight else "")
 
 
 def words(way: Division) -> str:

@@ -91,7 +91,7 @@ def draw_by_interval(path: Path, curves: Mapping[str, Curve], chosen: float) -> 
         _marked(axes, chosen / 60, f"chosen: {chosen / 60:.3g} min")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.0%}"))
         ticks = [x / 60 for x, _ in next(iter(curves.values()))]
-        _log(axes, ticks[::4], lambda x: f"{x:.2g}")
+        _log(axes, ticks[::4], lambda x: f"{x:.3g}")
         axes.legend(frameon=False, fontsize=9, loc="lower center")
 
     return _draw(path, "Goodput, by time between saves", "minutes between two saves", fill)

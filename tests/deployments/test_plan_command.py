@@ -154,6 +154,13 @@ def test_a_file_that_is_not_there_and_a_wrong_goal_are_named(plan):
     assert ran.returncode == 2 and "/no/such.yaml" in ran.stderr
 
 
+def test_what_if_is_drawn(plan, tmp_path):
+    plan({**CASE, "parallel": {"tp": 4, "pp": 1, "cp": 1, "zero": 1}}, "--plots", str(tmp_path / "plots"))
+    drawn = {path.name: path.read_bytes() for path in (tmp_path / "plots").iterdir()}
+    assert drawn.keys() == {"gpus.png", "cost.png", "depth.png", "interval.png"}
+    assert all(picture.startswith(b"\x89PNG") and len(picture) > 10_000 for picture in drawn.values())
+
+
 def test_people_get_a_page(tmp_path):
     (tmp_path / "case.yaml").write_text(yaml.safe_dump(CASE))
     ran = subprocess.run([HEADWAY, "plan", "--case", str(tmp_path / "case.yaml")], capture_output=True, text=True)

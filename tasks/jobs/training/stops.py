@@ -79,8 +79,8 @@ def reached(limits: LimitsConfig, seconds: float) -> str:
     if limits.max_hours is not None and hours >= limits.max_hours:
         return f"execution.limits.max_hours {limits.max_hours:g} is reached after {hours:.4g} hours of training"
     if limits.max_cost is not None and cost >= limits.max_cost:
-        where = f"max_cost {limits.max_cost:g} (execution.limits, or planning.spending)"
-        return f"{where} is reached: {hours:.4g} hours cost {cost:.4g}"
+        where = "execution.limits, or planning.spending"
+        return f"max_cost {limits.max_cost:g} is reached ({where}): {hours:.4g} hours cost {cost:.4g}"
     return ""
 
 

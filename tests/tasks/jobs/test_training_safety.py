@@ -311,7 +311,7 @@ def test_a_job_of_fixed_size_saves_when_it_is_asked_to_end(forks, tokens, tmp_pa
 
 def test_a_straggler_is_named_and_not_killed(forks, tokens, tmp_path):
     slow = "import os, time, tasks.jobs.data as d\np = d.Samples.batch\n"
-    slow += "d.Samples.batch = lambda *a: (time.sleep(0.03 * int(os.environ['RANK'])), p(*a))[1]"
+    slow += "d.Samples.batch = lambda *a: (time.sleep(0.15 * int(os.environ['RANK'])), p(*a))[1]"
     job = write_job(tmp_path / "job", tokens, every=STEPS)
     assert forks(job, fault=slow) == [0, 0], said_by(job)
     (named,) = result(job)["stragglers"]
