@@ -9,6 +9,7 @@ import errno
 import json
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from tasks.errors import GateFailed, HeadwayError, IntegrityError
@@ -36,6 +37,14 @@ def say(fields: dict[str, Any], words: str, *, as_json: bool) -> None:
         print(words)
 
 
+def say_list(several: Sequence[dict[str, Any]], words: str, *, as_json: bool) -> None:
+    """Print several results of one command: in JSON a list, each with what every object has."""
+    if as_json:
+        print(_json([{"schema": SCHEMA, "exit_code": 0, "error": None, **fields} for fields in several]))
+    else:
+        print(words)
+
+
 def short_ref(ref: str) -> str:
     """A reference with twelve digits of its version, which every command takes."""
     name, _, version = ref.partition("@")
@@ -58,7 +67,7 @@ def say_error(raised: BaseException, *, as_json: bool) -> int:
     return code
 
 
-def _json(value: dict[str, Any]) -> str:
+def _json(value: Any) -> str:
     """NaN and infinity are no JSON: they become null."""
     return json.dumps(json.loads(json.dumps(value), parse_constant=lambda constant: None))
 

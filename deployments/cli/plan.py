@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.checks import Config, Set
-from deployments.cli.output import say
+from deployments.cli.output import say, say_list
 
 if TYPE_CHECKING:
     from tasks.planned_case import Planned
@@ -75,8 +75,11 @@ def plan(
         from deployments.cli.plan_plots import draw
 
         draw(made, Path(plots), home=home(), region=region)
-    fields = {"plans": told} if len(told) > 1 else told[0]
-    say(fields, "\n\n".join(_page(each, shown) for each, shown in zip(made, told, strict=True)), as_json=as_json)
+    words = "\n\n".join(_page(each, shown) for each, shown in zip(made, told, strict=True))
+    if len(told) > 1:
+        say_list(told, words, as_json=as_json)
+    else:
+        say(told[0], words, as_json=as_json)
 
 
 def read_cases(path: Path) -> list[Case]:

@@ -132,9 +132,10 @@ def _shallowest(case: Case, division: Division, machine: Machine) -> tuple[Divis
 
 
 def _counts(case: Case, machine: Machine, most: int | None) -> list[int]:
-    """Counts of GPUs that are tried: machines by doubling, and three quarters between, up to what there is."""
+    """Counts of GPUs that are tried: machines by doubling, of the smallest with three quarters between, up to what there is."""
     top = most or min(MOST_GPUS, max(case.batch.global_, machine.gpus) * machine.gpus)
-    machines = {math.ceil(share * 2**power) for power in range(20) for share in (0.75, 1)}
+    shares = (0.75, 1.0) if case.goal == "smallest" else (1.0,)
+    machines = {math.ceil(share * 2**power) for power in range(20) for share in shares}
     found = {count * machine.gpus for count in machines if count * machine.gpus <= top}
     smaller = {n for n in (1, 2, 4) if n < machine.gpus and n <= top}
     return sorted(found | smaller | ({most} if most else set()))

@@ -85,7 +85,7 @@ def test_several_cases_give_a_list(plan, form):
     said = {"list": [CASE, other], "cases": {"cases": [CASE, other]}, "documents": yaml.safe_dump_all([CASE, other])}[
         form
     ]
-    plans = plan(said)["plans"]
+    plans = plan(said)
     assert [one["name"] for one in plans] == ["llama", "other"]
     assert plans[0]["step_seconds"] < plans[1]["step_seconds"]
 
