@@ -25,16 +25,22 @@ def require_wanted(settings: RetrainConfig, stages: Callable[[], list[dict[str, 
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
-    from deployments.cli.plan_page import page
     from tasks.case_of_config import case_of
+
+    try:
+        case = case_of(settings)
+    except Missing:
+        return  # machines without a size, or a base model: the stage `plan` reckons with what it measures
+    except ValueError as error:
+        typer.echo(f"headway: no plan before the start: {error}", err=True)
+        return
+    from deployments.cli.plan_page import page
     from tasks.planned_case import plain, planned
     from tasks.settings import home
 
     try:
         paid = settings.planning.spending
-        made = planned(case_of(settings), home=home(), region=paid.region, paid=paid)
-    except Missing:
-        return  # machines without a size: the stage `plan` reckons with what it measures
+        made = planned(case, home=home(), region=paid.region, paid=paid)
     except ValueError as error:
         typer.echo(f"headway: no plan before the start: {error}", err=True)
         return

@@ -121,7 +121,7 @@ def test_a_mixture_is_said_as_megatron_takes_it(folder, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopping_leaves_no_worker_and_the_same_command_goes_on(folder, tmp_path, number):
-    source = write_documents(tmp_path / "big.jsonl", [words(20_000, i) * 8 for i in range(60)])
+    source = write_documents(tmp_path / "big.jsonl", [words(20_000, i) * 8 for i in range(200)])
     command = [*HEADWAY, *_arguments(folder, tmp_path / "out", "--workers", "2", "--json", source=source)]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
     while not list((tmp_path / "out.parts").glob("*.json")) and running.poll() is None:

@@ -37,7 +37,7 @@ def training(home, done):
         command.communicate()
 
 
-def wait_until(condition, timeout=90.0):
+def wait_until(condition, timeout=240.0):
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         found = condition()
