@@ -27,3 +27,10 @@ def done(home):
     ran = home.retrain()
     assert ran.code == 0, ran.stderr
     return ran
+
+
+def pytest_collection_modifyitems(items):
+    """What needs the finished lifecycle runs in one worker (`--dist loadgroup`), made once; the rest stays by file."""
+    for item in items:
+        group = "done" if "done" in item.fixturenames else item.location[0]
+        item.add_marker(pytest.mark.xdist_group(group))

@@ -214,6 +214,7 @@ def started(folder, count):
     return int(until(lambda: len(lines(folder / "starts")) >= count and lines(folder / "starts")[-1])[1])
 
 
+@pytest.mark.long
 def test_lost_before_it_had_a_process(worker, client, tmp_path):
     """The worker was killed between taking the run up and starting its process: it is queued again, and runs once."""
     run = worker.taken_up(client, "lost", tmp_path, seconds=0.1)
@@ -245,6 +246,7 @@ def test_flow_killed_and_worker_alive(worker, client, tmp_path):
     assert len(lines(tmp_path / "ends")) == 1
 
 
+@pytest.mark.long
 def test_worker_and_flow_killed(worker, client, tmp_path):
     """Prefect alone leaves the run Running for ever, and its slot occupied: the second run would never start."""
     run = worker.run(client, "both", tmp_path / "first")
@@ -271,6 +273,7 @@ def test_worker_and_flow_killed(worker, client, tmp_path):
     assert worker.slots(client, "both") == 0
 
 
+@pytest.mark.long
 def test_worker_killed_and_flow_alive(worker, client, tmp_path):
     """A flow's process outlives its worker: it is left alone, and ends right."""
     run = worker.run(client, "alone", tmp_path)

@@ -154,6 +154,7 @@ def test_a_thousand_shuffled_events_with_duplicates_are_each_covered_by_a_named_
     assert {work[0] for work in one.works()} == named and len(one.works()) == len(named) <= 20
 
 
+@pytest.mark.long
 def test_what_comes_during_a_run_is_covered_by_one_more(stand):
     one = stand()
     (one.folder / "hold").touch()
@@ -171,6 +172,7 @@ def test_what_comes_during_a_run_is_covered_by_one_more(stand):
     assert [work[2].rpartition("@")[2] for work in one.works()] == [f"{1:064x}", f"{2:064x}"]
 
 
+@pytest.mark.long
 def test_the_cool_down_holds_events_back_from_the_last_start_on(stand):
     one = stand(cooldown_minutes=5)
     one.ledger.receive(one.event(1))
@@ -233,6 +235,7 @@ def test_a_batch_that_was_made_and_never_sent_is_sent(stand):
     assert event["batches"][0]["id"] == made.id and len(one.works()) == 1
 
 
+@pytest.mark.long
 def test_a_batch_that_prefect_lost_is_sent_again_and_only_after_a_while(stand, client):
     """As a kill of Prefect's server leaves it, when it had taken the event and not acted on it yet."""
     one = stand()
@@ -251,6 +254,7 @@ def test_a_batch_that_prefect_lost_is_sent_again_and_only_after_a_while(stand, c
     assert [work[1] for work in one.works()] == [batch.id] and automation.enabled
 
 
+@pytest.mark.long
 def test_a_killed_server_loses_no_event_and_doubles_none(stand, platform):
     one = stand()
     (one.folder / "hold").touch()
@@ -299,6 +303,7 @@ def test_a_run_that_is_cancelled_before_it_starts_ends_its_batch(stand, client):
     assert one.ledger.claim(batch["id"], "too late") == str(run.id)
 
 
+@pytest.mark.long
 def test_a_run_that_was_turned_away_because_another_is_at_work_comes_again(stand, client):
     """`overlap: refuse` cancels it; the event is not lost for that."""
     one = stand(collision="CANCEL_NEW")
@@ -316,6 +321,7 @@ def test_a_run_that_was_turned_away_because_another_is_at_work_comes_again(stand
     assert len(one.works()) == 2
 
 
+@pytest.mark.long
 def test_a_run_that_crashed_before_its_claim_comes_again_when_the_watch_had_its_time(stand, client):
     one = stand()
     client.update_work_pool(POOL, WorkPoolUpdate(is_paused=True))

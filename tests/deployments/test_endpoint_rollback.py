@@ -59,6 +59,7 @@ def test_the_traffic_goes_back_in_seconds_with_a_reason_and_the_model_stays_away
     assert list(refused_models(home.path / "endpoints" / "api")) == [TWO]
 
 
+@pytest.mark.long
 def test_the_server_before_is_a_rung_of_the_new_one_and_the_settings_reach_both(home, model):
     deploy(home, model, ONE)
     deploy(home, model, TWO)

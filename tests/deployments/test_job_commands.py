@@ -107,6 +107,7 @@ def test_cancel_ends_the_program_and_the_command_says_so(here):
     assert alive_with("mine.py", "never") == []
 
 
+@pytest.mark.long
 def test_one_rank_that_fails_is_a_failed_job_with_its_words(here):
     ran = submit(here, "fail", "1", options=("--ranks", "2", *QUICK))
     assert ran.code == 4 and ran.said["error"]["type"] == "JobFailed"

@@ -148,6 +148,7 @@ def test_everything_listens_on_loopback_only(platform):
     assert listening == {"127.0.0.1"}
 
 
+@pytest.mark.long
 def test_up_again_adopts_what_lives(platform):
     before = {part["name"]: part["pid"] for part in platform.state()["parts"]}
     commands = [platform.home.start("up", "--detach", "--json") for _ in range(2)]  # both at once
@@ -165,6 +166,7 @@ def test_the_pages_deployments_are_those_of_the_catalogue(platform):
     assert len(platform.api("/deployments/filter", {})) == len(wanted) and found
 
 
+@pytest.mark.long
 def test_prefect_deploy_makes_the_same_of_the_rendered_file(platform, tmp_path):
     told = ("parameters", "entrypoint", "tags", "description", "concurrency_options", "pull_steps", "work_pool_name")
     names = [one["full_name"] for one in platform.home.ok("deployments").said["deployments"]]
@@ -190,6 +192,7 @@ def test_prefect_deploy_makes_the_same_of_the_rendered_file(platform, tmp_path):
         assert after["parameter_openapi_schema"] == before[name]["parameter_openapi_schema"], name
 
 
+@pytest.mark.long
 def test_one_key_is_one_flow_run(platform):
     said = [platform.home.ok("run", "qualify/tiny", "--key", "once").said for _ in range(2)]
     assert said[0]["flow_run"]["id"] == said[1]["flow_run"]["id"]
@@ -197,6 +200,7 @@ def test_one_key_is_one_flow_run(platform):
     platform.wait(said[0]["flow_run"]["id"], "Completed")
 
 
+@pytest.mark.long
 def test_killed_servers_worker_and_flow_process_in_one_run(platform):
     """kill -9 of each, one after the other, while the network trains: the run ends right, and nothing is done twice."""
     identity = platform.run("retrain/tiny", *SLOW, "--set", "training.seed=77")
@@ -217,6 +221,7 @@ def test_killed_servers_worker_and_flow_process_in_one_run(platform):
     platform.wait(again, "Completed")  # the slot is free
 
 
+@pytest.mark.long
 def test_down_leaves_no_process_and_up_has_all_history(platform):
     before = platform.api("/flow_runs/count", {})
     runs = len(platform.state()["runs"])

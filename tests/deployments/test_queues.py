@@ -257,6 +257,7 @@ def test_one_queue_that_is_not_there_keeps_no_other(queues, own, tmp_path, caplo
     assert any("answers again" in message for message in said)
 
 
+@pytest.mark.long
 def test_a_service_that_is_stopped_and_started_again_loses_nothing(own, tmp_path):
     """Its process dies; the same one comes back on the same port with the messages that it had."""
     with azure_queue.running(tmp_path / "service") as service:

@@ -218,6 +218,7 @@ def worker(platform):
     return platform
 
 
+@pytest.mark.long
 def test_a_schedule_fires_and_two_never_overlap(worker, client, tmp_path):
     """It fires every 2 s and its runs want 3 s: each waits for the end of the one before it."""
     rule = IntervalSchedule(interval=timedelta(seconds=2), anchor_date=datetime.now(UTC))

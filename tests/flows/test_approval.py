@@ -166,6 +166,7 @@ def test_the_form_asks_and_an_approval_lets_the_run_go_on_once_for_all(home, sta
     assert asking.state(run)["type"] == "COMPLETED"
 
 
+@pytest.mark.long
 def test_others_are_told_at_first_and_again_until_it_is_too_late(start):
     asking = start(expire_minutes=0.2, remind_minutes=0.05)
     run = asking.waits()
@@ -229,6 +230,7 @@ def holding(folder, secret):
     return found
 
 
+@pytest.mark.long
 def test_cancelling_a_run_that_waits_ends_it(start):
     asking = start()
     run = asking.waits()
@@ -238,6 +240,7 @@ def test_cancelling_a_run_that_waits_ends_it(start):
     assert told["error"] == "Cancelled" and "waited for an approval" in told["message"]
 
 
+@pytest.mark.long
 def test_a_run_that_died_while_it_waited_asks_again_and_takes_an_answer_that_came_meanwhile(start):
     first = start()
     run = first.waits()
@@ -285,6 +288,7 @@ def test_training_waits_for_a_person_who_sees_its_plan(home, done):
     assert {stage["name"]: stage["status"] for stage in said["stages"]}["train"] == "not_run"
 
 
+@pytest.mark.long
 def test_a_new_model_waits_before_it_takes_the_endpoint(home, done):
     before = home.ok("endpoint", "list").said["endpoints"][0]["model"]
     changed = ("--set", "approval.before_deploy=true", "--set", "export.golden_tokens=6")

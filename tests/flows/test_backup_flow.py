@@ -48,6 +48,7 @@ def told(home):
     }
 
 
+@pytest.mark.long
 def test_a_restored_home_tells_the_same_story(fresh, five, tmp_path):
     fresh.ok("backup", "--to", "./backups")
     before = told(fresh)

@@ -25,6 +25,7 @@ def ran_on(home, ran):
     return {path.read_text() for path in home.path.glob(f"jobs/{job}/nodes/*/name")}
 
 
+@pytest.mark.long
 def test_a_slow_link_is_drained_and_training_starts_on_the_rest(home, cluster):
     stand, path = cluster
     publish_tiny(home)

@@ -72,6 +72,7 @@ def test_a_corpus_that_is_no_text_closes_the_gate(home, done):
     refused(home.retrain("--dataset", "few"), 3, "documents", ">= 5")
 
 
+@pytest.mark.long
 def test_a_broken_line_is_named_by_shard_and_line(home, done):
     path = home.path.parent / "broken.jsonl"
     path.write_text('{"text": "a"}\n{"text": "b"\n')
@@ -110,6 +111,7 @@ def test_a_port_in_use_is_found_before_anything_is_spent(home, done):
     assert ran.said["stages"] == []
 
 
+@pytest.mark.long
 def test_a_loss_that_is_no_number_ends_the_job_with_its_own_error(home, done):
     ran = home.retrain("--set", "training.learning_rate=1e30", "--set", "training.gradient_clip=1e30")
     assert ran.code == 4, ran.stderr

@@ -52,6 +52,7 @@ def platform(tmp_path_factory):
             made.run("down", "--yes")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_cancel_in_prefects_page_ends_the_slurm_job_within_seconds(platform):
     run = platform.ok("run", "qualify/tiny", *SETTINGS).said["flow_run"]["id"]
@@ -68,6 +69,7 @@ def test_cancel_in_prefects_page_ends_the_slurm_job_within_seconds(platform):
     assert (job["state"], job["supervised"]) == ("cancelled", False)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_platform_that_goes_down_tells_of_the_slurm_job_that_goes_on(platform):
     platform.ok("run", "qualify/tiny", *SETTINGS)

@@ -104,6 +104,7 @@ def test_a_killed_rank_resumes_and_every_number_is_that_of_an_unbroken_run(home,
     assert unbroken.stage("train")["outputs"] == train["outputs"]
 
 
+@pytest.mark.long
 def test_sigterm_stops_the_job_and_the_next_run_goes_on_from_its_checkpoint(home, training):
     command, folder, words = training(13, after_step=30)
     pids = rank_pids(folder)
@@ -116,6 +117,7 @@ def test_sigterm_stops_the_job_and_the_next_run_goes_on_from_its_checkpoint(home
     assert 0 < job["resumed_from_step"] < 240
 
 
+@pytest.mark.long
 def test_cancelling_the_flow_run_in_prefect_reaches_the_job(home, training):
     command, folder, _ = training(14, after_step=5)
     pids = rank_pids(folder)
@@ -192,6 +194,7 @@ def test_a_rank_throttled_to_half_a_core_closes_the_gate_by_name(measuring):
     assert not any("rank 0" in name for name in names), names
 
 
+@pytest.mark.long
 def test_a_result_that_was_never_written_closes_the_gate(measuring):
     command, folder = measuring(3.1)
     os.kill(rank_pids(folder)[1], signal.SIGKILL)
@@ -202,6 +205,7 @@ def test_a_result_that_was_never_written_closes_the_gate(measuring):
     assert ("compute", "not finished") in found, found
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_is_killed_in_mlflow_too(home, training):
     command, _, _ = training(15, after_step=5)
     spool = max((home.path / "lineage").iterdir())
@@ -216,7 +220,8 @@ def test_another_home_can_use_the_same_machine_at_once(fresh):
     assert fresh.ok("retrain", "-c", "tiny", "--to", "preprocess").statuses()["preprocess"] == "ran"
 
 
-@pytest.mark.parametrize("answer, keeps", [pytest.param("n", True, marks=pytest.mark.long), ("y", False)])
+@pytest.mark.long
+@pytest.mark.parametrize("answer, keeps", [("n", True), ("y", False)])
 def test_ctrl_c_on_a_terminal_asks_whether_the_job_stops_too(home, done, answer, keeps):
     known = set(home.path.glob("jobs/train-*"))
     words = ("-c", "tiny", "--set", f"training.seed={16 + keeps}", *TRAINING)

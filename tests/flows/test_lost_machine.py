@@ -5,6 +5,7 @@ import os
 import subprocess
 import time
 
+import pytest
 import yaml
 from slurm_stand import slurm
 
@@ -18,6 +19,7 @@ CLUSTER = {
 PATIENCE = 300.0
 
 
+@pytest.mark.long
 def test_a_machine_that_dies_while_it_is_measured_is_left_out(fresh):
     path = fresh.path.parent / "stand.yaml"
     path.write_text(yaml.safe_dump(CLUSTER))

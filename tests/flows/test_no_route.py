@@ -49,6 +49,7 @@ def reaches(url, *prefix, host=None):
     return subprocess.run(words, check=False, timeout=30).returncode == 0
 
 
+@pytest.mark.long
 def test_metrics_are_complete_without_a_route_to_prefect_and_mlflow(home, machine, tracking, monkeypatch):
     stand, hosts = machine
     publish_tiny(home)

@@ -26,6 +26,7 @@ def home(stand):
     made.stop()
 
 
+@pytest.mark.long
 def test_the_tiny_lifecycle_runs_in_a_store_in_azure_and_is_reused(home, stand):
     publish_tiny(home)
     first = home.retrain()

@@ -176,6 +176,7 @@ def test_the_newest_version_is_the_one_that_was_published(planted):
     assert listed[0]["ref"] == planted.ran.said["dataset"]
 
 
+@pytest.mark.long
 def test_bad_documents_under_the_limits_are_set_aside_and_training_reads_the_rest(planted, tmp_path):
     home, texts = planted.home, planted.texts
     path = write(tmp_path / "part.jsonl.gz", [*texts[:40], "", texts[5], *texts[40:80]])

@@ -8,6 +8,7 @@ import urllib.request
 from base64 import b64encode
 
 import psutil
+import pytest
 from support import publish_tiny
 
 QUICK = ("--set", "benchmark.seconds=0.3", "--set", "benchmark.min_of_peers=0")
@@ -42,6 +43,7 @@ def kill_the_server(home):
         child.kill()
 
 
+@pytest.mark.long
 def test_a_run_goes_on_while_the_prefect_server_is_killed_and_all_of_it_is_in_the_page(fresh):
     publish_tiny(fresh)
     command = fresh.start("retrain", "-c", "tiny", *QUICK, "--set", "training.steps=600", "--to", "train", "--json")

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 
 QUICK = ("-c", "tiny", "--set", "benchmark.seconds=0.2", "--set", "benchmark.min_of_peers=0",
@@ -17,6 +18,7 @@ def too_fast(folder):
     return folder / "fast.yaml"
 
 
+@pytest.mark.long
 def test_it_is_measured_anew_every_time_and_a_retraining_reuses_it(home, done):
     first, second = home.ok("qualify", *QUICK), home.ok("qualify", *QUICK)
     assert first.statuses() == second.statuses() == {"benchmark": "ran"}
@@ -37,6 +39,7 @@ def test_it_is_measured_anew_every_time_and_a_retraining_reuses_it(home, done):
     assert any((home.path / "mlflow").rglob("qualification.html"))  # the page, beside the run
 
 
+@pytest.mark.long
 def test_a_failed_qualification_stops_a_retraining_before_it_submits_anything(home, done):
     fast = too_fast(home.path.parent)
     before = {path.name for path in home.path.glob("jobs/*")}

@@ -90,6 +90,7 @@ def test_a_stopped_endpoint_runs_only_deploy(home, done):
     assert home.ok("complete", "tiny", "def ", "--max-tokens", "4").said["completion"]
 
 
+@pytest.mark.long
 def test_another_learning_rate_reuses_the_data_and_the_champion_is_judged_anew(home, done):
     other = ("--set", "training.learning_rate=0.0001")
     worse = home.retrain(*other)

@@ -92,11 +92,13 @@ def test_an_approved_one_runs_and_mlflow_and_the_audit_log_say_who_and_why(home,
     assert ended(again)["type"] == "COMPLETED"
 
 
+@pytest.mark.long
 def test_nobody_is_asked_without_events_or_where_it_is_not_wanted(home, revalidation):
     assert home.retrain("--set", ASKING[0]).code == 0
     assert ended(start(home, revalidation, set=[]))["type"] == "COMPLETED"
 
 
+@pytest.mark.long
 def test_events_that_another_run_covers_start_no_second_retraining(home, revalidation):
     cause = make_batch(home.path, "model.degraded", "model/tiny", dataset=revalidation["ref"])
     assert ended(start(home, revalidation, cause=cause, set=[]))["type"] == "COMPLETED"

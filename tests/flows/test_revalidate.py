@@ -106,6 +106,7 @@ def test_the_evidence_says_what_it_rests_on_and_mlflow_and_lineage_have_it(home,
     assert list((home.path / "mlflow").rglob(f"{run}/artifacts/evidence.html"))
 
 
+@pytest.mark.long
 def test_a_model_is_measured_with_the_settings_that_it_was_made_with(home, done, champion):
     """The same as -c tiny, of which the champion was made; a setting may be changed, and other data named."""
     named, configured = home.run("revalidate", "tiny"), home.run("revalidate", "-c", "tiny")
@@ -153,6 +154,7 @@ def test_another_language_is_degraded_and_only_the_second_window_says_so(home, d
     assert degraded_in_a_row(store, champion["target"]) == ()
 
 
+@pytest.mark.long
 def test_data_that_is_no_measure_or_too_little_is_unknown(home, done, champion):
     path = home.path.parent / "little.jsonl"
     path.write_text("".join(json.dumps({"text": f"def f{n}(x):\n    return x + {n}\n" * 3}) + "\n" for n in range(6)))
@@ -204,6 +206,7 @@ def test_changed_files_are_invalid_and_serve_no_more_until_they_are_mended(home,
     assert home.run("revalidate", "tiny").said["revalidation"]["verdict"] == "valid"
 
 
+@pytest.mark.long
 def test_a_manifest_that_is_gone_is_invalid_too(home, done, champion):
     manifest = home.folder_of(champion["target"]) / "manifest.json"
     aside = manifest.with_suffix(".aside")
@@ -226,6 +229,7 @@ def caused(home, **arguments):
     return json.loads(ran.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_events_have_one_run_and_a_second_one_names_it_and_does_nothing(home, done, champion):
     cause = make_batch(home.path, "dataset.published", "dataset/tiny", dataset="dataset/tiny")
     noted = revalidated(home)

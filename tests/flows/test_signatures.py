@@ -74,6 +74,7 @@ def revoked_key(home, done):
         (home.path / "trust.yaml").unlink()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", [anothers_statement, revoked_key])
 def test_nothing_whose_signature_does_not_count_is_deployed(home, done, wrong):
     """The endpoint and the champion stay what they are."""
@@ -87,6 +88,7 @@ def test_nothing_whose_signature_does_not_count_is_deployed(home, done, wrong):
     assert read_ref(open_store(home.path), "tiny/champion") == champion
 
 
+@pytest.mark.long
 def test_what_was_killed_between_publishing_and_signing_is_signed_by_the_next_run(home, done):
     _, model = refs(done)
     for name in ("signature.json", "statement.json"):

@@ -106,6 +106,7 @@ HELD = {
 }
 
 
+@pytest.mark.long
 def test_nothing_is_missing_after_the_tracking_server_was_away_during_training(home, done, elsewhere):
     theirs, named = elsewhere
     known = set(home.path.glob("jobs/train-*")), set(home.path.glob("lineage/*"))

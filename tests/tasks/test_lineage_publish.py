@@ -248,6 +248,7 @@ def test_many_small_events_become_few_calls_and_every_point_is_there(published, 
         assert [(point.step, point.timestamp) for point in found] == [(step, 1000 + step) for step in range(1200)]
 
 
+@pytest.mark.long
 def test_a_locked_database_is_waited_for(published, tracking, tmp_path):
     """MLflow waits for 20 s by itself, and gives up; the publisher does not."""
     _, client, *_ = published

@@ -127,6 +127,7 @@ def test_a_slice_that_got_worse_fails_and_one_without_documents_is_insufficient(
     assert told["script cjk"]["promotion"] is None and told["script cjk"]["documents"] == 3
 
 
+@pytest.mark.long
 def test_many_slices_of_unchanged_data_fail_no_more_often_than_one_may():
     """With a limit of 0, a slice fails when its interval lies above it: 2.5 % of revalidations, for all slices together."""
     generator = np.random.default_rng(9)

@@ -451,18 +451,21 @@ def leaks(home):
     ]
 
 
+@pytest.mark.long
 def test_the_runs_went_as_they_should(lived):
     assert lived.done.code == 0, lived.done.stderr
     assert lived.failed.code == 1 and lived.failed.statuses()["validate"] == "failed"
     assert "403 Forbidden" in lived.failed.said["error"]["message"]
 
 
+@pytest.mark.long
 def test_no_canary_is_in_any_file_below_home(lived):
     checkpoint(lived.home)
     assert len(files(lived.home)) > 100
     assert leaks(lived.home) == []
 
 
+@pytest.mark.long
 def test_the_login_of_prefect_is_where_it_is_kept_and_nowhere_else(lived):
     """process.json says how the server is started again; both files are for their owner only."""
     word = (lived.home.path / "prefect" / "credentials").read_bytes().partition(b":")[2]
@@ -472,11 +475,13 @@ def test_the_login_of_prefect_is_where_it_is_kept_and_nowhere_else(lived):
     assert word.decode() not in lived.said
 
 
+@pytest.mark.long
 def test_no_canary_is_said(lived):
     assert lived.said.count(MARK) > 10
     assert [needle for needle in NEEDLES if needle.decode() in lived.said] == []
 
 
+@pytest.mark.long
 def test_the_search_would_find_them(lived):
     """Where the error was written down, there is a mark in its place; and the planted modules really ran."""
     checkpoint(lived.home)

@@ -53,6 +53,7 @@ def take_away(stand, job, said, *, once_there):
     stand.service.preempt(name)
 
 
+@pytest.mark.long
 def test_training_goes_on_after_its_nodes_were_taken_away(stand, tmp_path):
     (tmp_path / "tokens").mkdir()
     tokens = elastic_material.write_tokens(tmp_path / "tokens")

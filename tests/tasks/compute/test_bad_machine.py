@@ -71,6 +71,7 @@ def steps(folder):
     return [record["step"] for record in map(json.loads, lines) if "loss" in record]
 
 
+@pytest.mark.long
 def test_xid_79_at_a_step_excludes_the_machine_and_training_resumes_from_the_last_verified_checkpoint(
     cluster, breaking, tmp_path
 ):

@@ -122,6 +122,7 @@ def supervise(base, work, backend, **watch):
     return run(work, backend=backend, folder=base / "job", journal=journal, watch=Watch(**watch))
 
 
+@pytest.mark.long
 def test_training_runs_on_two_machines(stand, base):
     """The shipped program, one rank a node, through the supervisor: torchrun meets across the two."""
     tokens = write_tokens(base / "tokens")
@@ -215,6 +216,7 @@ def test_a_killed_driver_or_actor_takes_all_processes_with_it(stand, base, backe
     unused(base / "job")
 
 
+@pytest.mark.long
 def test_what_waits_for_room_is_queued_with_words_and_excluded_machines_are_not_taken(stand, base, backend):
     """Both jobs want all of n2: one waits until the other has ended."""
     first, second = job(base, "5", excluded_nodes=("n1",)), job(base, "6", only_nodes=("n2", "n7"))
@@ -239,6 +241,7 @@ def test_what_can_never_be_placed_is_the_users_error_and_not_a_wait(stand, base,
     assert "lower cluster.gpus_per_node" in str(error.value)
 
 
+@pytest.mark.long
 def test_a_users_own_ray_script_is_the_entrypoint(stand, base, backend):
     fields = {"program": str(base / "script.py"), "driver": True, "threads_per_rank": 1}
     handles = [
@@ -253,6 +256,7 @@ def test_a_users_own_ray_script_is_the_entrypoint(stand, base, backend):
     assert not (base / "1" / "result.json").exists()
 
 
+@pytest.mark.long
 def test_a_machine_that_does_not_see_the_job_folder_is_named_before_anything_starts(stand, base, backend):
     if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
         pytest.skip("needs mount namespaces: unshare of util-linux, and the right to use it")
@@ -281,6 +285,7 @@ def test_a_driver_that_does_not_see_the_job_folder_says_so_through_ray(stand, ba
     assert "is not to be seen on" in state.reason and "HEADWAY_HOME" in state.reason
 
 
+@pytest.mark.long
 def test_a_machine_that_dies_in_the_middle_is_named_and_nothing_is_left_on_the_others(stand, base, backend):
     work = job(base, "c", nodes=2)
     handle = backend.submit(work, base / "job")

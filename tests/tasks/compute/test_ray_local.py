@@ -30,6 +30,7 @@ def home(tmp_path, monkeypatch):
     stop_local_cluster(tmp_path)
 
 
+@pytest.mark.long
 def test_two_who_need_a_cluster_get_one_and_jobs_end_with_it(home):
     """It is found again by later processes; a job that runs when it is stopped is lost, with words; no process is left."""
     assert living_cluster(home) is None and not stop_local_cluster(home)

@@ -212,6 +212,7 @@ def test_preempted_job_without_requeue_ends_as_preempted(tmp_path, stand, partit
     assert (folder / "saved").exists(), "the rank was told before it was ended"
 
 
+@pytest.mark.long
 def test_preempted_job_that_slurm_starts_again_is_not_ended_by_its_old_marks(tmp_path, stand):
     backend, folder = slurm_backend(), tmp_path / "job"
     handle = backend.submit(small(tmp_path, steps=60, exclusive=True), folder)

@@ -15,6 +15,7 @@ def stand():
         yield stand
 
 
+@pytest.mark.long
 def test_node_that_boots_is_starting_and_a_forgotten_job_is_decided_by_its_marks(tmp_path, stand):
     backend, folder = slurm_backend(), tmp_path / "job"
     handle = backend.submit(small(tmp_path), folder)

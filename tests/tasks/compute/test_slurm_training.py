@@ -46,6 +46,7 @@ def records(folder):
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
+@pytest.mark.long
 def test_killed_node_is_named_left_out_and_training_goes_on_from_its_checkpoint(tmp_path, stand, tokens):
     settings = {"training": TRAINING.model_dump(mode="json"), "checkpoint_every_steps": EVERY, "keep_checkpoints": 2}
     config = ClusterConfig.model_validate(

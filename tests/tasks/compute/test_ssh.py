@@ -245,6 +245,7 @@ def test_machines_take_one_job_at_a_time_and_cancel_leaves_nothing(stand, progra
     assert json.loads((folders[2] / "attempt.json").read_text())["address"] == stand.machines[0].address
 
 
+@pytest.mark.long
 def test_machine_taken_away_is_named_and_left_out(stand, program, no_torch, tmp_path):
     """Its link goes and everything on it dies; the job goes on with the third machine."""
     config, folder = cluster(stand), tmp_path / "job"

@@ -28,6 +28,7 @@ def drifts(found):
     return found["verdict"] == "drift"
 
 
+@pytest.mark.long
 def test_a_sample_of_unchanged_windows_gives_few_alarms(sample):
     assert sum(drifts(unchanged(sample, SEED * 1000 + trial, splits=200)) for trial in range(20)) <= 4
 

@@ -73,6 +73,7 @@ def test_command_of_two_machines(monkeypatch):
     ]
 
 
+@pytest.mark.long
 def test_mpirun_trains_with_two_ranks(open_mpi, tmp_path, tmp_path_factory):
     training, tokens = elastic_material.training(8), elastic_material.write_tokens(tmp_path_factory.mktemp("tokens"))
     settings = {"training": training.model_dump(mode="json"), "checkpoint_every_steps": 4, "keep_checkpoints": 2}

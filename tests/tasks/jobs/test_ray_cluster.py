@@ -3,6 +3,7 @@
 import os
 import subprocess
 
+import pytest
 from ray_stand import free_port, using
 
 from tasks import process
@@ -70,6 +71,7 @@ def test_two_nodes_make_a_cluster_and_run_the_job(tmp_path):
     assert using(tmp_path) == []
 
 
+@pytest.mark.long
 def test_the_heads_exit_code_is_the_jobs_and_the_others_leave_well(tmp_path):
     first, second = start_nodes(tmp_path / "job", resources={"absent": 1})
     code, text = said(first)
@@ -77,6 +79,7 @@ def test_the_heads_exit_code_is_the_jobs_and_the_others_leave_well(tmp_path):
     assert process.read_json(tmp_path / "job" / "errors" / "driver.json")["class"] == "user"
 
 
+@pytest.mark.long
 def test_a_node_that_does_not_come_is_named(tmp_path):
     (first,) = start_nodes(tmp_path / "job", ranks=(0,), join_seconds=8.0)
     code, text = said(first)

@@ -95,17 +95,20 @@ def finished(tokens, tmp_path_factory):
     return agents
 
 
+@pytest.mark.long
 def test_no_sample_is_lost_or_repeated(finished, tokens):
     assert consumed(finished.folder) == expected(tokens, CONFIG)
     assert world_sizes(finished.folder) == [1, 2, 1]
 
 
+@pytest.mark.long
 def test_the_job_ends_once_and_says_how(finished):
     assert finished.codes == [0]
     state = elastic.ended_state(finished.folder)
     assert (state.state, state.code, state.reason) == ("ended", 0, "ended")
 
 
+@pytest.mark.long
 def test_every_standstill_is_measured(finished):
     told = json.loads((finished.folder / "result.json").read_text())["standstills"]
     assert [change["world_size"] for change in told] == [2, 1]
@@ -114,6 +117,7 @@ def test_every_standstill_is_measured(finished):
     assert [change["step"] for change in told] == sorted(step for step, _ in records)
 
 
+@pytest.mark.long
 def test_a_machine_that_joins_costs_no_step(finished):
     """The ranks that ran are asked to stop, and save before they do."""
     joined, lost = json.loads((finished.folder / "result.json").read_text())["standstills"]
@@ -124,6 +128,7 @@ def test_a_machine_that_joins_costs_no_step(finished):
     assert steps == [*range(1, done + 1), *range(joined["step"], CONFIG.steps + 1)]
 
 
+@pytest.mark.long
 def test_what_was_lost_was_rank_0s_machine(finished):
     """The store does not lie on a machine of the job."""
     assert {line["world_size"] for line in lines(finished.folder)[-3:]} == {1}

@@ -155,6 +155,7 @@ def harness_data(folder):
     return folder
 
 
+@pytest.mark.long
 def test_tasks_of_ones_own_and_of_the_harness_run_by_name_from_files(tmp_path, measured):
     pytest.importorskip("lm_eval")
     wanted = {"tasks": ["capitals", "arc_easy"], "data": str(harness_data(tmp_path / "data"))}
