@@ -7,16 +7,22 @@ qualification measured.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from tasks.config import RetrainConfig
 from tasks.errors import Missing
 from tasks.planning.case import Case
+from tasks.planning.memory import HALF_GRADIENTS
 from tasks.planning.prediction import Division
 from tasks.planning_config import PlanningConfig
 from tasks.training_config import ExecutionConfig, NetworkConfig, TrainingConfig
 
 DAY_MINUTES = 1440.0
+VIRTUAL_STAGES = "--num-virtual-stages-per-pipeline-rank"
+VIRTUAL_LAYERS = "--num-layers-per-virtual-pipeline-stage"
+OPTIONS = {("megatron", HALF_GRADIENTS): "--grad-reduce-in-bf16"}
+"""What saves memory, as the engine's own argument."""
 
 
 def case_of(config: RetrainConfig, *, search: bool = False) -> Case:
@@ -77,10 +83,19 @@ def case_of_training(
     )
 
 
-def settings_of(division: Division) -> dict[str, Any]:
-    """A division as sections of a configuration. Raises ValueError for what Headway's engines do not have."""
+def settings_of(division: Division, needs: Sequence[str] = ()) -> dict[str, Any]:
+    """A division as sections of a configuration, with the options that it `needs` to fit (Prediction.needs).
+
+    Raises ValueError for what Headway's engines do not have.
+    """
     if division.ep > 1:
         raise ValueError(f"ep {division.ep}: experts are planned, and not trained by Headway's engines")
+    options = [OPTIONS.get((division.engine, need), "") for need in needs]
+    if "" in options:
+        raise ValueError(
+            f"the plan fits only with {' and '.join(needs)}, which engine {division.engine} has no setting for:"
+            " lower batch.micro, or take more GPUs"
+        )
     execution: dict[str, Any] = {
         "tensor_parallel": division.tp,
         "pipeline_parallel": division.pp,
@@ -88,11 +103,14 @@ def settings_of(division: Division) -> dict[str, Any]:
         "recompute": division.recompute,
     }
     if division.engine == "torch":
+        if division.zero in (1, 2):
+            raise ValueError(f"zero {division.zero}: engine torch divides nothing (0) or weights too (3)")
         execution["parallel"] = "fsdp" if division.zero == 3 else "ddp"
     if division.engine == "deepspeed":
         execution["deepspeed"] = {"zero_stage": max(division.zero, 1), "offload": division.offload}
     if division.engine == "megatron":
-        arguments = ["--num-virtual-stages-per-pipeline-rank", str(division.virtual)] if division.virtual > 1 else []
+        arguments = [VIRTUAL_STAGES, str(division.virtual)] if division.virtual > 1 else []
+        arguments += options
         execution["megatron"] = {
             "sequence_parallel": division.sequence_parallel,
             "distributed_optimizer": division.zero > 0,
@@ -130,8 +148,18 @@ def _division(training: TrainingConfig, how: ExecutionConfig) -> dict[str, Any]:
         "tp": how.tensor_parallel,
         "pp": how.pipeline_parallel,
         "cp": how.context_parallel,
-        "virtual": 1,
+        "virtual": _virtual(training, how) if engine == "megatron" else 1,
         "zero": zero,
         "offload": how.deepspeed.offload if engine == "deepspeed" else "none",
         "sequence_parallel": engine == "megatron" and how.megatron.sequence_parallel,
     }
+
+
+def _virtual(training: TrainingConfig, how: ExecutionConfig) -> int:
+    """Pieces a stage, as Megatron's own arguments say it: their number, or the layers of one."""
+    given = how.megatron.arguments
+    pairs = {name: value for name, value in zip(given, given[1:], strict=False) if value.isdigit() and int(value)}
+    if VIRTUAL_STAGES in pairs:
+        return int(pairs[VIRTUAL_STAGES])
+    layers = training.network.layers // how.pipeline_parallel
+    return max(1, layers // int(pairs.get(VIRTUAL_LAYERS, layers)))

@@ -100,6 +100,7 @@ def plain(made: Planned) -> dict[str, Any]:
         "name": made.case.name,
         "fits": made.plan is not None,
         "fit": plan.fit if plan else "does not fit",
+        "needs": list(plan.needs) if plan else [],
         "gpus": plan.division.gpus if plan else None,
         "parameters": counts.parameters(made.case.network, made.case.sequence).total,
         "memory_gib": _memory(made, plan),

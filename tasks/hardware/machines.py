@@ -140,8 +140,10 @@ def _flops(read: _Reader) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _link(read: _Reader) -> float:
-    """Of the largest message in one machine that a norm is known of; else by the links."""
-    rows = [row for row in read.sku.collectives if (row.collective, row.scope) == ("all_reduce", "node")]
+    """Of the largest message in one machine that a norm is known of; else, and where a GPU's links are its own, by the links."""
+    own = read.specs.get("nvlink_gb_s") != read.sku.specs.get("nvlink_gb_s")
+    known = [] if own else read.sku.collectives
+    rows = [row for row in known if (row.collective, row.scope) == ("all_reduce", "node")]
     best = max((row for row in rows if row.norm or row.fail), key=lambda row: (row.bytes, row.norm or 0), default=None)
     if best:
         read.sources["link_bandwidth"] = read.sku.cite(best.norm_source or best.source)

@@ -6,10 +6,12 @@ Every mistake of a case alone is found here, by name and value; what needs the m
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+EXPONENT = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")
 Count = Annotated[int, Field(ge=1, le=10**12)]
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Recompute = Literal["none", "selective", "full"]
@@ -22,6 +24,14 @@ class Part(BaseModel):
     """Base of a case's sections: a misspelt key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers_with_an_exponent(cls, given: Any) -> Any:
+        """2e12 is a number to people and a text to YAML 1.1, which wants 2.0e+12."""
+        if not isinstance(given, dict):
+            return given
+        return {key: float(v) if isinstance(v, str) and EXPONENT.fullmatch(v) else v for key, v in given.items()}
 
 
 class Experts(Part):

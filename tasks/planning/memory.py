@@ -32,7 +32,6 @@ TIGHT = 0.92
 communicator; a longer batch or experts out of balance take a few per cent more."""
 FUSED_LOSS = "a fused loss"
 HALF_GRADIENTS = "gradients reduced in bf16"
-CACHE = "the allocator's cache given back"
 HOST_SHARE = 0.9
 """Of a machine's memory, what offloading may take; the rest is the operating system's, the loader's and pinned buffers'."""
 
@@ -87,8 +86,8 @@ def memory_of_stage(
     held = states(network, division, of)
     with_zero = division.engine == "deepspeed" and division.zero >= 1
     taken = _added(held, activations, step=step_copies(division, of), stage=stage, with_zero=with_zero)
-    if with_zero and division.pp == 1:
-        taken = replace(taken, spared={**taken.spared, CACHE: taken.parts["fragmentation"]})
+    if not with_zero or division.pp == 1:
+        taken = replace(taken, loose=taken.parts["fragmentation"])
     taken = replace(taken, host=held.host * min(machine.gpus, division.gpus))
     offloads = division.engine == "deepspeed" and division.zero == 3 and division.offload != "none"
     if offloads and division.recompute == "full" and taken.total > machine.usable_memory_bytes:
@@ -104,15 +103,29 @@ def judged(taken: Memory, machine: Machine) -> Fit:
     NeMo's tables), and say nothing of them.
     """
     room = machine.usable_memory_bytes
-    if taken.total - sum(taken.spared.values()) > room or taken.host > HOST_SHARE * machine.host_memory_bytes:
+    if least(taken) > room or taken.host > HOST_SHARE * machine.host_memory_bytes:
         return "does not fit"
     return "tight" if taken.total > TIGHT * room else "fits"
+
+
+def least(taken: Memory) -> float:
+    """What must be there: without what options save, and the allocator's gaps, which it gives back before it fails.
+
+    (CUDACachingAllocator frees its cached blocks and tries again.) DeepSpeed's over pipeline stages stay: see DEEPSPEED_GAPS.
+    """
+    return taken.total - sum(taken.spared.values()) - taken.loose
+
+
+def needs(taken: Memory, machine: Machine) -> tuple[str, ...]:
+    """The options without which it does not fit; none where it fits as it is, and where it does not fit with them either."""
+    room = machine.usable_memory_bytes
+    return tuple(taken.spared) if least(taken) <= room < taken.total - taken.loose else ()
 
 
 def warnings(taken: Memory, machine: Machine) -> tuple[str, ...]:
     """What a verdict of `judged` rests on, where that is not plain."""
     room, saved = machine.usable_memory_bytes, sum(taken.spared.values())
-    if not taken.total - saved <= room < taken.total:
+    if not needs(taken, machine):
         return ()
     return (
         f"needs {taken.total / GIB:.3g} GiB of a GPU that has {room / GIB:.3g}, and fits only with {' and '.join(taken.spared)},"

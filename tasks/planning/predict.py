@@ -63,6 +63,7 @@ def predict(
         days=steps_to_go * seconds / SECONDS_A_DAY if steps_to_go else None,
         binds=_binds(time, fit, over_machines=division.tp > machine.gpus),
         warnings=(*memory.warnings(room, machine), *warnings_of(case, division, machine)),
+        needs=memory.needs(room, machine),
     )
 
 

@@ -59,6 +59,8 @@ class Memory:
     """Of one machine's memory, what offloading takes."""
     spared: dict[str, float] = field(default_factory=dict)
     """Of the total, what the engine can do without, by an option or in need: how -> bytes."""
+    loose: float = 0.0
+    """Of the total, what the allocator gives back by itself before it fails."""
 
     @property
     def total(self) -> float:
@@ -125,3 +127,5 @@ class Prediction:
     """What limits, the strongest first: memory, compute, memory bandwidth, links in a machine, network, pipeline bubble, offload,
     waiting."""
     warnings: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    """Options of the engine without which it does not fit."""

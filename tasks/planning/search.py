@@ -73,7 +73,7 @@ def search(case: Case, machine: Machine, *, gpus: int | None = None, per_gpu_hou
         closest += tightest
         too_late = too_late or bool(fit)
         plans += [plan for plan in fit if _allowed(case, plan, per_gpu_hour)]
-        if case.goal == "smallest" and plans:
+        if case.goal == "smallest" and any(not plan.needs for plan in plans):
             break
     if not plans:
         if too_late:
@@ -112,9 +112,12 @@ def _of_count(
 
 
 def _shallowest(case: Case, division: Division, machine: Machine) -> tuple[Division | None, tuple[float, Division]]:
-    """The division with the least recomputation that fits, or None; and the bytes that the deepest one takes."""
+    """The division with the least recomputation that fits, or None; and the bytes that the deepest one takes.
+
+    One that fits as it is comes before one that needs an option of the engine, however much less that computes again.
+    """
     deeper = (division.recompute,) if case.recompute is not None else DEEPER
-    taken = math.inf
+    taken, with_options = math.inf, None
     for recompute in deeper:
         one = replace(division, recompute=recompute)
         room = memory.memory(
@@ -126,9 +129,11 @@ def _shallowest(case: Case, division: Division, machine: Machine) -> tuple[Divis
             flash_attention=case.flash_attention,
         )
         if memory.judged(room, machine) != "does not fit":
-            return one, (room.total, one)
+            if not memory.needs(room, machine):
+                return one, (room.total, one)
+            with_options = with_options or one
         taken = room.total
-    return None, (taken, one)
+    return with_options, (taken, one)
 
 
 def _counts(case: Case, machine: Machine, most: int | None) -> list[int]:
@@ -161,12 +166,12 @@ def _allowed(case: Case, plan: Prediction, per_gpu_hour: float | None) -> bool:
 
 def _rank(goal: Goal, plan: Prediction) -> tuple[float, ...]:
     gpu_seconds = plan.step_seconds * plan.division.gpus
-    tight = plan.fit != "fits"
+    room = (bool(plan.needs), plan.fit != "fits")
     if goal == "cheapest":
-        return (tight, gpu_seconds, plan.step_seconds)
+        return (*room, gpu_seconds, plan.step_seconds)
     if goal == "smallest":
-        return (plan.division.gpus, tight, plan.step_seconds)
-    return (tight, plan.step_seconds, plan.memory.total)
+        return (room[0], plan.division.gpus, room[1], plan.step_seconds)
+    return (*room, plan.step_seconds, plan.memory.total)
 
 
 def _distinct(ranked: Iterable[Prediction]) -> list[Prediction]:

@@ -79,6 +79,11 @@ def test_without_tokens_there_are_neither_days_nor_cost(plan):
     assert said["days"] is None and said["cost"] is None and said["step_seconds"] > 0
 
 
+def test_a_number_may_have_an_exponent(plan):
+    said = plan(yaml.safe_dump({**CASE, "tokens": 0}).replace("tokens: 0", "tokens: 1e12"))
+    assert said["days"] == plan(CASE)["days"] and said["needs"] == []
+
+
 @pytest.mark.parametrize("form", ["list", "cases", "documents"])
 def test_several_cases_give_a_list(plan, form):
     other = {**CASE, "name": "other", "cluster": {"gpu": "A100-80GB", "gpus": 64}}

@@ -5,7 +5,7 @@ import pytest
 from tasks.hardware.files import known_skus
 from tasks.hardware.machines import machine_of_gpu, machine_of_sku, of_qualification
 
-NAMES = ("V100-32GB", "A100-40GB", "A100-80GB", "H100", "H200", "MI300X", "B200")
+NAMES = ("V100-32GB", "A100-40GB", "A100-80GB", "A800", "H100", "H800", "H200", "MI300X", "B200")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -30,6 +30,18 @@ def test_numbers_are_those_of_the_files_in_plain_units():
     assert "bf16" not in machine_of_gpu("V100-32GB").peak_flops  # it has no bf16
     assert machine_of_gpu("B200").peak_flops["bf16"] == 2250e12
     assert a100.sources["memory_bandwidth"] and a100.assumed == ()
+
+
+@pytest.mark.parametrize("sold, like", [("A800", "A100-80GB"), ("H800", "H100")])
+def test_what_was_sold_with_slower_links_is_the_same_but_for_them(sold, like):
+    slow, fast = machine_of_gpu(sold), machine_of_gpu(like)
+    assert slow.achievable_flops == fast.achievable_flops and slow.memory_bytes == fast.memory_bytes
+    assert slow.link_bandwidth == pytest.approx(0.77 * 200e9) and slow.link_bandwidth < fast.link_bandwidth
+
+
+def test_a_gpu_with_less_memory_says_so():
+    small = machine_of_gpu("V100-16GB")
+    assert small.gpu == "NVIDIA V100 SXM2 16GB" and small.memory_bytes == 16 << 30
 
 
 def test_a_size_has_what_its_account_is_asked_for_and_a_gpu_by_name_has_not():

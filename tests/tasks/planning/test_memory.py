@@ -13,7 +13,7 @@ from tasks.planning.activations import in_flight, layer, stage_activations
 from tasks.planning.case import Experts, Network, Precision
 from tasks.planning.counts import gpu_parameters, parameters
 from tasks.planning.machine import Machine
-from tasks.planning.memory import judged, memory, memory_of_stage, warnings
+from tasks.planning.memory import judged, memory, memory_of_stage, needs, warnings
 from tasks.planning.prediction import GIB, Division, Memory
 from tasks.planning.states import states
 
@@ -460,18 +460,18 @@ def test_experts_keep_what_their_tokens_need() -> None:
 def test_tight_is_between() -> None:
     found = of(LLAMA3_8B, Division(dp=8, zero=1, recompute="full", precision="fp16"), batch=8, sequence=4096)
     exactly = machine()
-    for share, expected in ((0.9, "fits"), (0.95, "tight"), (1.001, "does not fit")):
+    for share, expected in ((0.9, "fits"), (0.95, "tight"), (1.001, "tight"), (1.03, "does not fit")):
         room = replace(exactly, usable_memory_bytes=round(found.total / share))
-        assert judged(found, room) == expected
-        assert warnings(found, room) == ()
+        assert judged(found, room) == expected  # the allocator gives its gaps back before it fails
+        assert warnings(found, room) == () and needs(found, room) == ()
 
 
 def test_what_fits_only_with_a_fused_loss_is_tight_and_says_so() -> None:
     found = of(LLAMA3_8B, Division(dp=8, zero=3, engine="torch", recompute="full"), batch=8, sequence=8192)
-    without = found.total - found.spared["a fused loss"]
+    without = found.total - found.spared["a fused loss"] - found.loose
     between, below = (
         replace(machine(), usable_memory_bytes=round(room)) for room in ((found.total + without) / 2, without * 0.99)
     )
     assert judged(found, between) == "tight"
-    assert "fused loss" in warnings(found, between)[0]
-    assert judged(found, below) == "does not fit"
+    assert "fused loss" in warnings(found, between)[0] and needs(found, between) == ("a fused loss",)
+    assert judged(found, below) == "does not fit" and needs(found, below) == ()

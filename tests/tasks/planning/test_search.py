@@ -35,6 +35,22 @@ def found(one, **more):
     return search(one, machine_of_gpu(one.cluster.gpu), gpus=one.cluster.gpus, **more)
 
 
+def test_what_fits_only_with_an_option_of_the_engine_comes_last():
+    whole = {"tp": 1, "pp": 1, "zero": 3}
+    one = case(LLAMA_8B, sequence=8192, gpus=16, global_=64, engine="torch", parallel=whole, recompute="none")
+    machine = machine_of_gpu("H100")
+    fits = search(one, machine, gpus=16).plans
+    assert all(not plan.needs for plan in fits)
+    for share in (0.97, 0.9, 0.8, 0.7, 0.6):
+        plans = search(one, replace(machine, usable_memory_bytes=round(share * fits[0].memory.total)), gpus=16).plans
+        asked = [bool(plan.needs) for plan in plans]
+        assert asked == sorted(asked)
+    micro = one.model_copy(update={"batch": one.batch.model_copy(update={"micro": 2})})
+    taken = search(micro, replace(machine, usable_memory_bytes=10**12), gpus=16).plans[0].memory
+    (only,) = search(micro, replace(machine, usable_memory_bytes=round(taken.total - taken.loose) - 1), gpus=16).plans
+    assert only.needs and only.fit == "tight" and "fits only with" in only.warnings[0]
+
+
 def test_every_division_is_whole_and_can_be_run():
     for one in (
         case(),
