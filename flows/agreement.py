@@ -6,7 +6,7 @@ How a run waits for an answer is flows/approval.py. Nothing is spent before the 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from flows.inputs import resolve
@@ -50,13 +50,16 @@ def agreed(dataset: str, config: RetrainConfig, cause: str) -> Iterator[str]:
         yield data.ref
 
 
-def agreed_to_train(plan: Plan, config: RetrainConfig) -> AbstractContextManager[None]:
+def agreed_to_train(plan: Plan, config: RetrainConfig, *, recorded: Callable[[], bool]) -> AbstractContextManager[None]:
     """Wait until a person agrees to what training takes, where the settings want it; what is done inside is in their name.
 
-    Asked once a plan. Raises GateFailed when somebody rejects, or nobody answers in time.
+    Asked once a plan, and not for a training that is `recorded`. Raises GateFailed when somebody rejects, or nobody
+    answers in time.
     """
     run = current()
     if not config.approval.before_train or not isinstance(plan, Plan) or run.spool is None or run.beyond("train"):
+        return nullcontext()
+    if recorded():
         return nullcontext()
     from flows.approval import approve
 

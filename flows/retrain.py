@@ -7,6 +7,7 @@ who starts this flow is deployments/ (`headway retrain`).
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal, get_args
 
 from prefect import flow
@@ -37,6 +38,7 @@ from tasks.promotion import challenge
 from tasks.registry.audit import acting
 from tasks.registry.policy import load_policy, require
 from tasks.registry.refs import place_of, read_ref
+from tasks.stage import recorded
 from tasks.train import train
 
 StageName = Literal["validate", "preprocess", "benchmark", "plan", "train", "evaluate", "export", "deploy"]
@@ -114,7 +116,8 @@ def chain(name: str, config: RetrainConfig, continue_from: ContinueFrom | None =
     limits = plan(tokens, config.training, config.planning, config.execution, *base, on=cluster).require()
     handed, how = with_origin(beside(base, mixed), start), config.execution
     taking = start.taking if start else None
-    with agreed_to_train(limits, config):
+    known = partial(recorded, train, tokens, config.training, *handed, how=how, under=limits, on=cluster)
+    with agreed_to_train(limits, config, recorded=known):
         checkpoint = train(tokens, config.training, *handed, how=how, under=limits, on=cluster, taking=taking)
     others = with_suites(mixed, files)
     scores = evaluate(checkpoint, tokens, config.evaluation, *others, on=cluster)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from tasks.config import RetrainConfig
@@ -65,7 +66,7 @@ def case_of_training(
     """The same of a training whose vocabulary and GPUs are known."""
     open_ = {"batch": {"global": training.global_batch_size}}
     as_configured = {
-        "parallel": _division(training, how),
+        "parallel": division_of(training, how),
         "batch": {"global": training.global_batch_size, "micro": training.micro_batch_size},
         "recompute": how.recompute,
     }
@@ -135,7 +136,8 @@ def _network(network: NetworkConfig, vocab_size: int) -> dict[str, Any]:
     }
 
 
-def _division(training: TrainingConfig, how: ExecutionConfig) -> dict[str, Any]:
+def division_of(training: TrainingConfig, how: ExecutionConfig) -> dict[str, Any]:
+    """How a training is divided, as `parallel` of a case has it."""
     engine = training.engine
     zero = {
         "torch": 3 if how.parallel == "fsdp" else 0,
@@ -158,7 +160,7 @@ def _division(training: TrainingConfig, how: ExecutionConfig) -> dict[str, Any]:
 def _virtual(training: TrainingConfig, how: ExecutionConfig) -> int:
     """Pieces a stage, as Megatron's own arguments say it: their number, or the layers of one."""
     given = how.megatron.arguments
-    pairs = {name: value for name, value in zip(given, given[1:], strict=False) if value.isdigit() and int(value)}
+    pairs = {name: value for name, value in pairwise(given) if value.isdigit() and int(value)}
     if VIRTUAL_STAGES in pairs:
         return int(pairs[VIRTUAL_STAGES])
     layers = training.network.layers // how.pipeline_parallel

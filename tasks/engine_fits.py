@@ -98,8 +98,6 @@ def _require_its_own_loop(training: TrainingConfig, execution: ExecutionConfig) 
         "execution.heldout_every_steps": execution.heldout_every_steps,
         "execution.profile_from": execution.profile_from,
         "execution.local_every_steps": execution.local_every_steps,
-        "execution.limits.max_hours": execution.limits.max_hours,
-        "execution.limits.max_cost": execution.limits.max_cost,
         "execution.notices.ask": execution.notices.ask,
     }
     for name, value in ours.items():

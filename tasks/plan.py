@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Plan, Tokens
+from tasks.case_of_config import division_of
 from tasks.formats.model_folder import open_model_folder, shape_of
 from tasks.gpu_plan import GpuPlan, plan_on_gpus
 from tasks.planning.checkpointing import Recovery, Saving, expected_goodput
@@ -56,6 +57,8 @@ class Numbers:
     correction: float
     """What the formulas' time of a step was multiplied by, for what earlier runs on this cluster took."""
     corrected_by_runs: int
+    correction_said: str
+    """Why earlier runs on this cluster do not count; empty where one does, and where there is none."""
     seconds: float
     checkpoint_every_steps: int
     goodput: float
@@ -100,7 +103,7 @@ def plan(
             folder,
             Plan,
             name=training.model,
-            metrics={key: float(value) for key, value in numbers.__dict__.items()} | known_cost(spent),
+            metrics=_metrics(numbers) | known_cost(spent),
             checks=checks,
             steps=training.steps,
             checkpoint_every_steps=numbers.checkpoint_every_steps,
@@ -139,7 +142,9 @@ def reckon(
     )
     tokens_a_step = training.global_batch_size * training.sequence_length
     flops = tokens_a_step * flops_per_token_megatron(network, vocab_size, sequence_length=training.sequence_length)
-    corrected = correction(past, kind_of(training, on.world_size, parameters))
+    division = division_of(training, how)
+    kind = kind_of(training, division, sku=on.sku, ranks=on.world_size, parameters=parameters)
+    corrected = correction(past, kind)
     step = corrected.factor * (gpus.step_seconds if gpus else _step_seconds(flops, 4 * trained, on))
     saved = checkpoint_bytes(trained)
     state = training_memory_bytes(trained, frozen=parameters if lora.rank else 0)
@@ -163,12 +168,17 @@ def reckon(
         step_seconds=step,
         correction=corrected.factor,
         corrected_by_runs=corrected.runs,
+        correction_said=corrected.said,
         seconds=step * training.steps,
         checkpoint_every_steps=every,
         goodput=expected_goodput(every * step, saving, Recovery(), between_failures),
         tokens=tokens_a_step * training.steps,
         epochs=tokens_a_step * training.steps / max(train_tokens, 1),
     )
+
+
+def _metrics(numbers: Numbers) -> dict[str, float]:
+    return {key: float(value) for key, value in numbers.__dict__.items() if not isinstance(value, str)}
 
 
 def _step_seconds(flops: float, gradient_bytes: float, on: Cluster) -> float:
@@ -229,6 +239,7 @@ def judge(numbers: Numbers, limits: PlanningConfig, on: Cluster, gpus: GpuPlan |
             remedy="Lower training.steps or the network, add ranks, or raise planning.max_minutes.",
         ),
         *_useful_enough(numbers, limits),
+        *_like_an_earlier_run(numbers),
     )
 
 
@@ -242,6 +253,21 @@ def _useful_enough(numbers: Numbers, limits: PlanningConfig) -> tuple[Check, ...
         passed=numbers.goodput >= limits.min_goodput,
         remedy="Leave planning.checkpoint.every_steps empty for the best interval, use fewer or better machines "
         "(planning.mean_hours_between_failures), or lower planning.min_goodput.",
+    )
+    return (check,)
+
+
+def _like_an_earlier_run(numbers: Numbers) -> tuple[Check, ...]:
+    """Closes nothing: it says that a time is the formulas' alone although this cluster has trained before."""
+    if not numbers.correction_said:
+        return ()
+    check = Check(
+        name="earlier runs of this kind",
+        measured=0.0,
+        limit="any number",
+        passed=True,
+        warned=True,
+        remedy=f"The time is the formulas' alone: {numbers.correction_said}.",
     )
     return (check,)
 

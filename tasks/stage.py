@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cached_property, update_wrapper
 from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
 
 from pydantic import BaseModel
 
-from tasks.artifacts import Artifact, Cluster, Gate, Pending, parse_ref, plain
+from tasks.artifacts import Gate, Pending, parse_ref, plain
 from tasks.errors import Cancelled, GateFailed, Unknown
 from tasks.lifecycle import Lifecycle, current
 from tasks.lineage import words
@@ -26,38 +25,13 @@ from tasks.registry import records
 from tasks.registry.ancestry import told
 from tasks.registry.changes import flat, what_changed
 from tasks.registry.records import Record
-from tasks.settings import Settings, digest
+from tasks.stage_call import Call, is_pending, key_part
 from tasks.storage.store import find
 from tasks.surroundings import surroundings
 from tasks.workbench import Work, clean_up, settle_jobs, working
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a stage: what is in its key, and what only stands around it."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    arguments: dict[str, Any]
-
-    @property
-    def key(self) -> str:
-        return digest(self.arguments)
-
-    @property
-    def handed(self) -> list[Artifact]:
-        return [value for value in _single(self.args) if isinstance(value, Artifact)]
-
-    @property
-    def context(self) -> list[str]:
-        return [ref for value in self.kwargs.values() if (ref := _context_ref(value))]
-
-    @property
-    def pending(self) -> bool:
-        return any(isinstance(value, Pending) for value in _single((*self.args, *self.kwargs.values())))
 
 
 class Stage:
@@ -81,7 +55,7 @@ class Stage:
         if run.beyond(self.name):
             return Pending(stage=self.name)
         call = self._call(args, kwargs)
-        if call.pending:
+        if call.pending and (call.without_key or self.same_context or run.spool is not None):
             outcome = run.outcome_for(self.name)
             if run.spool is None:
                 outcome.status, outcome.why = "pending", "an earlier stage runs first"
@@ -89,6 +63,11 @@ class Stage:
         if run.spool is None:
             return self._dry(run, run.outcome_for(self.name), call)
         return self._task(call)
+
+    def recorded(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether this call would reuse a record now, so that nothing runs."""
+        call = self._call(args, kwargs)
+        return not call.pending and self._reusable(current(), call)[0] is not None
 
     @cached_property
     def _task(self) -> Callable[[Call], Any]:
@@ -224,8 +203,7 @@ class Stage:
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         bound = inspect.signature(self.body).bind(*args, **kwargs)
         named = dict(zip(bound.signature.parameters, bound.args, strict=False))
-        pending = any(isinstance(value, Pending) for value in _single(args))
-        parts = {} if pending else {name: _key_part(value) for name, value in named.items()}
+        parts = {} if is_pending(args) else {name: key_part(value) for name, value in named.items()}
         return Call(bound.args, bound.kwargs, {"stage": self.name, "version": self.version, "arguments": parts})
 
 
@@ -249,25 +227,9 @@ def stage(
     return make
 
 
-def _single(values: Iterable[Any]) -> Iterator[Any]:
-    """Arguments one by one, also those that come as a tuple."""
-    for value in values:
-        yield from value if isinstance(value, tuple) else (value,)
-
-
-def _key_part(value: Any) -> Any:
-    if isinstance(value, Artifact):
-        return {"kind": value.KIND, "version": value.version}
-    if isinstance(value, tuple):
-        return [_key_part(each) for each in value]
-    assert isinstance(value, Settings | str | int | float | None), f"{type(value).__name__} has no place in a key"
-    return plain(value)
-
-
-def _context_ref(value: Any) -> str:
-    if isinstance(value, Cluster):
-        return value.qualification
-    return value.ref if isinstance(value, Artifact) else ""
+def recorded(made: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> bool:
+    """Whether a stage, called so, would reuse a record now."""
+    return cast(Stage, made).recorded(*args, **kwargs)
 
 
 def _fill(outcome: Outcome, record: Record) -> None:

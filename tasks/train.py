@@ -6,11 +6,13 @@ its newest verified checkpoint, whatever was killed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import Artifact, Checkpoint, Cluster, Plan, Tokens
+from tasks.case_of_config import division_of
 from tasks.continuing import Origin, TakeOver
 from tasks.formats.ds_config import ds_config
 from tasks.planning.correction import kind_of, measured, measured_on
@@ -19,6 +21,8 @@ from tasks.promotion import require_signed, require_signer, sign
 from tasks.stage import stage
 from tasks.training_config import ExecutionConfig, TrainingConfig
 from tasks.workbench import attach, note, publish, run_job
+
+log = logging.getLogger("headway.train")
 
 PROGRAMS = {
     "torch": "tasks.jobs.train",
@@ -58,23 +62,33 @@ def train(
         planned_step_seconds=under.seconds / under.steps,
     )
     peak = peak_of(on, config.precision)
-    how = within_budget(how, under, engine=config.engine)
+    how = within_budget(how, under)
     made = program(tokens, config, how, base, mixed, limits=limits, peak=peak, continue_from=_from(origin, taking))
     job = run_job(made, on=on)
     _show(Path(job.folder), Path(job.output) / "training_log.jsonl")
     checkpoint = publish(job.output, Checkpoint, name=config.model, metrics=job.result["metrics"])
     sign(checkpoint)
-    _remember(config, under, on, job.result["metrics"])
+    remember(config, how, under, on=on, metrics=job.result["metrics"])
     return checkpoint
 
 
-def _remember(config: TrainingConfig, plan: Plan, on: Cluster, metrics: Mapping[str, float]) -> None:
-    """What it took beside its plan, for the next plan on this cluster."""
+def remember(
+    config: TrainingConfig, how: ExecutionConfig, plan: Plan, *, on: Cluster, metrics: Mapping[str, float]
+) -> None:
+    """Note what it took beside its plan, for the next plan on this cluster. Raises nothing: the model is finished and signed."""
+    try:
+        _note(config, how, plan, on, metrics)
+    except Exception as error:  # noqa: BLE001 whatever a store or a number does, the next plan only lacks one measurement
+        log.warning("what %s took is not noted, the next plan does without it: %s", config.model, error)
+
+
+def _note(config: TrainingConfig, how: ExecutionConfig, plan: Plan, on: Cluster, metrics: Mapping[str, float]) -> None:
     ranks = metrics.get("tokens_per_second", 0.0) / metrics.get("tokens_per_second_per_rank", 1.0)
     if "plan_error" not in metrics or ("tokens_per_second_per_rank" in metrics and round(ranks) != on.world_size):
         return  # an elastic run on fewer ranks tells nothing of all of them
     planned = plan.seconds / plan.steps
-    kind = kind_of(config, on.world_size, plan.parameters)
+    division = division_of(config, how)
+    kind = kind_of(config, division, sku=on.sku, ranks=on.world_size, parameters=plan.parameters)
     took = planned * (1 + metrics["plan_error"])
     note(measured_on(on.name), measured(kind, formula_seconds=planned / plan.correction, seconds=took))
 
@@ -106,9 +120,9 @@ def program(
     return Program(PROGRAMS[config.engine], settings, inputs, progress="checkpoints/LATEST")
 
 
-def within_budget(how: ExecutionConfig, plan: Plan, *, engine: str) -> ExecutionConfig:
-    """The plan's budget as a limit of training, where none is configured; Megatron-LM's own loop knows no such limit."""
-    if plan.max_cost is None or not plan.cost_per_hour or how.limits.max_cost is not None or engine == "megatron":
+def within_budget(how: ExecutionConfig, plan: Plan) -> ExecutionConfig:
+    """The plan's budget as a limit of training, where none is configured."""
+    if plan.max_cost is None or not plan.cost_per_hour or how.limits.max_cost is not None:
         return how
     limits = how.limits.model_copy(update={"max_cost": plan.max_cost, "cost_per_hour": plan.cost_per_hour})
     return how.model_copy(update={"limits": limits})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -47,8 +48,15 @@ def require_wanted(settings: RetrainConfig, stages: Callable[[], list[dict[str, 
     total = made.cost.total if made.cost else None
     if total is None or total <= settings.planning.spending.ask_above:
         return
-    if not any(stage["name"] == "train" and stage["status"] == "pending" for stage in stages()):
+    training = next((stage for stage in stages() if stage["name"] == "train" and stage["status"] == "pending"), None)
+    if training is None or _at_work(home(), training["key"]):
         return
     typer.echo(page(made, plain(made)), err=True)
     if not typer.confirm(f"Train for about {total:,.0f} {made.cost.currency if made.cost else ''}?", err=True):
         raise Cancelled("training was planned, and somebody said no: nothing was started")
+
+
+def _at_work(home: Path, key: str | None) -> bool:
+    """Whether a job of an earlier run has this training in hand: it is taken up, and was agreed to when it was started."""
+    folders = home.glob(f"jobs/train-{key[:12]}") if key else ()
+    return any((folder / "job.json").exists() and not (folder / "settled.json").exists() for folder in folders)

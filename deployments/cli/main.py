@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from itertools import takewhile
+from typing import Annotated
 
 import typer
 
@@ -65,8 +66,21 @@ app = typer.Typer(
 )
 
 
+def _say_version(wanted: bool) -> None:
+    """What is installed, without a look at the home: it may be a newer version's."""
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"headway {version('headway')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _look_at_home() -> None:
+def _look_at_home(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is, and end.")
+    ] = False,
+) -> None:
     from functools import partial
 
     from deployments.platform.checks import not_newer

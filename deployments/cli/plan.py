@@ -157,7 +157,9 @@ def _write(made: list[Planned], path: Path) -> None:
         raise ValueError(
             f"--write {str(path)!r}: {len(made)} cases, or one that does not fit: one plan is written that fits"
         )
-    path.write_text(yaml.safe_dump(settings_of(made[0].plan.division, made[0].plan.needs), sort_keys=False), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump(settings_of(made[0].plan.division, made[0].plan.needs), sort_keys=False), encoding="utf-8"
+    )
 
 
 def _named(case: Case, make: Any) -> Planned:

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -35,6 +36,7 @@ from tasks.jobs.megatron.following import Following
 from tasks.jobs.runtime import Rank, main
 from tasks.jobs.training.account import write_account
 from tasks.jobs.training.records import last_records, mend
+from tasks.jobs.training.stops import limited, reached, spent
 from tasks.planning.size import parameter_count
 from tasks.process import write_json
 from tasks.training_config import ExecutionConfig, TrainingConfig
@@ -125,7 +127,8 @@ def _prepare(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> 
         write_json(Path(places.ds_config), megatron_ds_config(config, execution, micro_batch=micro))
     every = int(rank.settings["checkpoint_every_steps"])
     arguments = megatron_arguments(config, execution, places, save_every=every, micro_batch=micro)
-    said = {"attempt": attempt, "step": found.step if found else 0, "arguments": arguments}
+    paid = spent(rank.folder / "metrics.jsonl")
+    said = {"attempt": attempt, "step": found.step if found else 0, "arguments": arguments, "spent": paid}
     write_json(own / "start.json", said)
     return {**said, "log_offset": log.stat().st_size if log.exists() else 0}
 
@@ -168,10 +171,13 @@ class Training:
         self.checkpoints = rank.folder / "checkpoints"
         self.identity = _identity(rank, config, execution)
         self.log = Following(rank, config, offset=int(start["log_offset"])) if rank.rank == 0 else None
+        self.began = time.monotonic()
 
     def go(self) -> dict[str, Any]:
         """Start Megatron, look after it until it ends, then publish."""
         if int(self.start["step"]) < self.config.steps:
+            if why := reached(self.execution.limits, self.start["spent"]):
+                raise limited(why)
             self._train()
         return self._finish() if self.rank.rank == 0 else {}
 
@@ -185,6 +191,8 @@ class Training:
             while not child.wait(POLL_SECONDS):
                 commits.check()
                 self._follow()
+                if not child.asked and self._limit():
+                    child.ask()  # Megatron's ranks tell each other, save after their step, and end
                 if child.asked and neighbours.lost():
                     raise RuntimeError("another rank of this machine is gone, and this one was asked to stop")
         except BaseException:
@@ -193,8 +201,16 @@ class Training:
         self._follow()
         commits.finish(well=child.ended_well)
         child.require_success()
+        if child.asked and (why := self._limit()):
+            raise limited(why)
         if child.asked:
             sys.exit(SAVED_AND_STOPPED)
+
+    def _limit(self) -> str:
+        """The limit that is reached, in words, by rank 0's clock; empty while none is."""
+        if self.rank.rank:
+            return ""
+        return reached(self.execution.limits, self.start["spent"] + time.monotonic() - self.began)
 
     def _follow(self) -> None:
         if self.log:

@@ -73,12 +73,12 @@ def layer(
 ) -> Layer:
     """What one layer keeps of one micro batch.
 
-    In fp8 Transformer Engine keeps what goes into a matrix in one byte: after the norms and the activation function, and of what
-    comes out of attention one byte more.
+    In fp8 Transformer Engine keeps what goes into a matrix in one byte: after the norms and the activation function, of experts
+    too, and of what comes out of attention one byte more.
     """
     tokens, size, tp = micro_tokens(division, sequence), element_bytes(division), division.tp
     along = tp if division.sequence_parallel else 1
-    narrow = 1 if division.precision == "fp8" and division.engine == "megatron" else 0
+    narrow = _narrow(division)
     outside = (_outside(network, size) - 2 * narrow * network.hidden) / along
     inside = (_attention(network, division, size) + _feed_forward(network, division, size, experts=experts)) / tp
     inside += narrow * (query_size(network) - (0 if experts else ffn_size(network))) / tp
@@ -95,6 +95,14 @@ def layer(
     if division.recompute == "selective" and division.engine == "torch":
         kept = tokens * (_every_second_matrix(network, size) / tp + 2 * size * network.hidden / along)
     return Layer(whole, min(kept, whole), tokens * _passing(network, division, size))
+
+
+def _narrow(division: Division) -> int:
+    """Bytes that an element which goes into a matrix takes less in fp8: Transformer Engine keeps what it has quantized.
+
+    Linear and GroupedLinear alike (transformer_engine/pytorch/module/linear.py, grouped_linear.py: `save_for_backward`).
+    """
+    return 1 if division.precision == "fp8" and division.engine == "megatron" else 0
 
 
 def _outside(network: Network, size: int) -> float:
@@ -129,8 +137,10 @@ def _wide_tensors(network: Network, division: Division) -> int:
 def _routed(network: Network, division: Division, size: int) -> float:
     """Of a token on one GPU with experts in balance: its copies' inputs and outputs, and the part in the experts over tp."""
     assert network.experts is not None
-    inside = expert_ffn_size(network) * _wide_tensors(network, division) / division.tp
-    return network.experts.active * size * (2 * network.hidden + inside) + 8 * network.experts.count
+    wide = expert_ffn_size(network) / division.tp
+    inside = size * wide * _wide_tensors(network, division) - _narrow(division) * wide
+    outside = (2 * size - _narrow(division)) * network.hidden
+    return network.experts.active * (outside + inside) + 8 * network.experts.count
 
 
 def _every_second_matrix(network: Network, size: int) -> float:

@@ -6,7 +6,7 @@ A plan says what its formulas say, times the correction. tasks/train.py notes wh
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tasks.training_config import TrainingConfig
@@ -17,16 +17,23 @@ ALIKE = 4.0
 """Networks of up to so many times more or fewer parameters count: efficiency changes with size."""
 MOST = 4.0
 """A correction is within 1/MOST and MOST: what is further off is another kind of run, or a machine with other work."""
+DIVISION = ("tp", "pp", "cp", "zero")
 
 
 class Kind(NamedTuple):
     """What runs must share for one to tell of the other."""
 
     engine: str
+    sku: str
     precision: str
     ranks: int
-    parameters: int
+    tp: int
+    pp: int
+    cp: int
+    zero: int
     sequence_length: int
+    parameters: int
+    """Need not be equal, as the others must: ALIKE."""
 
 
 class Correction(NamedTuple):
@@ -34,11 +41,21 @@ class Correction(NamedTuple):
 
     factor: float = 1.0
     runs: int = 0
+    said: str = ""
+    """Why earlier runs do not count, where there are some and none does."""
 
 
-def kind_of(training: TrainingConfig, ranks: int, parameters: int) -> Kind:
-    """The kind of a training on so many ranks."""
-    return Kind(training.engine, training.precision, ranks, parameters, training.sequence_length)
+def kind_of(training: TrainingConfig, division: Mapping[str, Any], *, sku: str, ranks: int, parameters: int) -> Kind:
+    """The kind of a training on so many ranks, divided by `tp`, `pp`, `cp` and `zero`."""
+    return Kind(
+        engine=training.engine,
+        sku=sku,
+        precision=training.precision,
+        ranks=ranks,
+        **{name: int(division[name]) for name in DIVISION},
+        sequence_length=training.sequence_length,
+        parameters=parameters,
+    )
 
 
 def measured_on(cluster: str) -> str:
@@ -53,14 +70,33 @@ def measured(kind: Kind, *, formula_seconds: float, seconds: float) -> dict[str,
 
 def correction(past: Iterable[Mapping[str, Any]], kind: Kind) -> Correction:
     """The median of measured over planned of the latest runs of the same kind; `past` is in the order of time."""
-    ratios = [one["seconds"] / one["formula_seconds"] for one in past if _alike(one, kind)][-LATEST:]
+    ended = [one for one in past if one["formula_seconds"] > 0 and one["seconds"] > 0]
+    ratios = [one["seconds"] / one["formula_seconds"] for one in ended if not _unlike(one, kind)][-LATEST:]
     if not ratios:
-        return Correction()
+        return Correction(said=_why(ended, kind))
     return Correction(min(max(statistics.median(ratios), 1 / MOST), MOST), len(ratios))
 
 
-def _alike(one: Mapping[str, Any], kind: Kind) -> bool:
-    shared = ("engine", "precision", "ranks", "sequence_length")
-    same = all(one.get(name) == getattr(kind, name) for name in shared)
-    times = one["parameters"] / max(kind.parameters, 1)
-    return same and 1 / ALIKE <= times <= ALIKE and one["formula_seconds"] > 0 and one["seconds"] > 0
+def _why(ended: Sequence[Mapping[str, Any]], kind: Kind) -> str:
+    """Of the latest run, what makes it another kind."""
+    if not ended:
+        return ""
+    runs = (
+        f"none of {len(ended)} earlier runs on this cluster counts"
+        if len(ended) > 1
+        else "the earlier run does not count"
+    )
+    return f"{runs}: the latest had {', '.join(_unlike(ended[-1], kind))}"
+
+
+def _unlike(one: Mapping[str, Any], kind: Kind) -> list[str]:
+    """What a run has otherwise, in words. Of a run that was noted without its division nobody knows it: it is unlike."""
+    names = [name for name in Kind._fields if name != "parameters"]
+    found = [
+        f"{name} {one.get(name, 'unknown')}, not {getattr(kind, name)}"
+        for name in names
+        if one.get(name) != getattr(kind, name)
+    ]
+    if not 1 / ALIKE <= one["parameters"] / max(kind.parameters, 1) <= ALIKE:
+        found.append(f"{one['parameters']:.3g} parameters, not {kind.parameters:.3g}")
+    return found

@@ -74,9 +74,9 @@ class Child:
             process_group=0,  # torchrun signals a rank's whole group; one request to stop is enough
             preexec_fn=die_with_parent,
         )
-        signal.signal(signal.SIGTERM, self._ask)
+        signal.signal(signal.SIGTERM, self.ask)
 
-    def _ask(self, *_: object) -> None:
+    def ask(self, *_: object) -> None:
         """Megatron saves after the step that it is in, and ends (--exit-signal-handler)."""
         self.asked = True
         self._process.terminate()

@@ -49,7 +49,7 @@ class Stops:
     def require_room(self) -> None:
         """Raise Ended when the starts before this one used up a limit."""
         if why := reached(self.limits, self.spent):
-            raise _limited(why)
+            raise limited(why)
 
     def end(self, reasons: Iterable[str], step: int) -> None:
         """Raise Ended, with the class of failure that says what to do next; of an elastic run only for a limit.
@@ -57,7 +57,7 @@ class Stops:
         There torchrun starts the ranks again, here or on the machines that are left, as after SIGTERM.
         """
         if "limit" in reasons:
-            raise _limited(self.limit() or "a limit of execution.limits", step)
+            raise limited(self.limit() or "a limit of execution.limits", step)
         if "notice" in reasons and not self.elastic:
             raise Ended(
                 f"step {step}: a machine is about to be taken (Scheduled Events); training is saved",
@@ -66,7 +66,8 @@ class Stops:
             )
 
 
-def _limited(why: str, step: int | None = None) -> Ended:
+def limited(why: str, step: int | None = None) -> Ended:
+    """What ends a run that reached a limit: `step` is saved, or it did not start."""
     where = "" if step is None else f"step {step} is saved: "
     return Ended(
         f"{where}{why}", failure="limit", remedy="Raise it, and run the same command: it goes on from the checkpoint."
@@ -77,7 +78,7 @@ def reached(limits: LimitsConfig, seconds: float) -> str:
     """The limit that so much training reaches, in words; empty when there is room."""
     hours, cost = seconds / 3600, seconds / 3600 * limits.cost_per_hour
     if limits.max_hours is not None and hours >= limits.max_hours:
-        return f"execution.limits.max_hours {limits.max_hours:g} is reached after {hours:.4g} hours of training"
+        return f"execution.limits.max_hours {limits.max_hours:g} is reached after {hours:.4g} hours"
     if limits.max_cost is not None and cost >= limits.max_cost:
         where = "execution.limits, or planning.spending"
         return f"max_cost {limits.max_cost:g} is reached ({where}): {hours:.4g} hours cost {cost:.4g}"
@@ -85,14 +86,18 @@ def reached(limits: LimitsConfig, seconds: float) -> str:
 
 
 def spent(log: Path) -> float:
-    """Seconds that the starts so far trained, from `metrics.jsonl`: of each, from its first step's end to its last's."""
+    """Seconds that the starts so far took, from `metrics.jsonl`: of each, from its process's start to its last step's end.
+
+    A start that ended before its first step left no line, and is not counted.
+    """
     times: dict[int, list[float]] = {}
     whole = (
         log.read_bytes().rpartition(b"\n")[0] if log.exists() else b""
     )  # a crash of the machine may have torn the last line
     for line in whole.splitlines():
         record = json.loads(line)
-        times.setdefault(record["attempt"], []).append(record["time"])
+        began = record["time"] - record.get("step_seconds", 0.0) - record.get("start_seconds", 0.0)
+        times.setdefault(record["attempt"], []).extend((began, record["time"]))
     return sum(max(of_one) - min(of_one) for of_one in times.values())
 
 

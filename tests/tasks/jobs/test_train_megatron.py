@@ -105,8 +105,8 @@ def written(tokens, checkout, shapes):
     """A function that writes a job's folder."""
     command = converter(checkout, shapes)
 
-    def write(job, **megatron):
-        execution = {"megatron": {"checkout": str(checkout), "converter": command, **megatron}}
+    def write(job, limits=None, **megatron):
+        execution = {"megatron": {"checkout": str(checkout), "converter": command, **megatron}, "limits": limits or {}}
         settings = {"training": CONFIG.model_dump(mode="json"), "execution": execution, "checkpoint_every_steps": 4}
         job.mkdir()
         spec = {"settings": {**settings, "keep_checkpoints": 2}, "inputs": {"tokens": str(tokens)}}
@@ -219,6 +219,21 @@ def test_asked_to_stop_it_saves_first_and_goes_on_from_there(launch, written, tm
     stopped = steps_of_checkpoints(job)[0]
     assert 0 < stopped < 10
     assert launch(job, attempt=2) == [0, 0], said_by(job)
+    assert result(job)["resumed_from_step"] == stopped
+
+
+def test_a_budget_that_is_used_up_is_saved_and_ends_the_job_and_more_of_it_goes_on(launch, written, tmp_path):
+    job = written(tmp_path / "job", limits={"max_cost": 3.0, "cost_per_hour": 3600.0})  # three seconds
+    assert launch(job, FAKE_PACE="0.5")[0] == 1
+    assert error(job)["class"] == "limit" and "max_cost 3 is reached" in error(job)["message"]
+    stopped = steps_of_checkpoints(job)[0]
+    assert 0 < stopped < 10
+    assert launch(job, attempt=2, FAKE_PACE="0.5")[0] == 1, "nothing is left to spend, but for a rounded step"
+    stopped = steps_of_checkpoints(job)[0]
+    spec = json.loads((job / "config.json").read_text())
+    spec["settings"]["execution"]["limits"]["max_cost"] = 300.0
+    (job / "config.json").write_text(json.dumps(spec))
+    assert launch(job, attempt=3) == [0, 0], said_by(job)
     assert result(job)["resumed_from_step"] == stopped
 
 

@@ -226,9 +226,10 @@ def test_a_limit_of_hours_saves_and_says_why_and_is_gone_on_with(forks, tokens, 
 
 def test_limits_count_all_starts_and_money(tmp_path):
     log = tmp_path / "metrics.jsonl"
-    lines = [(1, 10.0), (1, 40.0), (2, 100.0), (2, 110.0)]
-    log.write_text("".join(json.dumps({"step": 1, "attempt": a, "time": t}) + "\n" for a, t in lines))
-    assert spent(log) == 40.0
+    lines = [(1, 10.0, {"start_seconds": 4.0}), (1, 40.0, {}), (2, 100.0, {"start_seconds": 7.0}), (2, 110.0, {})]
+    whole = ({"step": 1, "attempt": a, "time": t, "step_seconds": 1.0, **more} for a, t, more in lines)
+    log.write_text("".join(json.dumps(line) + "\n" for line in whole) + '{"step": 1, "att')
+    assert spent(log) == (4 + 1 + 30) + (7 + 1 + 10), "starts are paid for too, a torn line is none"
     assert reached(LimitsConfig(max_hours=1), 3599) == ""
     assert "max_hours 1 is reached" in reached(LimitsConfig(max_hours=1), 3600)
     assert "max_cost 50 is reached" in reached(LimitsConfig(max_cost=50, cost_per_hour=100), 1800)

@@ -2,9 +2,20 @@
 
 import pytest
 
-from tasks.planning.correction import ALIKE, LATEST, MOST, Correction, Kind, correction, measured
+from tasks.planning.correction import ALIKE, DIVISION, LATEST, MOST, Correction, Kind, correction, measured
 
-KIND = Kind("torch", "fp32", 2, 1_000_000, 64)
+KIND = Kind(
+    engine="torch",
+    sku="desk",
+    precision="fp32",
+    ranks=2,
+    tp=1,
+    pp=1,
+    cp=1,
+    zero=0,
+    sequence_length=64,
+    parameters=1_000_000,
+)
 
 
 def ran(ratio, kind=KIND):
@@ -17,18 +28,29 @@ def test_without_a_run_of_its_kind_a_plan_is_what_the_formulas_say():
         KIND._replace(precision="bf16"),
         KIND._replace(ranks=4),
         KIND._replace(sequence_length=128),
+        KIND._replace(sku="other"),
+        *(KIND._replace(**{name: 3}) for name in DIVISION),
     ]
     others += [KIND._replace(parameters=round(KIND.parameters * times)) for times in (2 * ALIKE, 0.5 / ALIKE)]
     assert correction([], KIND) == Correction(1.0, 0)
-    assert correction([ran(3.0, kind) for kind in others], KIND) == Correction(1.0, 0)
+    for other in others:
+        found = correction([ran(3.0, other)], KIND)
+        assert (found.factor, found.runs) == (1.0, 0) and "the earlier run does not count" in found.said
+
+
+def test_a_division_that_was_measured_says_nothing_of_another_and_the_plan_says_so():
+    planned = KIND._replace(ranks=8, tp=8)
+    said = correction([ran(3.0), ran(2.0, planned._replace(tp=1))], planned).said
+    assert said == "none of 2 earlier runs on this cluster counts: the latest had tp 1, not 8"
+    assert correction([ran(3.0), ran(2.0, planned)], planned) == Correction(2.0, 1)
+    before = {name: value for name, value in ran(3.0).items() if name not in DIVISION}
+    assert "tp unknown, not 1" in correction([before], KIND).said
 
 
 def test_the_median_of_the_latest_counts():
     assert correction([ran(1.5)], KIND) == Correction(1.5, 1)
-    assert correction([ran(9.0)] * 20 + [ran(r) for r in (1.1, 1.2, 3.0, 1.2, 1.3)], KIND) == (
-        pytest.approx(1.2),
-        LATEST,
-    )
+    mended = correction([ran(9.0)] * 20 + [ran(r) for r in (1.1, 1.2, 3.0, 1.2, 1.3)], KIND)
+    assert (mended.factor, mended.runs) == (pytest.approx(1.2), LATEST)
     assert correction([ran(1.4, KIND._replace(parameters=3_000_000))], KIND).factor == pytest.approx(1.4)
 
 
