@@ -76,6 +76,8 @@ class Run:
     flash_attention: bool
     seconds: float
     """Published, of one step."""
+    fitted: bool = True
+    """Whether constants are fitted to it too."""
 
     def predicted(self, constants: Constants = DEFAULT) -> StepTime:
         return steps.step_time(
@@ -101,7 +103,8 @@ def read(path: Path = CASES) -> list[Run]:
         for row in source["rows"]:
             fields = source["common"] | dict(zip(source["columns"], row, strict=True))
             run = _run(source["name"], source["counts"], fields, machine)
-            found.append(dataclasses.replace(run, paper=source.get("paper", run.source)))
+            paper, fitted = source.get("paper", run.source), source.get("fitted", True)
+            found.append(dataclasses.replace(run, paper=paper, fitted=fitted))
     return found
 
 
@@ -148,6 +151,7 @@ def fit(runs: Sequence[Run], start: Constants = DEFAULT) -> Constants:
     """Constants that bring predicted and published times nearest, over all runs; far rows pull no harder than near ones."""
     from scipy.optimize import least_squares
 
+    runs = [run for run in runs if run.fitted]
     sizes = {source: len(own) for source, own in by_source(runs).items()}
 
     def residuals(values: Sequence[float]) -> list[float]:

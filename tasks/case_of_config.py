@@ -107,6 +107,10 @@ def settings_of(division: Division, needs: Sequence[str] = ()) -> dict[str, Any]
         if division.zero in (1, 2):
             raise ValueError(f"zero {division.zero}: engine torch divides nothing (0) or weights too (3)")
         execution["parallel"] = "fsdp" if division.zero == 3 else "ddp"
+    if division.offload != "none" and division.engine != "deepspeed":
+        raise ValueError(
+            f"offload {division.offload}: engine {division.engine} does not offload; take deepspeed, or more GPUs"
+        )
     if division.engine == "deepspeed":
         execution["deepspeed"] = {"zero_stage": max(division.zero, 1), "offload": division.offload}
     if division.engine == "megatron":

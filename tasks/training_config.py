@@ -161,7 +161,7 @@ class LimitsConfig(Settings):
     """When a run is stopped although it is not done: with a checkpoint, to be gone on with."""
 
     max_hours: float | None = Field(None, gt=0)
-    """Hours of training of this run, over all its starts; empty: no limit."""
+    """Hours that the run holds its machines, over all submissions; empty: no limit."""
     max_cost: float | None = Field(None, gt=0)
     """Money that this run may cost, in the currency of `cost_per_hour`; empty: no limit."""
     cost_per_hour: float = Field(0.0, ge=0)

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from deployments.cli.written import Loader, sentence
 from tasks.cluster_config import ClusterConfig
 from tasks.config import RetrainConfig
 from tasks.settings import Settings
 
 SHIPPED = Path(__file__).parent.parent / "configs"
 C = TypeVar("C", bound=Settings)
-INTEGER = "tag:yaml.org,2002:int"
-EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1:8 as minutes and seconds, 68; here it is a range."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in known if tag != INTEGER]
-    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    INTEGER, re.compile(r"[-+]?(0b[01_]+|0x[\da-fA-F_]+|0[0-7_]*|[1-9][\d_]*)$"), list("-+0123456789")
-)
 
 
 def load(source: str | Sequence[str], overrides: list[str]) -> RetrainConfig:
@@ -82,7 +66,7 @@ def validated(model: type[C], value: dict[str, Any], source: str) -> C:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        words = "; ".join(_sentence(problem, model) for problem in error.errors())
+        words = "; ".join(sentence(problem, model) for problem in error.errors())
         raise ValueError(f"the configuration {source} is not valid: {words}") from error
 
 
@@ -109,7 +93,7 @@ def _path(source: str) -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
+        value = yaml.load(path.read_text(encoding="utf-8"), Loader) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(value, dict):
@@ -129,46 +113,6 @@ def _apply(value: dict[str, Any], override: str) -> None:
             raise ValueError(f"--set {override!r}: {parent} is a value, and has no keys below it")
         value = below
     try:
-        value[last] = _scalar(text)
+        value[last] = yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise ValueError(f"--set {override!r}: {text!r} is not a YAML value; does it need quotes?") from error
-
-
-def _scalar(text: str) -> Any:
-    """YAML 1.1 reads 3e-4 as a string; people mean a number."""
-    value = yaml.load(text, _Loader)
-    return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
-
-
-def _sentence(problem: Any, root: type[Settings]) -> str:
-    path = [str(part) for part in problem["loc"]]
-    key = ".".join(path)
-    if problem["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(path[-1], _keys(path[:-1], root), n=1)
-        hint = (
-            f"did you mean {'.'.join([*path[:-1], close[0]])}?"
-            if close
-            else f"there are: {', '.join(_keys(path[:-1], root))}"
-        )
-        return f"{key}: there is no such key; {hint}"
-    said = problem["msg"].removeprefix("Value error, ")
-    given = "" if problem["type"] == "value_error" else f", not {problem['input']!r}"
-    return f"{key}: {said}{given}" if key else said
-
-
-def _keys(path: list[str], root: type[Settings]) -> list[str]:
-    """The keys that a section of the configuration has."""
-    section: type[BaseModel] = root
-    for part in path:
-        if not part.isdigit():
-            section = next((c for c in _classes(section.model_fields[part].annotation) if _is_section(c)), Settings)
-    return list(section.model_fields)
-
-
-def _classes(annotation: Any) -> list[Any]:
-    """An annotation and everything inside it: of tuple[X, ...] | None, X among them."""
-    return [annotation, *(inner for argument in get_args(annotation) for inner in _classes(argument))]
-
-
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Settings)

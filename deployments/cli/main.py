@@ -78,7 +78,8 @@ def _say_version(wanted: bool) -> None:
 @app.callback()
 def _look_at_home(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is, and end.")
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is, and end."),
     ] = False,
 ) -> None:
     from functools import partial

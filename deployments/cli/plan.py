@@ -87,6 +87,7 @@ def read_cases(path: Path) -> list[Case]:
     import yaml
     from pydantic import ValidationError
 
+    from deployments.cli.written import Loader, sentence
     from tasks.planning.case import Case
 
     try:
@@ -94,7 +95,7 @@ def read_cases(path: Path) -> list[Case]:
             raise ValueError(
                 f"--case {str(path)!r}: {path.stat().st_size} bytes; a file of cases has at most {MOST_BYTES}"
             )
-        documents = [said for said in yaml.safe_load_all(path.read_text(encoding="utf-8")) if said is not None]
+        documents = [said for said in yaml.load_all(path.read_text(encoding="utf-8"), Loader) if said is not None]
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"--case {str(path)!r}: {error}") from error
     found = [one for said in documents for one in _listed(said)]
@@ -107,12 +108,9 @@ def read_cases(path: Path) -> list[Case]:
         try:
             cases.append(Case.model_validate(said))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "the case"
             named = said.get("name") if isinstance(said, dict) else None
-            raise ValueError(
-                f"{path}, case {named or number}: {where}: {first['msg']} (it says {str(first['input'])[:80]!r})"
-            ) from error
+            words = sentence(error.errors()[0], Case)
+            raise ValueError(f"{path}, case {named or number}: {words}") from error
     return cases
 
 

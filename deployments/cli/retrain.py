@@ -69,7 +69,7 @@ def retrain(
         say(fields, "\n".join(lines), as_json=as_json)
         return
     if not yes and not as_json:
-        require_wanted(settings, lambda: _preview(name, settings, from_stage, to_stage, origin)["stages"])
+        require_wanted(settings, lambda: _possible(name, settings, from_stage, to_stage, origin))
     what = f"retrain {settings.training.model} on dataset {name}"
     with asked("run", as_, what=what):
         from deployments.cli.running import run_and_tell
@@ -87,6 +87,13 @@ def _preview(name: str, settings: Any, from_stage: Any, to_stage: Any, origin: A
 
     dataset, stages = preview(name, settings, from_stage, to_stage, origin)
     return {"status": "completed", "dataset": dataset, "config_digest": config_digest(settings), "stages": stages}
+
+
+def _possible(name: str, settings: Any, from_stage: Any, to_stage: Any, origin: Any) -> list[dict[str, Any]]:
+    """The stages of a dry run. Raises what a start would be refused for: nobody is asked about a run that cannot begin."""
+    _preflight(name, settings, origin)
+    stages: list[dict[str, Any]] = _preview(name, settings, from_stage, to_stage, origin)["stages"]
+    return stages
 
 
 def _preflight(name: str, settings: Any, origin: Any) -> None:

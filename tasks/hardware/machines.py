@@ -109,6 +109,7 @@ def _machine(sku: Sku, specs: Mapping[str, Number], name: str, *, generic: bool 
         host_bandwidth=_host(read),
         host_memory_bytes=round(read.get("memory_gib", "host_memory_bytes", GIB, otherwise=gpus * 100 * GIB)),
         nvme_write_bandwidth=read.get("nvme_write_gb_s", "nvme_write_bandwidth", GB),
+        link_gpus=round(read.get("nvlink_gpus", "link_gpus")),
         nvme_bytes=read.get("nvme_total_tib", "nvme_bytes", TIB) or read.get("temp_disk_gib", "nvme_bytes", GIB),
         vcpus=round(read.get("vcpus", "vcpus")),
         family="" if generic else sku.family,

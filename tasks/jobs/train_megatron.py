@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import sys
-import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -35,8 +34,9 @@ from tasks.jobs.megatron.converting import convert
 from tasks.jobs.megatron.following import Following
 from tasks.jobs.runtime import Rank, main
 from tasks.jobs.training.account import write_account
+from tasks.jobs.training.held import Held
 from tasks.jobs.training.records import last_records, mend
-from tasks.jobs.training.stops import limited, reached, spent
+from tasks.jobs.training.stops import limited, reached
 from tasks.planning.size import parameter_count
 from tasks.process import write_json
 from tasks.training_config import ExecutionConfig, TrainingConfig
@@ -127,8 +127,8 @@ def _prepare(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> 
         write_json(Path(places.ds_config), megatron_ds_config(config, execution, micro_batch=micro))
     every = int(rank.settings["checkpoint_every_steps"])
     arguments = megatron_arguments(config, execution, places, save_every=every, micro_batch=micro)
-    paid = spent(rank.folder / "metrics.jsonl")
-    said = {"attempt": attempt, "step": found.step if found else 0, "arguments": arguments, "spent": paid}
+    before = Held(rank.folder).before
+    said = {"attempt": attempt, "step": found.step if found else 0, "arguments": arguments, "held": before}
     write_json(own / "start.json", said)
     return {**said, "log_offset": log.stat().st_size if log.exists() else 0}
 
@@ -171,13 +171,16 @@ class Training:
         self.checkpoints = rank.folder / "checkpoints"
         self.identity = _identity(rank, config, execution)
         self.log = Following(rank, config, offset=int(start["log_offset"])) if rank.rank == 0 else None
-        self.began = time.monotonic()
+        self.held = Held(rank.folder)
+        self.held.before = float(start["held"])
 
     def go(self) -> dict[str, Any]:
         """Start Megatron, look after it until it ends, then publish."""
         if int(self.start["step"]) < self.config.steps:
-            if why := reached(self.execution.limits, self.start["spent"]):
+            if why := reached(self.execution.limits, self.held.before):
                 raise limited(why)
+            if self.rank.rank == 0:
+                self.held.keep()
             self._train()
         return self._finish() if self.rank.rank == 0 else {}
 
@@ -210,7 +213,7 @@ class Training:
         """The limit that is reached, in words, by rank 0's clock; empty while none is."""
         if self.rank.rank:
             return ""
-        return reached(self.execution.limits, self.start["spent"] + time.monotonic() - self.began)
+        return reached(self.execution.limits, self.held.seconds())
 
     def _follow(self) -> None:
         if self.log:

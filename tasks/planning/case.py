@@ -6,12 +6,10 @@ Every mistake of a case alone is found here, by name and value; what needs the m
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-EXPONENT = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")
 Count = Annotated[int, Field(ge=1, le=10**12)]
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Recompute = Literal["none", "selective", "full"]
@@ -27,11 +25,18 @@ class Part(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _numbers_with_an_exponent(cls, given: Any) -> Any:
-        """2e12 is a number to people and a text to YAML 1.1, which wants 2.0e+12."""
-        if not isinstance(given, dict):
-            return given
-        return {key: float(v) if isinstance(v, str) and EXPONENT.fullmatch(v) else v for key, v in given.items()}
+    def _a_truth_is_no_number(cls, given: Any) -> Any:
+        """Python takes True for 1."""
+        for key, value in given.items() if isinstance(given, dict) else ():
+            if isinstance(value, bool) and key in cls.model_fields and _numeric(cls.model_fields[key].annotation):
+                raise ValueError(f"{key} {value} is no number")
+        return given
+
+
+def _numeric(annotation: Any) -> bool:
+    """Of an annotation or of what is inside it: int | None, Literal[0, 1]."""
+    inner = [part for part in get_args(annotation) if part is not None]
+    return annotation in (int, float) or any(isinstance(part, int) or _numeric(part) for part in inner)
 
 
 class Experts(Part):

@@ -35,10 +35,11 @@ class Link:
 def link(machine: Machine, ranks: int, stride: int = 1, *, constants: Constants = DEFAULT) -> Link:
     """Of a group of `ranks` that lie `stride` apart, machines being filled one after the other.
 
-    A group over several machines leaves each of them through the adapters of those of its ranks that lie there. Without a network
-    between machines, the bandwidth of such a group is that of the machine's Ethernet.
+    Machines whose GPUs share switches of links (NVL72) are one here. A group over several machines leaves each of them through
+    the adapters of those of its ranks that lie there. Without a network between machines, the bandwidth of such a group is that
+    of the machine's Ethernet.
     """
-    if ranks * stride <= machine.gpus or ranks == 1:
+    if ranks * stride <= machine.joined or ranks == 1:
         return Link(
             ranks,
             machine.link_bandwidth * constants.bus_share,
@@ -46,7 +47,7 @@ def link(machine: Machine, ranks: int, stride: int = 1, *, constants: Constants 
             math.inf,
             inside=machine.link_bandwidth * constants.bus_share,
         )
-    inside = max(1, min(ranks, machine.gpus // stride))
+    inside = max(1, min(ranks, machine.joined // stride))
     adapter = machine.network_bandwidth or machine.ethernet_bandwidth / machine.gpus
     bandwidth = min(machine.link_bandwidth or math.inf, adapter * inside) * constants.bus_share
     machines = math.ceil(ranks / inside)

@@ -42,9 +42,16 @@ class Machine:
     """Azure's quota family; empty for a generic machine."""
     tops_out_at: int = 0
     """Most machines that one job may have (Azure ML: 100 with RDMA); 0: no limit known."""
+    link_gpus: int = 0
+    """GPUs that its links join, over several machines where these share switches (72 in an NVL72); 0: those of one machine."""
     nvme_bytes: float = 0.0
     """Room on one machine's local disks."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Field -> where its number is from."""
     assumed: tuple[str, ...] = ()
     """Fields for which no number was found, and a cautious one was taken: they are warnings of the plan."""
+
+    @property
+    def joined(self) -> int:
+        """GPUs that talk over links, not over the network."""
+        return max(self.gpus, self.link_gpus)

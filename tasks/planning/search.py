@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from tasks.planning import counts, memory
 from tasks.planning.case import Case, Goal, Offload, Recompute
-from tasks.planning.divisions import OFFLOADS, divisions
+from tasks.planning.divisions import OFFLOADING, OFFLOADS, divisions
 from tasks.planning.machine import Machine
 from tasks.planning.possible import require_possible
 from tasks.planning.predict import predict
@@ -56,15 +56,31 @@ def search(case: Case, machine: Machine, *, gpus: int | None = None, per_gpu_hou
         raise ValueError(
             "the goal fastest needs cluster.nodes or cluster.gpus; the goals cheapest and smallest choose them"
         )
+    offloads: tuple[Offload, ...] = ("none", "cpu") if case.goal == "smallest" and _may_offload(case) else OFFLOADS
+    made = _searched(case, machine, gpus, per_gpu_hour=per_gpu_hour, offloads=offloads)
+    if not made.plans and made.closest is not None and _may_offload(case) and offloads == OFFLOADS:
+        offloaded = _searched(case, machine, gpus, per_gpu_hour=per_gpu_hour, offloads=("cpu",))
+        return offloaded if offloaded.plans else made
+    return made
+
+
+def _may_offload(case: Case) -> bool:
+    return case.parallel.offload is None and case.engine in OFFLOADING
+
+
+def _searched(
+    case: Case, machine: Machine, gpus: int | None, *, per_gpu_hour: float | None, offloads: Sequence[Offload]
+) -> Found:
+    """With these ways to offload, over all counts of GPUs that the goal allows."""
     sizes = [gpus] if gpus is not None and case.goal == "fastest" else _counts(case, machine, gpus)
     predicted, plans = 0, []
     closest: list[Prediction] = []
     too_late = False
     for count in sizes:
-        if len(sizes) > 1 and not _may_fit(case, machine, count):
+        if len(sizes) > 1 and "cpu" not in offloads and not _may_fit(case, machine, count):
             continue
         try:
-            looked, fit, tightest = _of_count(case, machine, count)
+            looked, fit, tightest = _of_count(case, machine, count, offloads)
         except ValueError:
             if len(sizes) == 1:
                 raise

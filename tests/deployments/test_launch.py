@@ -4,6 +4,7 @@ import os
 import pty
 import subprocess
 import time
+from importlib.metadata import version
 
 import pytest
 import yaml
@@ -63,3 +64,12 @@ def test_without_a_terminal_nobody_is_asked(asked, fresh, tmp_path):
         env=fresh.environment(), cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert ran.returncode != 0 and "Train for about" not in ran.stderr + ran.stdout
+
+
+def test_the_command_says_its_version_whatever_the_home_is(tmp_path):
+    (tmp_path / "home").write_text("no folder")
+    ran = subprocess.run(
+        [HEADWAY, "--version"], env={**os.environ, "HEADWAY_HOME": str(tmp_path / "home")},
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (0, f"headway {version('headway')}\n"), ran.stderr

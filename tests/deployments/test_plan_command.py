@@ -129,7 +129,7 @@ def test_the_division_is_written_as_settings(plan, tmp_path):
         ({"cluster": {"sku": "Standard_X9", "nodes": 1}}, "Standard_X9"),
         ({"cluster": {"gpu": "H100", "sku": "Standard_ND96isr_H100_v5", "nodes": 1}}, "sku"),
         ({"cluster": {"gpu": "H100", "nodes": 1, "gpus": 8}}, "nodes 1"),
-        ({"cluster": {"gpu": "H100", "gpus": 12}}, "12"),
+        ({"cluster": {"gpu": "H100", "gpus": 13}}, "13"),
         ({"cluster": {"gpu": "H100", "gpus": 10**8}}, "100000000"),
         ({"cluster": {"gpu": "H100"}}, "goal fastest"),
         ({"parallel": {"tp": 5}}, "tp 5"),

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from tasks.jobs.checkpoint_files import create_only, digest
 from tasks.jobs.elastic import Asked
 from tasks.jobs.runtime import Ended, Rank
+from tasks.jobs.training.held import Held
 from tasks.training_config import ExecutionConfig, LimitsConfig, NoticesConfig
 
 ENDING = ("Preempt", "Terminate", "Reboot", "Redeploy")
@@ -28,12 +29,12 @@ OWN_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 
 
 class Stops:
-    """This rank's reasons to stop; `spent` are the seconds that starts before this one trained."""
+    """This rank's reasons to stop; `held` is how long the run has its machines."""
 
-    def __init__(self, rank: Rank, execution: ExecutionConfig, asked: Asked, *, spent: float) -> None:
+    def __init__(self, rank: Rank, execution: ExecutionConfig, asked: Asked, *, held: Held) -> None:
         self.rank, self.limits, self.asked = rank, execution.limits, asked
         self.elastic = bool(rank.settings.get("elastic"))
-        self.spent, self.began = spent, time.monotonic()
+        self.held = held
         ours = execution.notices.ask and int(os.environ.get("LOCAL_RANK", "0")) == 0
         self.notices = Notices(execution.notices, rank.folder) if ours else None
 
@@ -44,11 +45,11 @@ class Stops:
 
     def limit(self) -> str:
         """The limit that is reached, in words; empty while none is."""
-        return reached(self.limits, self.spent + time.monotonic() - self.began)
+        return reached(self.limits, self.held.seconds())
 
     def require_room(self) -> None:
         """Raise Ended when the starts before this one used up a limit."""
-        if why := reached(self.limits, self.spent):
+        if why := reached(self.limits, self.held.before):
             raise limited(why)
 
     def end(self, reasons: Iterable[str], step: int) -> None:
@@ -75,7 +76,7 @@ def limited(why: str, step: int | None = None) -> Ended:
 
 
 def reached(limits: LimitsConfig, seconds: float) -> str:
-    """The limit that so much training reaches, in words; empty when there is room."""
+    """The limit that so many seconds of holding the machines reach, in words; empty when there is room."""
     hours, cost = seconds / 3600, seconds / 3600 * limits.cost_per_hour
     if limits.max_hours is not None and hours >= limits.max_hours:
         return f"execution.limits.max_hours {limits.max_hours:g} is reached after {hours:.4g} hours"
@@ -83,22 +84,6 @@ def reached(limits: LimitsConfig, seconds: float) -> str:
         where = "execution.limits, or planning.spending"
         return f"max_cost {limits.max_cost:g} is reached ({where}): {hours:.4g} hours cost {cost:.4g}"
     return ""
-
-
-def spent(log: Path) -> float:
-    """Seconds that the starts so far took, from `metrics.jsonl`: of each, from its process's start to its last step's end.
-
-    A start that ended before its first step left no line, and is not counted.
-    """
-    times: dict[int, list[float]] = {}
-    whole = (
-        log.read_bytes().rpartition(b"\n")[0] if log.exists() else b""
-    )  # a crash of the machine may have torn the last line
-    for line in whole.splitlines():
-        record = json.loads(line)
-        began = record["time"] - record.get("step_seconds", 0.0) - record.get("start_seconds", 0.0)
-        times.setdefault(record["attempt"], []).extend((began, record["time"]))
-    return sum(max(of_one) - min(of_one) for of_one in times.values())
 
 
 class Notices:

@@ -19,12 +19,13 @@ from tasks.jobs.elastic import Asked, Groups, fingerprint
 from tasks.jobs.runtime import Rank
 from tasks.jobs.training.agreement import Word, all_agree, exchange, told_by_rank_0
 from tasks.jobs.training.engine import Engine
+from tasks.jobs.training.held import Held
 from tasks.jobs.training.meter import Meter
 from tasks.jobs.training.pieces import piece_of
 from tasks.jobs.training.reactions import Reaction, losses_before, next_position, note, noted
 from tasks.jobs.training.repeat import require_equal_replicas, require_same_twice
 from tasks.jobs.training.safety import Guard, Verdict
-from tasks.jobs.training.stops import Stops, spent
+from tasks.jobs.training.stops import Stops
 from tasks.jobs.training.stragglers import Stragglers
 from tasks.training_config import ExecutionConfig, TrainingConfig
 
@@ -35,9 +36,11 @@ class Watch:
     def __init__(self, rank: Rank, config: TrainingConfig, execution: ExecutionConfig, groups: Groups) -> None:
         self.rank, self.config, self.groups, self.asked = rank, config, groups, Asked()
         self.guard, self.stragglers = Guard(config), Stragglers(execution.straggler_factor)
-        log = rank.folder / "metrics.jsonl"
-        before = told_by_rank_0(spent(log) if rank.rank == 0 else None, groups.patient)
-        self.stops = Stops(rank, execution, self.asked, spent=before)
+        held = Held(rank.folder)
+        held.before = told_by_rank_0(held.before if rank.rank == 0 else None, groups.patient)
+        if rank.rank == 0:
+            held.keep()
+        self.stops = Stops(rank, execution, self.asked, held=held)
         self.stops.require_room()
 
     def resume(self, rank: Rank, step: int) -> None:

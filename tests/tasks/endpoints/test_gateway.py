@@ -126,7 +126,9 @@ def test_copies_go_to_green_and_nobody_gets_their_answers(endpoint):
     traffic = endpoint.beside(text="other")
     traffic.set_traffic({"blue": 100, "green": 0}, mirror=50)
     assert set(models(endpoint, 20)) == {BLUE}
-    eventually(lambda: state(endpoint)["colours"]["green"]["totals"]["mirrored"] == endpoint.asked("green")["mirror"] >= 8)
+    eventually(
+        lambda: state(endpoint)["colours"]["green"]["totals"]["mirrored"] == endpoint.asked("green")["mirror"] >= 8
+    )
     assert set(endpoint.asked("green")) == {"mirror"} and endpoint.asked("blue") == {"user": 20}
     eventually(lambda: traffic.observe()["green"].requests == state(endpoint)["colours"]["green"]["totals"]["mirrored"])
     seen = traffic.observe()["green"]

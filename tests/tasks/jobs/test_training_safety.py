@@ -29,12 +29,14 @@ from training_runs import (
 )
 
 from tasks.jobs.data import open_samples
-from tasks.jobs.elastic import SAVED_AND_STOPPED
+from tasks.jobs.elastic import SAVED_AND_STOPPED, process_age
+from tasks.jobs.training.held import Held
 from tasks.jobs.training.reactions import Reaction, next_position
 from tasks.jobs.training.repeat import bits
 from tasks.jobs.training.safety import Guard
-from tasks.jobs.training.stops import reached, spent
+from tasks.jobs.training.stops import reached
 from tasks.jobs.training.stragglers import WINDOW, Stragglers
+from tasks.process import write_json
 from tasks.training_config import ExecutionConfig, LimitsConfig
 
 BAD_STEP = 22
@@ -224,12 +226,22 @@ def test_a_limit_of_hours_saves_and_says_why_and_is_gone_on_with(forks, tokens, 
     assert result(job)["resumed_from_step"] == done
 
 
-def test_limits_count_all_starts_and_money(tmp_path):
-    log = tmp_path / "metrics.jsonl"
-    lines = [(1, 10.0, {"start_seconds": 4.0}), (1, 40.0, {}), (2, 100.0, {"start_seconds": 7.0}), (2, 110.0, {})]
-    whole = ({"step": 1, "attempt": a, "time": t, "step_seconds": 1.0, **more} for a, t, more in lines)
-    log.write_text("".join(json.dumps(line) + "\n" for line in whole) + '{"step": 1, "att')
-    assert spent(log) == (4 + 1 + 30) + (7 + 1 + 10), "starts are paid for too, a torn line is none"
+def test_a_run_is_counted_from_the_first_process_of_each_submission_also_where_no_step_was_made(tmp_path, monkeypatch):
+    began = time.time()
+    monkeypatch.setenv("HEADWAY_SUBMISSION", "3")
+    for number, first, latest in ((1, 900.0, 840.0), (2, 700.0, 670.0), (3, 100.0, 95.0)):  # seconds ago
+        write_json(tmp_path / "safety" / f"held-{number:04d}.json", {"began": began - first, "latest": began - latest})
+    held, age = Held(tmp_path), process_age()
+    assert held.before == pytest.approx(60 + 30 + max(100 - age, 0), abs=0.5), "with the standstill of this submission"
+    assert held.seconds() == pytest.approx(60 + 30 + max(100, age), abs=0.5)
+    monkeypatch.setenv("HEADWAY_SUBMISSION", "4")
+    other = Held(tmp_path)
+    assert other.before == pytest.approx(60 + 30 + 5), "none between submissions, and none of another machine's clock"
+    other.note()
+    assert Held(tmp_path).before == pytest.approx(60 + 30 + 5, abs=0.1), "this very process is not counted twice"
+
+
+def test_limits_are_of_hours_and_of_money():
     assert reached(LimitsConfig(max_hours=1), 3599) == ""
     assert "max_hours 1 is reached" in reached(LimitsConfig(max_hours=1), 3600)
     assert "max_cost 50 is reached" in reached(LimitsConfig(max_cost=50, cost_per_hour=100), 1800)

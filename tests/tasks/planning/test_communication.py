@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from plan_machines import A100
 
+from tasks.hardware.machines import machine_of_gpu
 from tasks.planning.communication import (
     Link,
     all_gather_seconds,
@@ -98,3 +99,11 @@ def test_more_bandwidth_is_never_slower(times: float) -> None:
             assert all_reduce_seconds(total, link(wider, ranks, stride)) <= all_reduce_seconds(
                 total, link(A100, ranks, stride)
             )
+
+
+def test_gpus_that_share_switches_are_one_machine() -> None:
+    rack = machine_of_gpu("GB200")
+    assert rack.gpus == 4 and rack.joined == 72
+    over = link(rack, 64)
+    assert over.machines == 1 and over.bandwidth == link(rack, 4).bandwidth > link(rack, 128, 4).bandwidth / 18
+    assert link(dataclasses.replace(rack, link_gpus=0), 64).machines == 16

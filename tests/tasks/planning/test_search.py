@@ -114,6 +114,33 @@ def test_where_nothing_fits_the_nearest_plan_is_named_and_it_does_fit():
     assert not search(one, machine_of_gpu("A100-80GB"), gpus=gpus // 2).plans
 
 
+LLAMA_405B = LLAMA_8B | {"layers": 126, "hidden": 16384, "heads": 128, "ffn": 53248}
+
+
+def test_stages_may_be_uneven_and_context_is_divided_from_8192_tokens_on():
+    one = case(LLAMA_405B, sequence=8192, gpus=16384, global_=2048)
+    pipelines = {layout.pp for layout in layouts(one, machine_of_gpu("H100"), 16384)}
+    assert {8, 16, 32} <= pipelines and 126 % 8 and not any(-(-126 // pp) * pp > 1.15 * 126 for pp in pipelines)
+    began = time.process_time()
+    best = found(one).plans[0]
+    assert best.fit == "fits" and best.division.pp > 2 and time.process_time() - began < 2
+    contexts = {layout.cp for layout in layouts(one, machine_of_gpu("H100"), 16384)}
+    assert contexts == {1, 2} and {each.cp for each in layouts(case(), machine_of_gpu("H100"), 64)} == {1}
+    eight = replace(best.division, pp=16, virtual=8, dp=128, cp=1, micro=1)  # embedding and loss are pieces too
+    require_possible(one, eight, machine_of_gpu("H100"), gpus=16384)
+
+
+def test_offloading_comes_where_nothing_else_fits_and_for_the_smallest():
+    one = case(gpu="V100-16GB", gpus=4, global_=64, engine="deepspeed", precision="fp16")
+    assert {plan.division.offload for plan in found(one).plans} == {"cpu"}
+    roomy = one.model_copy(update={"cluster": one.cluster.model_copy(update={"gpu": "A100-80GB", "gpus": 16})})
+    assert {plan.division.offload for plan in found(roomy).plans} == {"none"}
+    smallest = found(roomy.model_copy(update={"goal": "smallest"})).plans[0].division
+    assert smallest.offload == "cpu" and smallest.gpus < 4
+    never = one.model_copy(update={"parallel": one.parallel.model_copy(update={"offload": "none"})})
+    assert found(never).plans == ()
+
+
 def test_smallest_and_cheapest_choose_the_gpus():
     smallest = found(case(gpus=None, cluster={"gpu": "H100"}, goal="smallest"))
     fewest = smallest.plans[0].division.gpus
