@@ -20,6 +20,8 @@ def page(made: Planned, told: dict[str, Any]) -> str:
 def _lines(made: Planned, told: dict[str, Any]) -> Iterator[str]:
     name = f"{told['name']}: " if told["name"] else ""
     verdict = {"fits": "it fits", "tight": "it fits, tightly", "does not fit": "it does not fit"}[told["fit"]]
+    if told["fit"] != "does not fit" and not told["fits"]:
+        verdict = "it fits in memory, and not within max_days and max_cost"
     yield f"{name}{told['parameters'] / 1e9:,.3g} B parameters on {told['gpus'] or '?'} x {told['machine']['gpu']}: {verdict}"
     if told["parallel"]:
         yield f"  divided     {_division(told['parallel'])}"
@@ -28,7 +30,7 @@ def _lines(made: Planned, told: dict[str, Any]) -> Iterator[str]:
         yield f"  would fit   {told['nearest']}"
     if told["memory_gib"]:
         yield from _memory(told["memory_gib"])
-    if not told["fits"]:
+    if told["fit"] == "does not fit":
         return
     rates = told["tflops_per_gpu"]
     yield (
@@ -37,7 +39,8 @@ def _lines(made: Planned, told: dict[str, Any]) -> Iterator[str]:
     )
     yield f"  it goes to  {_shares(told['step_parts_seconds'], told['step_seconds'])}"
     if told["days"]:
-        yield f"  takes       {told['days']:.3g} days, {told['days_with_failures']:.3g} with failures"
+        failing = f", {told['days_with_failures']:.3g} with failures" if told["days_with_failures"] else ""
+        yield f"  takes       {told['days']:.3g} days{failing}"
     checkpoint, goodput = told["checkpoint"], told["goodput"]
     if checkpoint:
         yield (

@@ -42,7 +42,7 @@ class Found:
     nearest: str = ""
     """Where nothing fits: what would."""
     closest: Prediction | None = None
-    """Where nothing fits: the division that needs the least memory."""
+    """Where nothing fits: the division that needs the least memory; where nothing keeps to the limits, the fastest."""
 
 
 def search(case: Case, machine: Machine, *, gpus: int | None = None, per_gpu_hour: float | None = None) -> Found:
@@ -75,7 +75,7 @@ def _searched(
     sizes = [gpus] if gpus is not None and case.goal == "fastest" else _counts(case, machine, gpus)
     predicted, plans = 0, []
     closest: list[Prediction] = []
-    too_late = False
+    beyond: list[Prediction] = []
     for count in sizes:
         if len(sizes) > 1 and "cpu" not in offloads and not _may_fit(case, machine, count):
             continue
@@ -87,14 +87,15 @@ def _searched(
             continue  # another count may divide
         predicted += looked
         closest += tightest
-        too_late = too_late or bool(fit)
+        beyond += [plan for plan in fit if not _allowed(case, plan, per_gpu_hour)]
         plans += [plan for plan in fit if _allowed(case, plan, per_gpu_hour)]
         if case.goal == "smallest" and any(not plan.needs for plan in plans):
             break
     if not plans:
-        if too_late:
+        if beyond:
             reason = "it fits, and nothing keeps to max_days and max_cost: give more of either, or more GPUs"
-            return Found(NOTHING, case.goal, predicted, reason)
+            nearest = min(beyond, key=lambda plan: plan.step_seconds)
+            return Found(NOTHING, case.goal, predicted, reason, closest=nearest)
         return _none(case, machine, gpus, predicted, closest)
     ranked = sorted(plans, key=lambda plan: _rank(case.goal, plan))
     best = _distinct(ranked)

@@ -160,6 +160,7 @@ def test_a_date_and_a_budget_are_kept_to():
     assert poor.plans == () and "it fits, and nothing keeps to" in poor.reason
     late = found(case(tokens=10**15, max_days=0.5, cluster={"gpu": "H100", "gpus": 64}, goal="smallest"))
     assert late.plans == () and "it fits, and nothing keeps to" in late.reason
+    assert late.closest.fit != "does not fit" and late.closest.days > 0.5, "what it would take is told all the same"
 
 
 def test_the_largest_search_is_bounded():
