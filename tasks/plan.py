@@ -213,7 +213,7 @@ def seconds_between_failures(limits: PlanningConfig) -> float | None:
 
 def judge(numbers: Numbers, limits: PlanningConfig, on: Cluster, gpus: GpuPlan | None = None) -> tuple[Check, ...]:
     """The gate: memory a rank, room for the checkpoints, time."""
-    memory = _memory_limit(limits, on, gpus)
+    memory = memory_limit(limits, on, gpus)
     nearest = f" The nearest that fits: {gpus.nearest}." if gpus and gpus.nearest else ""
     room, kept = free_disk_bytes(), numbers.checkpoint * (limits.checkpoint.keep + 1)
     return (
@@ -272,7 +272,8 @@ def _like_an_earlier_run(numbers: Numbers) -> tuple[Check, ...]:
     return (check,)
 
 
-def _memory_limit(limits: PlanningConfig, on: Cluster, gpus: GpuPlan | None) -> float:
+def memory_limit(limits: PlanningConfig, on: Cluster, gpus: GpuPlan | None = None) -> float:
+    """Bytes that a rank may take."""
     if limits.memory_per_rank_gib is not None:
         return limits.memory_per_rank_gib * GIB
     if gpus:

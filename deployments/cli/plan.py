@@ -61,6 +61,11 @@ def plan(
         cases = read_cases(Path(case))
     else:
         settings = load(config or "local", set_ or [])
+        if not settings.cluster.gpus_per_node and not (goal or write or plots):
+            from deployments.cli.plan_measured import say_measured
+
+            if say_measured(settings, as_json=as_json):
+                return
         cases, bandwidth = [case_of(settings, search=bool(goal))], _measured(settings.cluster.name)
         paid, region = settings.planning.spending, region or settings.planning.spending.region
     cases = [_with_goal(each, goal) for each in cases]

@@ -45,6 +45,18 @@ def test_the_training_is_in_the_scaling_report_beside_its_plan(home, done, tmp_p
     assert home.run("scaling", "none").code == home.run("scaling", "none", "--json").code != 0
 
 
+def test_a_measured_machine_without_gpus_is_planned_as_the_stage_does(home, done):
+    told = home.ok("plan", "-c", "tiny").said
+    planned = done.stage("plan")["metrics"]
+    assert told["fits"] and told["parameters"] == planned["parameters"] and told["steps"] == 60
+    assert told["step_seconds"] == pytest.approx(planned["step_seconds"] * told["correction"]["factor"])
+    assert told["checkpoint"]["gib"] == pytest.approx(planned["checkpoint"] / 2**30)
+    late = home.ok("plan", "-c", "tiny", "--set", "planning.max_minutes=0.00001").said
+    assert not late["fits"] and late["fit"] == "fits" and "max_minutes" in late["reason"]
+    other = home.run("plan", "-c", "tiny", "--set", "cluster.ranks_per_node=1")
+    assert other.code != 0 and "headway retrain --to plan" in other.stderr, "two ranks were measured, and not one"
+
+
 def test_a_dry_run_says_what_would_run_and_why_without_a_server(home, done):
     before = sorted((home.path / "lineage").iterdir())
     said = home.retrain("--dry-run", "--set", "training.learning_rate=0.001").said["stages"]
