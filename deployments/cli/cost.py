@@ -93,7 +93,7 @@ def _run(identity: str) -> LoggedRun:
 
     found = [one for one in logged_runs(home()) if one.identity.startswith(identity)]
     if not found:
-        said = f"run {identity!r}: there is no such" if identity else "there is no run yet"
+        said = f"run {identity!r}: there is no such run" if identity else "there is no run yet"
         raise ValueError(f"{said} in {home()}; `headway status` lists runs, their names are the folders of runs/")
     if identity and len(found) > 1:
         raise ValueError(
