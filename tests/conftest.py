@@ -29,6 +29,7 @@ def done(home):
     return ran
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """What needs the finished lifecycle runs in one worker (`--dist loadgroup`), made once; the rest stays by file."""
     for item in items:

@@ -92,8 +92,15 @@ class Asking:
         headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.server['url']}/api/{path}", data, headers)
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return json.loads(answer.read() or "null")
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    return json.loads(answer.read() or "null")
+            except urllib.error.HTTPError as error:  # Prefect's database was busy, as it says
+                if error.code != 503 or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.5)
 
     def state(self, run):
         return self.call(f"flow_runs/{run['id']}")["state"]

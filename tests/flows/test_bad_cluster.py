@@ -39,6 +39,7 @@ def test_a_slow_link_is_drained_and_training_starts_on_the_rest(home, cluster):
     assert ran.statuses()["train"] == "ran"
 
 
+@pytest.mark.long
 def test_half_a_core_is_found_and_what_was_drained_comes_back(home, cluster):
     stand, path = cluster
     home.ok("qualify", "--resume", "n3", "--reason", "mended")
