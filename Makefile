@@ -31,11 +31,11 @@ down: .venv/.local
 	$(BIN)/headway down
 
 test: .venv/.dev
-	$(BIN)/python -m pytest -m 'not soak and not long' -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -m 'not soak and not long' -n $(WORKERS) --dist loadfile $(ARGS)
 
 # What `make test` leaves out for the time it takes: every night.
 long: .venv/.dev
-	$(BIN)/python -m pytest -m 'long and not soak' -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -m 'long and not soak' -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: .venv/.dev
 	$(BIN)/ruff check .

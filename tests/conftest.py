@@ -29,9 +29,9 @@ def done(home):
     return ran
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """What needs the finished lifecycle runs in one worker (`--dist loadgroup`), made once; the rest stays by file."""
-    for item in items:
-        group = "done" if "done" in item.fixturenames else item.location[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests are shared out as tests/scheduling.py says."""
+    from scheduling import ByFile
+
+    return ByFile(config, log)
