@@ -97,9 +97,8 @@ def _page(told: dict[str, Any]) -> str:
     memory, seconds = told["memory_gib"], told["days"] * DAY
     verdict = {"fits": "it fits", "does not fit": "it does not fit"}[told["fit"]]
     corrected = told["correction"]
-    by = (
-        f", times {corrected['factor']:.2f} as the last {corrected['runs']} runs here took" if corrected["runs"] else ""
-    )
+    runs = "run" if corrected["runs"] == 1 else f"{corrected['runs']} runs"
+    by = f", times {corrected['factor']:.2f} as the last {runs} here took" if corrected["runs"] else ""
     where = f"{told['ranks']} ranks of cluster {told['machine']['name']}"
     lines = [
         f"{told['name']}: {told['parameters']:,} parameters on {where}: {verdict}",
