@@ -37,9 +37,10 @@ def _last_qualification(store: Any, settings: RetrainConfig) -> Qualification | 
     from tasks.artifacts import Qualification
     from tasks.registry.records import newest
 
-    record = newest(store, "benchmark")
+    name = settings.cluster.name
+    record = newest(store, "benchmark", of=lambda one: bool(one.value["subject"]["name"] == name))
     found = Qualification.model_validate(record.value) if record else None
-    if found is None or not found.passed or found.subject.name != settings.cluster.name:
+    if found is None or not found.passed:
         return None
     ranks = settings.cluster.nodes * settings.cluster.ranks_per_node
     return found if found.subject.world_size == ranks else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -59,10 +60,10 @@ def save(store: Store, record: Record) -> None:
             return
 
 
-def newest(store: Store, stage: str) -> Record | None:
-    """The record of a stage that was written last: for estimates, and to say what changed since."""
+def newest(store: Store, stage: str, *, of: Callable[[Record], bool] = lambda record: True) -> Record | None:
+    """The record of a stage, of those that `of` takes, that was written last: for estimates, and to say what changed since."""
     keys = [path.rpartition("/")[2].removesuffix(".json") for path in store.list(f"records/{stage}")]
-    found = [record for key in keys if (record := load(store, stage, key))]
+    found = [record for key in keys if (record := load(store, stage, key)) and of(record)]
     return max(found, key=lambda record: record.created, default=None)
 
 
