@@ -5,14 +5,14 @@ BIN := .venv/bin
 N ?= 100
 SEED ?= 1
 # Tests wait more than they compute: processes and servers start and die in them.
-WORKERS ?= 3
+WORKERS ?= 4
 # pip finds local wheels by itself; uv has to be told. Compiled modules make every start faster.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export PYTHONDONTWRITEBYTECODE =
 
 STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 
-.PHONY: install retrain up down test long check bench soak clean
+.PHONY: install retrain up down test-fast test long check bench mutants soak clean
 .DEFAULT_GOAL := install
 
 install: .venv/.local
@@ -29,6 +29,10 @@ up: .venv/.local
 
 down: .venv/.local
 	$(BIN)/headway down
+
+# What a change is tried with first: types, lint, and every test that needs no process.
+test-fast: check
+	$(BIN)/python -m pytest -q -m unit -n 2 $(ARGS)
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -m 'not soak and not long' -n $(WORKERS) --dist loadfile $(ARGS)
@@ -64,6 +68,10 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.planning_memory
 	$(BIN)/python -m benchmarks.planning_figure
+
+# Whether the tests notice ten faults that are planted in copies of the tree: hours.
+mutants: .venv/.dev
+	$(BIN)/python -m benchmarks.mutants $(ARGS)
 
 soak: .venv/.dev
 	N=$(N) SEED=$(SEED) $(BIN)/python -m pytest -m soak -s $(ARGS)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +23,8 @@ from tasks.settings import home
 
 ASK_EVERY_SECONDS = 3.0
 _last_asked = 0.0
+_lost: list[BaseException] = []
+"""Ctrl-C or SIGTERM that came where Python cannot raise: while an object was being finalised."""
 
 
 def flow_run() -> dict[str, str]:
@@ -57,7 +61,20 @@ def started_by(right: Right, what: str) -> Iterator[None]:
         known = Actor.model_validate(kept) if kept else Actor(name=_automatic(), identity="automatic")
     with nullcontext() if known.identity == "account" else acting(known.name):
         require(home(), right, what=what)
-        yield
+        before = sys.unraisablehook
+        sys.unraisablehook = partial(_keep_interrupt, before)
+        try:
+            yield
+        finally:
+            sys.unraisablehook = before
+
+
+def _keep_interrupt(told: Callable[[Any], object], unraisable: Any) -> None:
+    """A hook of Python's for errors that nobody can catch; `cancelled` raises those that ask the flow to end."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        _lost.append(unraisable.exc_value)
+    else:
+        told(unraisable)
 
 
 def _automatic() -> str:
@@ -67,8 +84,13 @@ def _automatic() -> str:
 
 
 def cancelled() -> bool:
-    """Whether the flow run is being cancelled, asked every three seconds at most; no while Prefect's server is away."""
+    """Whether the flow run is being cancelled, asked every three seconds at most; no while Prefect's server is away.
+
+    Raises the KeyboardInterrupt that came where Python could not raise it.
+    """
     global _last_asked
+    if _lost:
+        raise _lost.pop()
     identity = runtime.get_id()
     if time.monotonic() - _last_asked < ASK_EVERY_SECONDS or identity is None:
         return False

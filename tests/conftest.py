@@ -1,7 +1,30 @@
 """One home where the tiny lifecycle ran once, and empty ones."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.configuration import set_hypothesis_home_dir
 from support import Home, publish_tiny
+
+pytest_plugins = ["tiers"]
+
+# The same examples at every run, judged by what they find and never by milliseconds. Nothing is written here: tables that
+# hypothesis keeps for itself are not this repository's.
+set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "headway-hypothesis")
+settings.register_profile(
+    "headway",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=40,
+    stateful_step_count=25,
+    phases=(Phase.explicit, Phase.generate),  # shrinking takes minutes: --hypothesis-profile=headway-shrink
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("headway-shrink", settings.get_profile("headway"), phases=(*Phase,))
+settings.load_profile("headway")
 
 
 @pytest.fixture(scope="session")

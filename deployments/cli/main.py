@@ -77,6 +77,7 @@ def _say_version(wanted: bool) -> None:
 
 @app.callback()
 def _look_at_home(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is, and end."),
@@ -84,11 +85,13 @@ def _look_at_home(
 ) -> None:
     from functools import partial
 
-    from deployments.platform.checks import not_newer
+    from deployments.platform.checks import no_file, not_newer
     from tasks.azureml_door import use_files
     from tasks.settings import home
     from tasks.storage import open_files
 
+    if context.invoked_subcommand != "doctor":  # which says this with all else that it finds
+        no_file(home())
     not_newer(home())
     use_files(partial(open_files, home()))
 

@@ -73,6 +73,12 @@ def enough_room(home: Path) -> None:
         )
 
 
+def no_file(home: Path) -> None:
+    """Raise ValueError when a home is something else than a folder."""
+    if home.exists() and not home.is_dir():
+        raise ValueError(f"HEADWAY_HOME is {home}, which is a file: name a folder; it is made when it does not exist")
+
+
 def not_newer(home: Path) -> None:
     """Raise ValueError when a newer Headway wrote this home."""
     found = (process.read_json(home / "layout.json") if home.is_dir() else None) or {}

@@ -5,12 +5,12 @@ How a job is submitted, and what follows a failure, is supervisor.py.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tasks.compute import metrics
+from tasks.compute.clock import CLOCK, Clock
 from tasks.compute.hang import HangWatch
 from tasks.compute.job import Backend, Job, JobState
 from tasks.compute.marks import read_mark
@@ -44,13 +44,14 @@ class Attendance:
     watched: Watched
     watch: Watch
     forwarding: Forwarding
+    clock: Clock = CLOCK
     _told: tuple[str, str] = ("", "")
     _silent: float = 0.0
     _lost_at: int = 0
     _hang: HangWatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self._hang = HangWatch(self.job, self.folder, poll_seconds=self.backend.poll_seconds)
+        self._hang = HangWatch(self.job, self.folder, poll_seconds=self.backend.poll_seconds, clock=self.clock.now)
 
     def first_answer(self) -> JobState:
         """The state that the scheduler says first, however long it takes: until then nothing may be submitted."""
@@ -118,7 +119,7 @@ class Attendance:
 
     def _look_at_silence(self) -> None:
         """Say once a period that there is no answer, and once that there is one again."""
-        period, now = self.job.watch.silent_minutes * 60, time.monotonic()
+        period, now = self.job.watch.silent_minutes * 60, self.clock.now()
         silent = self.watched.silent_seconds()
         if silent > period and now - self._silent > period:
             self._silent = now

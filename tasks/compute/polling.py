@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cluster_config import ClusterConfig
+from tasks.compute.clock import CLOCK, Clock
 from tasks.compute.job import Backend, JobState
 from tasks.errors import HeadwayError
 from tasks.settings import digest
@@ -33,21 +33,25 @@ class Watched:
     state: JobState = field(default_factory=lambda: JobState(state="unknown", reason="not asked yet"))
     answers: int = 0
     """Looks that gave an answer."""
-    answered: float = field(default_factory=time.monotonic)
-    """When the last answer came, by time.monotonic; before the first one, when the job came here."""
+    clock: Clock = CLOCK
+    answered: float = field(init=False)
+    """When the last answer came, by the clock; before the first one, when the job came here."""
     news: threading.Event = field(default_factory=threading.Event)
     """Set when the state changed."""
 
+    def __post_init__(self) -> None:
+        self.answered = self.clock.now()
+
     def silent_seconds(self) -> float:
         """Time without an answer."""
-        return time.monotonic() - self.answered
+        return self.clock.now() - self.answered
 
     def take(self, state: JobState) -> None:
         """Take in what a look found."""
         changed = state != self.state
         self.state = state
         if state.state != "unknown":
-            self.answered = time.monotonic()
+            self.answered = self.clock.now()
             self.answers += 1
         if changed or state.over:
             self.news.set()

@@ -6,13 +6,13 @@ When there is a next submission is supervisor.py and retrying.py.
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasks.cluster_config import ClusterConfig
+from tasks.compute.clock import CLOCK, Clock
 from tasks.compute.job import Backend, Job, JobState, Journal, require_enough, write_folder
 from tasks.compute.marks import read_mark
 from tasks.compute.nodes import ended_state
@@ -46,6 +46,7 @@ class Submitter:
     journal: Journal
     watch: Watch
     cluster: ClusterConfig | None
+    clock: Clock = CLOCK
 
     def begin(self, job: Job, last: Generation | None, *, stuck: int, patient: bool = False) -> Submitted | None:
         """The next submission; None when somebody else was first with the intent."""
@@ -70,7 +71,8 @@ class Submitter:
             settle(job.token, self.journal, "failed", folder=self.folder, failure="user", message=str(error))
             raise ValueError(f"{error}{self._left_out(job)}") from error
         except JobFailed as error:
-            settle(job.token, self.journal, "failed", folder=self.folder, failure=error.failure, message=error.message)
+            outcome = "cancelled" if error.failure == "cancelled" else "failed"
+            settle(job.token, self.journal, outcome, folder=self.folder, failure=error.failure, message=error.message)
             raise
         except BaseException as error:
             interrupted = not isinstance(error, Exception) and self.watch.stop_on_interrupt()
@@ -101,7 +103,7 @@ class Submitter:
 
     def wait(self, seconds: float) -> None:
         """Wait. Raises Cancelled when the flow run is cancelled meanwhile, JobFailed when the job is (jobs_book.py)."""
-        until = time.monotonic() + seconds
+        until = self.clock.now() + seconds
         while True:
             if self.watch.cancelled():
                 raise Cancelled("the flow run was cancelled while its job waited to be submitted again")
@@ -112,10 +114,10 @@ class Submitter:
                     folder=str(self.folder),
                     remedy="The same command goes on from where it stopped.",
                 )
-            left = until - time.monotonic()
+            left = until - self.clock.now()
             if left <= 0:
                 return
-            time.sleep(min(left, PAUSE_SECONDS))
+            self.clock.sleep(min(left, PAUSE_SECONDS))
 
     def note_cluster(self) -> None:
         """Say in the folder what the job was submitted to, for those who find it later."""
@@ -125,13 +127,13 @@ class Submitter:
     def _handed_over(self, job: Job, patient: bool) -> dict[str, Any]:
         """The handle. A scheduler that was away is asked for the job before it is told again."""
         require_enough(job)
-        deadline, away = time.monotonic() + job.watch.silent_minutes * 60, False
+        deadline, away = self.clock.now() + job.watch.silent_minutes * 60, False
         while True:
             try:
                 found = self.backend.find(job, self.folder) if away else None
                 return found or self.backend.submit(job, self.folder)
             except Missing as error:
-                if not patient or time.monotonic() > deadline:
+                if not patient or self.clock.now() > deadline:
                     raise
                 if not away:
                     text = f"The job of {job.name} cannot be submitted now: {error.message}"

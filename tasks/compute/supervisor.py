@@ -8,7 +8,6 @@ table in failures.json. A submission is open until `settle` says how it ended (s
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 
 from tasks.cluster_config import ClusterConfig
 from tasks.compute.attending import Attendance, Forwarding, with_result
+from tasks.compute.clock import CLOCK, Clock
 from tasks.compute.failures import Failed, error_of
 from tasks.compute.job import Backend, Job, JobResult, JobState, Journal
 from tasks.compute.polling import Poller, poller_of
@@ -40,17 +40,20 @@ def run(
     journal: Journal,
     watch: Watch,
     cluster: ClusterConfig | None = None,
+    poller: Poller | None = None,
+    clock: Clock = CLOCK,
 ) -> JobResult:
     """Submit or adopt a job and wait for its result, through as many submissions as `job.retry` allows.
 
-    `cluster` is what `backend` was opened with: it is noted in the folder, so that the job can be cancelled from outside.
+    `cluster` is what `backend` was opened with: it is noted in the folder, so that the job can be cancelled from outside. Without
+    a `poller`, this process's own for the scheduler looks.
     Raises ValueError for a user's error in the job, IntegrityError, Missing, JobFailed, and Cancelled. The generation stays
     open on success, until the stage has published what the job made and calls `settle`.
     """
     once = _Once(watch, job)
     with supervising(folder, flow_run=watch.flow_run, waiting=once):
-        poller = poller_of(backend, cluster)
-        return _Supervision(Submitter(job, backend, folder, journal, watch, cluster), poller).run()
+        poller = poller or poller_of(backend, cluster)
+        return _Supervision(Submitter(job, backend, folder, journal, watch, cluster, clock), poller).run()
 
 
 @dataclass
@@ -190,6 +193,7 @@ class _Supervision:
                     watched,
                     self.watch,
                     self.forwarding,
+                    self.submitter.clock,
                 )
                 yield eyes
             except BaseException as error:
@@ -200,16 +204,17 @@ class _Supervision:
 
     def _cancel(self, eyes: Attendance) -> None:
         """End the job; one whose scheduler does not answer stays open, and is told of as an orphan."""
-        deadline = time.monotonic() + CANCEL_SECONDS
+        clock = self.submitter.clock
+        deadline = clock.now() + CANCEL_SECONDS
         while not eyes.cancel():
-            if time.monotonic() > deadline:
+            if clock.now() > deadline:
                 eyes.say(
                     "silent",
                     f"The scheduler did not answer, so {eyes.job.submission_id} may still run. End it when it answers: "
                     f"headway job cancel {self.job.id}",
                 )
                 return
-            time.sleep(PAUSE_SECONDS)
+            clock.sleep(PAUSE_SECONDS)
         settle(self.job.token, self.journal, "cancelled", folder=self.folder, message="the run was cancelled")
 
     def _result(self, current: Submitted, state: JobState, result: dict[str, Any]) -> JobResult:

@@ -56,7 +56,7 @@ class LocalTraffic:
             return
         shares = dict(weights) if len(there) > 1 else dict.fromkeys(there, 100)
         colours = {one["colour"]: self._colour(one, shares[role]) for role, one in there.items()}
-        main = there.get("blue") or self.green
+        main = self.green if self._promoted() else there.get("blue") or self.green
         routes = self._routes(colours, main, mirror=mirror if len(there) > 1 else 0, deployer=_me())
         self._carry(routes, any(runs(Path(one["folder"])) for role, one in there.items() if shares[role]))
         self._since = time.time()
@@ -77,11 +77,10 @@ class LocalTraffic:
 
     def promote(self) -> None:
         """See TrafficPort. The record first: from then on it is green that is in service."""
-        path = self._endpoint / "endpoint.json"
-        if (read_json(path) or {}).get("folder") != self.green["folder"]:
+        if not self._promoted():
             before = {key: value for key, value in (self.blue or {}).items() if key != "previous"}
             record = {**self.green, "since": time.time(), **({"previous": before} if before else {})}
-            write_json(path, record)
+            write_json(self._endpoint / "endpoint.json", record)
         if self.blue and self._rolled_back is not None:
             remember_refused(self._endpoint, self.blue["model_ref"], self._rolled_back)
         warm = float(self._config["keep_warm_seconds"])
@@ -105,6 +104,10 @@ class LocalTraffic:
             self._gateway.stop()
         stop_server(Path(self.green["folder"]))
         (self._endpoint / "abort.json").unlink(missing_ok=True)
+
+    def _promoted(self) -> bool:
+        """Whether green is in service already, as when a deployer died after that: blue may be stopped, and is no way back."""
+        return bool((read_json(self._endpoint / "endpoint.json") or {}).get("folder") == self.green["folder"])
 
     def _carry(self, routes: Routes, needed: bool) -> None:
         """Have routes followed, by a gateway that is started where none runs and one is needed; it goes again if it does not.

@@ -22,7 +22,7 @@ PRUNED_AT_ONCE = 5_000
 UNFINISHED = """
     EXISTS (SELECT 1 FROM wanted w WHERE w.event = e.number)
     OR EXISTS (SELECT 1 FROM covered c JOIN batches b ON b.id = c.batch WHERE c.event = e.number AND b.ended IS NULL)
-    OR (e.name IS 'data.arrived' AND e.became IS NULL)
+    OR (e.status = 'accepted' AND e.name IS 'data.arrived' AND e.became IS NULL)
     OR (e.status = 'accepted' AND e.number > (SELECT COALESCE(MAX(number), 0) FROM marks WHERE name = 'routed'))
 """
 

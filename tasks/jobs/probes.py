@@ -119,6 +119,8 @@ class Probes:
                 return [Finding("smi", "fail", str(hangs), "Restart the machine.")]
             if code in NOT_RUNNING and not self.needs_gpus:
                 return self._could_not(f"GPUs: nvidia-smi ended with {code}")
+            if code in gpu_health.ENDED_BY_SOMEBODY:
+                return []  # the agent ended it with what was left of an attempt; the next look asks again
             finding = gpu_health.smi_finding(code, said, self.rules)
             if finding:
                 return [finding]

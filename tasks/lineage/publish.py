@@ -31,6 +31,8 @@ PATIENCE_SECONDS = 600.0
 TEXT_LENGTH = 5000
 """Of a parameter or a tag: what every tracking server takes."""
 NOTE = "mlflow.note.content"
+AWAITED = "headway.previous_ref"
+"""Tag of a registered model: the version that the alias `previous` is to have once it is told."""
 REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST")
 """What comes back however often the same event is told. A wrong password or a missing server is none of these."""
 POINTS_AT_ONCE = 1000
@@ -192,6 +194,7 @@ class Publisher:
         known = [v for v in self.client.search_model_versions(f"name='{name}'") if v.source == source]
         version = known[0] if known else self._new_version(event, source)
         self._point(name, event, str(version.version))
+        self._point_awaited(name, event["tags"].get("headway.ref"), str(version.version))
 
     def _new_version(self, event: dict[str, Any], source: str) -> Any:
         tags = {**event["tags"], "headway.uri": event["uri"]}
@@ -224,6 +227,13 @@ class Publisher:
             self.client.set_registered_model_alias(name, "previous", wanted)
         elif "previous" in event:
             self.client.delete_registered_model_alias(name, "previous")
+        self.client.set_registered_model_tag(name, AWAITED, event.get("previous") or "" if not wanted else "")
+
+    def _point_awaited(self, name: str, ref: str | None, version: str) -> None:
+        """The version before the champion may be told after it, by a spool of its own: then its alias waits for it."""
+        if ref and self.client.get_registered_model(name).tags.get(AWAITED) == ref:
+            self.client.set_registered_model_alias(name, "previous", version)
+            self.client.set_registered_model_tag(name, AWAITED, "")
 
     def _source(self, event: dict[str, Any]) -> str:
         """A server refuses local paths outside of its own files: there, the source is our reference."""

@@ -30,6 +30,8 @@ from tasks.registry.refs import move_ref
 from tasks.registry.revalidations import note_revalidation
 from tasks.storage import open_store
 
+pytestmark = pytest.mark.unit
+
 DAY = 86_400.0
 
 
@@ -84,6 +86,7 @@ def world(tmp_path, monkeypatch):
 # ---- each rule
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("fault", "name", "said"),
     [
@@ -105,6 +108,7 @@ def test_a_run_that_went_wrong_fires_until_one_of_its_kind_succeeds(world, fault
     assert world.look(2) == [] and world.told() == [("cleared", name)]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("fault", [folders.failed, folders.gate_closed, folders.died])
 def test_it_ends_by_itself_after_a_day(world, fault):
     fault(world.home, "a")
@@ -112,6 +116,7 @@ def test_it_ends_by_itself_after_a_day(world, fault):
     assert [state for state, _ in world.told()] == ["fired", "cleared"]
 
 
+@pytest.mark.integration
 def test_a_run_that_died_and_was_taken_up_again_clears(world):
     folders.died(world.home, "a")
     assert world.look() == ["flow_run_died/retrain.tiny"]
@@ -323,6 +328,7 @@ def test_habits_are_followed_once_across_restarts_and_read_again_when_their_file
     assert world.look() == ["many_denials/anna"]
 
 
+@pytest.mark.integration
 def test_a_normal_lifecycle_is_logged_holds_and_is_not_unusual(home, done):
     made, store = World(home.path), open_store(home.path)
     logged = {(entry.action, entry.outcome) for entry in entries(store)}
@@ -376,6 +382,7 @@ def test_while_prefect_is_away_changes_wait_and_are_told_once_in_their_order(wor
     assert world.told() == [("fired", "run_failed"), ("cleared", "run_failed")]
 
 
+@pytest.mark.integration
 def test_a_watch_that_is_killed_at_any_moment_tells_every_change(world):
     """Killed between telling and remembering, it tells again, under the same id: Prefect takes that once."""
     ids = []
@@ -471,6 +478,7 @@ print(json.dumps(kept))
 """
 
 
+@pytest.mark.integration
 def test_prefect_takes_an_event_once(home, done, tmp_path):
     """Sent twice under one id, as after a kill: the real server keeps one."""
     made = World(tmp_path)

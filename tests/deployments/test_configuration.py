@@ -15,6 +15,8 @@ from tasks.config import RetrainConfig
 from tasks.errors import Cancelled, GateFailed, HeadwayError, IntegrityError, JobFailed, Missing, Unknown
 from tasks.planning.size import parameter_count
 
+pytestmark = pytest.mark.unit
+
 ONLY_WHERE = ("ssh", "slurm", "azureml", "ray")
 NAMES = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 

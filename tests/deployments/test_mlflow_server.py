@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 
 import mlflow
+import psutil
 import pytest
 
 from deployments.platform import mlflow_server
@@ -89,10 +90,8 @@ def test_other_hosts_and_other_pages_are_kept_out(home, server):
 
 
 def test_it_listens_on_loopback_only(server):
-    said = subprocess.run(
-        ["ss", "-ltnH", f"sport = :{server['port']}"], capture_output=True, text=True, check=False
-    ).stdout
-    assert [line.split()[3] for line in said.splitlines()] == [f"127.0.0.1:{server['port']}"]
+    listening = {one.laddr for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+    assert [ip for ip, port in listening if port == server["port"]] == ["127.0.0.1"]
 
 
 def test_its_secrets_are_for_their_owner_only(home, server):

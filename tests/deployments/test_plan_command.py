@@ -1,6 +1,7 @@
 """`headway plan`: the JSON that is promised, several cases, configurations, and every mistake with its value, before anything."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -194,9 +195,11 @@ def test_a_configuration_of_a_cluster_is_planned_as_it_is_and_searched_for_a_goa
     }  # fmt: skip
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(settings))
     words = [HEADWAY, "plan", "-c", str(tmp_path / "c.yaml"), "--json"]
-    told = json.loads(subprocess.run(words, capture_output=True, text=True).stdout)
+    environment = {**os.environ, "HEADWAY_HOME": str(tmp_path / "home")}
+    told = json.loads(subprocess.run(words, capture_output=True, text=True, env=environment).stdout)
     assert told["parallel"]["zero"] == 3 and told["parallel"]["recompute"] == "full" and told["gpus"] == 16
-    searched = json.loads(subprocess.run([*words, "--goal", "fastest"], capture_output=True, text=True).stdout)
+    searching = subprocess.run([*words, "--goal", "fastest"], capture_output=True, text=True, env=environment)
+    searched = json.loads(searching.stdout)
     assert searched["step_seconds"] <= told["step_seconds"]
-    none = subprocess.run([HEADWAY, "plan", "-c", "tiny"], capture_output=True, text=True)
+    none = subprocess.run([HEADWAY, "plan", "-c", "tiny"], capture_output=True, text=True, env=environment)
     assert none.returncode != 0 and "headway retrain --to plan" in none.stderr

@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 from deployments.cli.main import app
 
+pytestmark = pytest.mark.unit
+
 CASE = """
 name: llama 2 70b
 network: {layers: 80, hidden: 8192, heads: 64, kv_heads: 8, ffn: 28672, gated: true, vocab: 32000, tied: false}

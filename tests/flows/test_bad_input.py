@@ -148,6 +148,7 @@ def test_doctor_names_what_is_broken(home, done, fresh):
     locked.path.write_text("no folder")
     ran = locked.run("doctor")
     assert ran.code == 6 and "HEADWAY_HOME" in ran.said["error"]["remedy"]
+    refused(locked.retrain(), 2, "HEADWAY_HOME", str(locked.path))
 
 
 @pytest.mark.parametrize("words", [(), ("retrain",), ("dataset", "publish"), ("lineage",), ("endpoint", "stop")])

@@ -143,7 +143,9 @@ def test_the_lineage_of_the_endpoint_reaches_data_commit_and_config(home, done):
     wanted = {"endpoint", "model", "checkpoint", "tokens", "tokenizer", "dataset", "plan", "qualification"}
     assert kinds >= wanted
     model = next(node for node in found["nodes"] if node["kind"] == "model")
-    assert len(model["commit"]) == 40 and model["config_digest"] == done.said["config_digest"]
+    has_history = (Path(__file__).parents[2] / ".git").exists()
+    assert len(model["commit"] or "") == (40 if has_history else 0)
+    assert model["config_digest"] == done.said["config_digest"]
     assert model["config"]["training"]["model"] == "tiny"
     assert {"output": "endpoint/tiny", "input": done.said["endpoint"]["model"], "how": "serves"} in found["edges"]
     made = next(node["ref"] for node in found["nodes"] if node["kind"] == "dataset")

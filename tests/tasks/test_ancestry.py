@@ -15,6 +15,8 @@ from tasks.registry.lineage_index import SCHEMA, LineageIndex, ask
 from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Provenance
 
+pytestmark = pytest.mark.unit
+
 ROOT = Path(__file__).parents[2]
 ASKER = """
 import sys
@@ -224,6 +226,7 @@ def test_an_index_that_cannot_be_written_costs_time_only(family):
     assert "coder" in family.names(family.up("raw"))
 
 
+@pytest.mark.integration
 def test_several_may_ask_at_once(family):
     commands = [[sys.executable, "-c", ASKER, str(family.base), family.made["raw"]] for _ in range(4)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

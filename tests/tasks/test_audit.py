@@ -19,6 +19,8 @@ from tasks.storage.history import changes
 from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Provenance
 
+pytestmark = pytest.mark.unit
+
 fork = multiprocessing.get_context("fork")
 
 
@@ -210,6 +212,7 @@ def test_a_head_that_was_left_behind_by_a_kill_is_caught_up_with(store, log):
     assert broken(store) is None and newest(store).number == 9
 
 
+@pytest.mark.integration
 def test_processes_that_write_and_are_killed_leave_one_chain(tmp_path, store):
     def write(number):
         mine, turn = LocalStore(tmp_path), 0

@@ -29,6 +29,8 @@ from tasks.storage import open_store
 from tasks.storage.history import changes, current
 from tasks.storage.local import LocalStore
 
+pytestmark = pytest.mark.unit
+
 KILLED_AFTER_TWO = """
 import os, signal, sys
 from pathlib import Path
@@ -160,6 +162,7 @@ def test_damage_after_a_backup_costs_nothing(home, made, target, other):
     assert open_store(other).verify(made["dataset"]) == []
 
 
+@pytest.mark.integration
 def test_a_killed_backup_leaves_the_last_one_whole_and_sends_nothing_twice(home, made, target, other):
     save(home, target)
     new = [publish_one(home, "dataset", "tiny", f"new {number}") for number in range(4)]
@@ -171,6 +174,7 @@ def test_a_killed_backup_leaves_the_last_one_whole_and_sends_nothing_twice(home,
     assert len(save(home, target).sent) == len(new) - 2
 
 
+@pytest.mark.integration
 def test_a_killed_restore_goes_on(home, made, target, other):
     save(home, target)
     other.mkdir()
@@ -350,6 +354,7 @@ def test_a_backup_of_a_newer_headway_is_not_restored(home, made, target, other, 
         bring_back(other, target)
 
 
+@pytest.mark.integration
 def test_to_blobs(home, made, other, tmp_path):
     with (
         emulator.running(tmp_path / "azurite", in_memory=True) as azurite,

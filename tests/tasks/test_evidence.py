@@ -13,6 +13,8 @@ from html_page import Page
 from tasks.report.evidence import evidence_markdown, figures, write_evidence
 from tasks.report.evidence_charts import ticks
 
+pytestmark = pytest.mark.unit
+
 EVIL = """</title><script>alert('x')</script><img src=x onerror="a()">&amp;`|*_[a](javascript:a) """
 MADE = {
     "valid": material.valid(),

@@ -8,6 +8,8 @@ import pytest
 from tasks.errors import IntegrityError
 from tasks.formats.mmididx import TokenWriter, open_tokens
 
+pytestmark = pytest.mark.unit
+
 DOCUMENTS = [[1, 2, 3], [], [65_498], [7] * 10]
 
 

@@ -18,6 +18,8 @@ from tasks.outcomes import Unobserved
 from tasks.scores import add_certainty, no_certainty
 from tasks.storage.manifest import Provenance
 
+pytestmark = pytest.mark.unit
+
 COUNT = 60
 CONFIG = EvaluationConfig(bootstrap_samples=200)
 OPEN = ComparisonConfig(min_gain_over_bigram=-1.0)

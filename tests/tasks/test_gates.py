@@ -21,6 +21,8 @@ from tasks.storage.manifest import Provenance
 from tasks.training_config import CheckpointConfig, ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.workbench import Work, working
 
+pytestmark = pytest.mark.unit
+
 PASSED = Check(name="rows", measured=5.0, limit=">= 1", passed=True, remedy="Add rows.")
 FAILED = Check(name="speed", measured=1.23456789, limit=">= 4", passed=False, remedy="Take the node out.")
 ALSO = Check(name="sum", measured="wrong", limit="correct", passed=False, remedy="Take the node out.")

@@ -8,6 +8,8 @@ import tasks.hardware
 from tasks.formats import gpu_health
 from tasks.formats.gpu_health import GPU_FIELDS, ROW_FIELDS, Port
 
+pytestmark = pytest.mark.unit
+
 RULES = gpu_health.read_rules((Path(tasks.hardware.__file__).parent / "health.json").read_text())
 FELL_OFF = "[ 3606.832215] NVRM: Xid (PCI:0002:00:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 GSP = "[ 3606.832215] NVRM: Xid (PCI:0002:00:00): 119, pid=67769, name=nvidia-smi, Timeout waiting for RPC from GSP1!"

@@ -8,6 +8,8 @@ from tasks.formats.aznhc import is_aznhc, read_aznhc
 from tasks.formats.megatron_log import iterations_of, read_megatron
 from tasks.qualification.aznhc_findings import fault_of, impact_of, probes_of
 
+pytestmark = pytest.mark.unit
+
 LOGS = Path(__file__).parent / "formats_logs"
 
 

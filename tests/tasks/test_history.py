@@ -9,6 +9,8 @@ from tasks.registry.versions import kind_of, past
 from tasks.storage import open_store
 from tasks.storage.history import note_change
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture
 def store(tmp_path):

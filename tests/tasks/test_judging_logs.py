@@ -19,6 +19,8 @@ from tasks.qualification.log_files import read_logs
 from tasks.qualification.log_names import machines_of
 from tasks.qualification_config import BenchmarkConfig
 
+pytestmark = pytest.mark.unit
+
 LOGS = Path(__file__).parent / "formats_logs"
 NOW = datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC)
 
@@ -308,6 +310,7 @@ def command(*arguments, home):
     )
 
 
+@pytest.mark.integration
 def test_the_command_says_one_object_with_every_field(tmp_path):
     done = command(
         "--from", LOGS / "two_runs.log", LOGS / "new.log", "--sku", "nd96isr_h100_v5", "--json", home=tmp_path
@@ -338,6 +341,7 @@ def test_the_command_says_one_object_with_every_field(tmp_path):
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.integration
 def test_the_command_leaves_with_three_for_failed_and_unknown(tmp_path):
     done = command(
         "--from", LOGS / "slow_node.log", LOGS / "alltoall.log", "--sku", "nd96isr_h100_v5", "--json", home=tmp_path

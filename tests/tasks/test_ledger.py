@@ -15,6 +15,8 @@ from tasks.events import batches
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
 
+pytestmark = pytest.mark.unit
+
 TAKER = """
 import sys
 from pathlib import Path
@@ -131,12 +133,14 @@ def test_four_processes_that_hand_in_the_same_shuffled_events_leave_one_of_each(
     assert all(accepted[row["of"]] == row["object"] for row in found if row["status"] == "duplicate")
 
 
+@pytest.mark.integration
 def test_threads_share_a_ledger(ledger):
     with ThreadPoolExecutor(8) as pool:
         receipts = list(pool.map(lambda n: ledger.receive(event(n % 20)), range(200)))
     assert sum(receipt.status == "accepted" for receipt in receipts) == 20
 
 
+@pytest.mark.integration
 def test_a_kill_while_events_are_taken_loses_none_that_was_acknowledged_and_doubles_none(ledger, tmp_path):
     said = tmp_path / "said"
     said.touch()
@@ -204,6 +208,7 @@ def test_an_event_is_given_to_triggers_once_and_later_ones_do_not_get_it(ledger)
     assert batches.waiting(ledger) == [], "nobody wants it any more"
 
 
+@pytest.mark.integration
 def test_one_flow_run_has_a_batch(ledger, tmp_path):
     ledger.receive(event(1))
     routed(ledger, "t")

@@ -277,11 +277,11 @@ def test_a_locked_database_is_waited_for(published, tracking, tmp_path):
 def test_an_alias_is_not_moved_back_by_a_spool_that_is_told_late(published, tracking, tmp_path):
     _, client, *_ = published
 
-    def crown(uri, time):
+    def crown(uri, time, alias="champion", **more):
         folder = tmp_path / "lineage" / uri
         folder.mkdir(parents=True)
         events = (published[2].folder / "events.jsonl").read_text().splitlines()[:2]
-        told = {"event": "register", "time": time, "name": "late", "alias": "champion", "tags": {"headway.ref": uri}}
+        told = {"event": "register", "time": time, "name": "late", "alias": alias, "tags": {"headway.ref": uri}, **more}
         told |= {"uri": f"file:///{uri}", "run": json.loads(events[1])["run"]}
         lines = [*events, json.dumps(told), json.dumps({"event": "close", "time": time})]
         (folder / "events.jsonl").write_text("".join(line + "\n" for line in lines))
@@ -293,6 +293,10 @@ def test_an_alias_is_not_moved_back_by_a_spool_that_is_told_late(published, trac
     assert client.get_model_version_by_alias("late", "champion").source == "file:///newest"
     assert client.get_model_version_by_alias("late", "previous").source == "file:///first"
     assert len(client.search_model_versions("name='late'")) == 3
+    crown("second", 4000, previous="untold")
+    assert "previous" not in client.get_registered_model("late").aliases
+    crown("untold", 3500, alias="challenger")
+    assert client.get_model_version_by_alias("late", "previous").source == "file:///untold"
 
 
 def test_the_page_of_a_run_is_that_of_the_server_that_shows_it(tmp_path):

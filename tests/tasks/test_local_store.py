@@ -21,6 +21,8 @@ from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 from tasks.storage.store import find
 
+pytestmark = pytest.mark.unit
+
 fork = multiprocessing.get_context("fork")
 STORES = {"local": open_store}
 CHANGES = ("os.mkdir", "os.rename", "os.link", "os.remove", "os.chmod", "os.utime", "os.rmdir")
@@ -282,6 +284,7 @@ def dying_at(count):
     sys.addaudithook(hook)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("damaged", [False, True], ids=["new", "healing"])
 def test_a_publisher_killed_before_any_of_its_steps_leaves_nothing_torn(reopen, folder, damaged):
     """Nothing torn is visible, and the next publish heals; `healing` begins with an artifact that was damaged before."""
@@ -307,6 +310,7 @@ def test_a_publisher_killed_before_any_of_its_steps_leaves_nothing_torn(reopen, 
     assert deaths > 10
 
 
+@pytest.mark.integration
 def test_a_publisher_killed_at_any_time_leaves_nothing_torn(reopen, tmp_path):
     store, source = reopen(), tmp_path / "source"
     fill(source, size=8 << 20)
@@ -327,6 +331,7 @@ def test_a_publisher_killed_at_any_time_leaves_nothing_torn(reopen, tmp_path):
         shutil.rmtree(tmp_path / "home")
 
 
+@pytest.mark.integration
 def test_processes_that_publish_the_same_at_once_all_succeed(reopen, folder):
     """And whoever looks meanwhile sees a whole artifact or none."""
     store, rounds, publishers = reopen(), 25, 4
@@ -437,6 +442,7 @@ def test_keys_do_not_leave_the_store(store, key, tmp_path):
     assert not list(tmp_path.rglob("escaped"))
 
 
+@pytest.mark.integration
 def test_eight_writers_lose_no_update_and_one_of_eight_creators_wins(reopen):
     store = reopen()
     store.create("counter", b"0")

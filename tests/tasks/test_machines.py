@@ -5,6 +5,8 @@ import pytest
 from tasks.hardware.files import known_skus
 from tasks.hardware.machines import machine_of_gpu, machine_of_sku, of_qualification
 
+pytestmark = pytest.mark.unit
+
 NAMES = ("V100-32GB", "A100-40GB", "A100-80GB", "A800", "H100", "H800", "H200", "MI300X", "B200")
 
 

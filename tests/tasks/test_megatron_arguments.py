@@ -11,6 +11,8 @@ from tasks.engine_fits import require_engine_fits
 from tasks.formats.megatron_arguments import Places, megatron_arguments, megatron_ds_config
 from tasks.training_config import ExecutionConfig, TrainingConfig
 
+pytestmark = pytest.mark.unit
+
 GOLDEN = Path(__file__).with_name("megatron_arguments.golden.json")
 NETWORK = {"layers": 4, "hidden_size": 128, "heads": 4, "kv_heads": 2, "intermediate_size": 352}
 GPT2 = {**NETWORK, "architecture": "gpt2", "kv_heads": 4}

@@ -12,6 +12,8 @@ from tasks.formats.nccl_log import read_log, transports
 from tasks.formats.nccl_run import collective_of
 from tasks.formats.nccl_tests import read_nccl_tests
 
+pytestmark = pytest.mark.unit
+
 LOGS = Path(__file__).parent / "formats_logs"
 SIZES = [8, 1 << 20, 16 << 20, 128 << 20, 1 << 30, 8 << 30, 16 << 30]
 BUSBW = [0.0, 43.7, 234.45, 400.61, 466.35, 478.87, 479.31]

@@ -14,6 +14,8 @@ from tasks.registry.policy import RIGHTS, Policy, authorise, load_policy, requir
 from tasks.registry.refs import move_ref
 from tasks.storage import open_store
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture(autouse=True)
 def unnamed(monkeypatch):

@@ -14,6 +14,8 @@ from tasks.prices.book import machine_price, open_book, read_list, storage_price
 from tasks.prices.meters import prices_of
 from tasks.prices.update import BEFORE, FETCHED, known_sizes, update
 
+pytestmark = pytest.mark.unit
+
 TODAY = datetime.date(2026, 11, 22)
 A100, H100 = "Standard_ND96amsr_A100_v4", "Standard_ND96isr_H100_v5"
 PLANS = [
@@ -167,6 +169,7 @@ def test_meters_of_others_are_left_out():
     assert found(*others).machines == {}
 
 
+@pytest.mark.integration
 def test_a_region_is_fetched_page_by_page_and_kept_with_its_date(tmp_path):
     with retail_prices(A_REGION, page=2) as server:
         fetch(tmp_path, server)
@@ -180,6 +183,7 @@ def test_a_region_is_fetched_page_by_page_and_kept_with_its_date(tmp_path):
     assert storage_prices(open_book(tmp_path), today=TODAY).gb_month["blob-hot"] == 0.0208
 
 
+@pytest.mark.integration
 def test_other_regions_stay_with_their_date_and_the_list_before_is_kept(tmp_path):
     early = TODAY - datetime.timedelta(days=40)
     west = [{**one, "armRegionName": "westus"} for one in A_REGION]
@@ -197,6 +201,7 @@ def test_other_regions_stay_with_their_date_and_the_list_before_is_kept(tmp_path
     assert "eastus" not in fetched.storage and "westus" in fetched.storage
 
 
+@pytest.mark.integration
 def test_it_is_asked_again_when_it_is_busy_breaks_off_or_answers_half(tmp_path, monkeypatch):
     waits = []
     monkeypatch.setattr("tasks.prices.retail.time.sleep", waits.append)
@@ -222,6 +227,7 @@ WORSE = [
 ]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("troubles", "said"), WORSE, ids=[said for _, said in WORSE])
 def test_nothing_is_written_over_by_half_an_answer(tmp_path, monkeypatch, troubles, said):
     monkeypatch.setattr("tasks.prices.retail.time.sleep", lambda seconds: None)
@@ -238,6 +244,7 @@ def test_nothing_is_written_over_by_half_an_answer(tmp_path, monkeypatch, troubl
     assert (tmp_path / FETCHED).read_bytes() == before
 
 
+@pytest.mark.integration
 def test_a_failure_in_the_middle_keeps_the_list_whole(tmp_path, monkeypatch):
     monkeypatch.setattr("tasks.prices.retail.time.sleep", lambda seconds: None)
     with retail_prices(A_REGION, page=1) as server:
@@ -260,6 +267,7 @@ def test_a_failure_in_the_middle_keeps_the_list_whole(tmp_path, monkeypatch):
     assert (tmp_path / FETCHED).read_bytes() == before and not (tmp_path / BEFORE).exists()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("link", ["itself", "https://prices.example.com/api/retail/prices?$skip=100"])
 def test_pages_that_go_in_a_circle_or_elsewhere_are_not_followed(tmp_path, link):
     with retail_prices(A_REGION) as server:
@@ -271,6 +279,7 @@ def test_pages_that_go_in_a_circle_or_elsewhere_are_not_followed(tmp_path, link)
     assert not (tmp_path / FETCHED).exists()
 
 
+@pytest.mark.integration
 def test_another_currency_is_refused(tmp_path):
     with retail_prices(A_REGION) as server:
         server.currency = "EUR"
@@ -278,12 +287,14 @@ def test_another_currency_is_refused(tmp_path):
             fetch(tmp_path, server)
 
 
+@pytest.mark.integration
 def test_a_region_without_such_machines_changes_nothing(tmp_path):
     with retail_prices(A_REGION) as server, pytest.raises(Missing, match="no machine with GPUs in westindia"):
         fetch(tmp_path, server, regions=("eastus", "westindia"))
     assert not (tmp_path / FETCHED).exists()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("region", ["East US", "eastus' or 1 eq 1", "", "EASTUS"])
 def test_a_region_is_written_as_azure_writes_it(tmp_path, region):
     with retail_prices([]) as server:
@@ -292,17 +303,20 @@ def test_a_region_is_written_as_azure_writes_it(tmp_path, region):
         assert server.requests == 0
 
 
+@pytest.mark.integration
 def test_the_edge_refuses_what_azure_refuses(tmp_path):
     with retail_prices(A_REGION) as server, pytest.raises(Missing, match="400"):
         update(tmp_path, server.url + "s", regions=["eastus"], sizes=[A100], today=TODAY)
 
 
+@pytest.mark.integration
 def test_nobody_there_is_said_with_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr("tasks.prices.retail.time.sleep", lambda seconds: None)
     with pytest.raises(Missing, match="4 attempts"):
         update(tmp_path, "http://127.0.0.1:9/prices", regions=["eastus"], sizes=[A100], today=TODAY)
 
 
+@pytest.mark.integration
 def test_the_file_is_a_list_that_a_person_can_read(tmp_path):
     with retail_prices(A_REGION) as server:
         done = fetch(tmp_path, server)

@@ -19,6 +19,8 @@ from tasks.report.qualification_charts import Line, chart, size_text, steps
 from tasks.report.qualification_data import by_number
 from tasks.report.qualification_map import colour, pair_map
 
+pytestmark = pytest.mark.unit
+
 EVIL = """</title><script>alert('x')</script><img src=x onerror="a()">&amp;`|*_[a](javascript:a) """
 EMPTY = {"verdict": "unknown", "sku": SKU.name, "sku_digest": "0" * 64}
 
@@ -31,6 +33,7 @@ def page(tmp_path):
     return made
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("machines", [1, 2, 4, 64, 512])
 def test_a_page_of_any_number_of_machines_names_them_all_and_fetches_nothing(page, machines):
     made = page(sample(machines))

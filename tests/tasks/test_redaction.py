@@ -28,6 +28,8 @@ from tasks.report.gather import write_report
 from tasks.runlog import RunLog
 from tasks.storage import open_store
 
+pytestmark = pytest.mark.unit
+
 ACCOUNT_KEY = "Zm9vYmFyYmF6cXV4" * 5 + "=="
 SIGNATURE = "Sg1%2Bb64Canary0123456789abcdefghijklmnopqr%3D"
 FORMS = {
@@ -263,6 +265,7 @@ def test_an_address_of_mlflow_with_a_password_is_refused_before_it_is_written(tm
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.integration
 def test_lineage_events_are_clean_and_still_hold_together(tmp_path, monkeypatch):
     monkeypatch.setenv("A_TOKEN", "canary-1f2e3d4c")
     spool = Spool(tmp_path, f"sqlite:///{tmp_path}/mlflow.db", note="canary-1f2e3d4c")
@@ -503,6 +506,7 @@ def checkpoint(home):
         database.close()
 
 
+@pytest.mark.integration
 def test_redaction_is_below_all_that_uses_it():
     """The small parent of every process imports it: nothing but the standard library may come with it."""
     code = "import sys; import tasks.redaction; print(sorted(m for m in ('pydantic', 'yaml', 'logging') if m in sys.modules))"

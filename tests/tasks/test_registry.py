@@ -21,6 +21,8 @@ from tasks.storage import open_store
 from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Provenance
 
+pytestmark = pytest.mark.unit
+
 fork = multiprocessing.get_context("fork")
 
 
@@ -76,6 +78,7 @@ def test_the_newest_record_is_the_one_that_was_made_last(store):
     assert records.newest(store, "train").key == "b"
 
 
+@pytest.mark.integration
 def test_many_that_save_one_record_all_succeed(tmp_path, store):
     def save():
         records.save(open_store(tmp_path), record(seconds=float(os.getpid())))
@@ -123,6 +126,7 @@ def test_who_was_overtaken_between_looking_and_moving_is_told_and_moves_nothing(
     assert told == [("faster", "done", None), ("slower", "done", None), ("slower", "failed", 2)]
 
 
+@pytest.mark.integration
 def test_of_many_promotions_at_once_each_wins_or_is_told_and_the_log_holds_the_winners_in_order(tmp_path, store):
     meet = fork.Barrier(6)
 
@@ -192,6 +196,7 @@ def test_an_edited_or_missing_entry_breaks_the_chain(audited, tmp_path):
     assert broken_link(audited) == 2
 
 
+@pytest.mark.integration
 def test_entries_of_many_processes_are_one_chain(tmp_path, store):
     def write():
         for _ in range(5):

@@ -21,6 +21,8 @@ from tasks.report.published import ColumnDrift, EvaluationReport, LossPoint, Qua
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 
+pytestmark = pytest.mark.unit
+
 EVIL = """<script>alert('x')</script><img src=x onerror="a()">&amp;"""
 VOID = {"meta", "link", "img", "br"}
 HASH = "0123456789abcdef" * 4
@@ -321,6 +323,7 @@ def test_what_came_before_is_read_from_the_verdict_that_is_named(tmp_path):
     assert gather(store, [{**outcome, "outputs": [named[0]]}], None)["validation"]["before"] is None
 
 
+@pytest.mark.integration
 def test_matplotlib_is_only_loaded_for_a_chart():
     code = "import sys, tasks.report.page; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -17,6 +17,8 @@ from tasks.storage.history import changes
 from tasks.storage.local import LocalStore
 from tasks.storage.store import find
 
+pytestmark = pytest.mark.unit
+
 fork = multiprocessing.get_context("fork")
 TWO = Rule(keep=2)
 
@@ -243,6 +245,7 @@ class Dying(LocalStore):
             os._exit(9)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_who_is_killed_prunes_again(store, tmp_path, after):
     made = old(store, tmp_path, 5)

@@ -16,6 +16,8 @@ from tasks.registry.revalidations import (
 from tasks.revalidation import Found, Part, acts, drift_part, performance_part, service_part, verdict_of, window_of
 from tasks.storage.local import LocalStore
 
+pytestmark = pytest.mark.unit
+
 PASSED = {name: "passed" for name in ("integrity", "data", "drift", "performance", "service")}
 SOUND = Part(name="integrity", status="passed", said="")
 

@@ -10,6 +10,8 @@ import zstandard
 
 from tasks.corpus.rewriting import rewrite, set_aside
 
+pytestmark = pytest.mark.unit
+
 LINES = [
     b'{"text": "one"}\n',
     '{"text":"zwei \u00e4"}\r\n'.encode(),

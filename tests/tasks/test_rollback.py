@@ -19,6 +19,8 @@ from tasks.storage.history import changes, note_change
 from tasks.storage.local import LocalStore
 from tasks.storage.store import find
 
+pytestmark = pytest.mark.unit
+
 fork = multiprocessing.get_context("fork")
 
 
@@ -200,6 +202,7 @@ class Dying(LocalStore):
         os._exit(9)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("prefix", ["audit", "refs", "history"])
 def test_a_kill_leaves_the_old_or_the_new_and_the_same_command_completes_it(store, keys, models, prefix, after):
@@ -221,6 +224,7 @@ def test_a_kill_leaves_the_old_or_the_new_and_the_same_command_completes_it(stor
     assert [c.version for c in changes(store, "model", "tiny") if c.action == "rollback"] == [models[1].version]
 
 
+@pytest.mark.integration
 def test_of_two_at_once_the_history_tells_both(store, keys, five):
     meet = fork.Barrier(2)
 

@@ -29,6 +29,8 @@ from tasks.serving_config import RolloutConfig
 from tasks.storage import open_store
 from tasks.storage.manifest import describe
 
+pytestmark = pytest.mark.unit
+
 TESTS = Path(__file__).parents[1]
 GATE, PROMOTING, SIGNING, ARCHIVES, HERE = (
     f"tasks/test_{name}.py" for name in ("gate_rules", "promoting", "signing", "archives", "serving_faults")
@@ -201,6 +203,7 @@ def by_a_revoked_key(store, home, model):
     revoke_key(home, OWN, "it leaked")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("signed", [unsigned, by_another, by_a_revoked_key])
 def test_what_nobody_trusted_signed_is_not_registered(tmp_path, monkeypatch, signed):
     home = tmp_path / "home"
@@ -228,6 +231,7 @@ def endpoint(tmp_path):
     made.stop()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("how", [{"errors": 0.05}, {"seconds": 0.08}], ids=["5 % errors", "slow"])
 def test_a_model_that_turns_bad_at_ten_per_cent_loses_its_traffic_and_no_caller_notices(endpoint, how):
     """Sound while requests are copied to it only; so the breach is one of answers that callers wait for."""

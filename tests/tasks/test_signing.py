@@ -24,6 +24,8 @@ from tasks.storage.history import note_change
 from tasks.storage.manifest import Provenance
 from tasks.storage.store import find
 
+pytestmark = pytest.mark.unit
+
 BASE = "c" * 64
 
 
@@ -137,6 +139,7 @@ def test_every_change_of_the_files_is_named(home, tamper, expected):
     assert problems(home) == expected
 
 
+@pytest.mark.integration
 def test_a_seeded_sweep_of_flips_and_cuts_finds_no_hole(home):
     """One bit of every byte of bundle and statement, 300 seeded bytes of the files, and cuts of all of them."""
     dice = random.Random(20261121)

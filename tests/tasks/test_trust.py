@@ -13,6 +13,8 @@ from tasks.signing.keys import LocalKey, ensure_key, key_id, parse_public_key, p
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture(autouse=True)
 def unnamed(monkeypatch):

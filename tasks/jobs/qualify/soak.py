@@ -58,7 +58,16 @@ def _drops(tenths: Sequence[Outcome], where: Sequence[str], late: str) -> list[P
     if failed or len(tenths) < PARTS:
         status, said = (failed.status, failed.said) if failed else ("timed out", late)
         return [Probe(check="soak_drop", status=status, said=said)]
-    return [_drop(part, [tenth.rates[number].on_core for tenth in tenths]) for number, part in enumerate(where)]
+    found = []
+    for number, part in enumerate(where):
+        rates = [tenth.rates[number].on_core for tenth in tenths]
+        unknown = [tenth for tenth, rate in enumerate(rates, start=1) if not rate]
+        if unknown:  # the rank had its core for less than the clock can tell
+            said = f"the rate of tenth {unknown[0]} of {PARTS} is unknown: other work had the core all the time"
+            found.append(Probe(check="soak_drop", status="failed", where=part, said=said))
+        else:
+            found.append(_drop(part, rates))
+    return found
 
 
 def _drop(part: str, rates: Sequence[float]) -> Probe:

@@ -10,6 +10,8 @@ from tasks.compute.job import Failure, Job, JobState
 from tasks.errors import JobFailed, Missing
 from tasks.process import write_json
 
+pytestmark = pytest.mark.unit
+
 JOB = Job(name="train", token="4" * 32, program="p", settings={}, inputs={}, submission=2)
 
 

@@ -15,6 +15,8 @@ from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.ray_local import living_cluster, spec, start_local_cluster, stop_local_cluster
 
+pytestmark = pytest.mark.unit
+
 STARTER = """
 import sys
 from pathlib import Path

@@ -17,6 +17,8 @@ from tasks.process import read_json, write_json
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 
+pytestmark = pytest.mark.unit
+
 TOKEN = "5" * 32
 RETRY = RetryConfig(attempts=2, back_off_seconds=0.01)
 WATCH = WatchConfig(silent_minutes=0.005)

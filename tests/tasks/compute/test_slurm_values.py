@@ -20,6 +20,8 @@ from tasks.compute.slurm_states import bad_nodes, over_all, parse_sacct, parse_s
 from tasks.errors import Missing
 from tasks.process import write_json
 
+pytestmark = pytest.mark.unit
+
 JOB = Job(
     name="train",
     token="0123456789abcdef" * 4,
@@ -84,6 +86,7 @@ def test_rendered_script_is_as_it_was(name, job, section, monkeypatch):
     assert text == golden.read_text(), f"write it again if this is meant:\n{text}"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("beeond", [False, True])
 def test_whole_script_is_bash(tmp_path, beeond):
     scratch = ScratchConfig(path="/mnt/nvme", size_gib=100, beeond=beeond)
@@ -208,6 +211,7 @@ def test_machine_without_slurm_says_where_to_get_it(tmp_path, executables):
     assert "login node" in remedy
 
 
+@pytest.mark.integration
 def test_who_cancelled_is_told_where_there_is_accounting(tmp_path, executables):
     executables("squeue", "echo '7|headway-x-1|CANCELLED|None|15|0|n1|'")
     executables("sacct", "echo '7|headway-x-1|CANCELLED by 1000|None|0:15|n1'")
@@ -215,6 +219,7 @@ def test_who_cancelled_is_told_where_there_is_accounting(tmp_path, executables):
     assert (state.reason, state.failure) == ("cancelled in Slurm by 1000", "cancelled")
 
 
+@pytest.mark.integration
 def test_forgotten_job_is_unknown_while_accounting_gives_no_answer(tmp_path, executables):
     executables("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2", "exit 1")
     executables("sacct", "echo 'sacct: error: slurm_persist_conn_open: Connection refused' >&2", "exit 1")
@@ -227,6 +232,7 @@ def test_forgotten_job_is_unknown_while_accounting_gives_no_answer(tmp_path, exe
     assert backend.states(jobs)[0].state == "lost"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("said", "error", "match"),
     [
@@ -249,6 +255,7 @@ def test_what_only_a_cluster_with_accounts_refuses(tmp_path, executables, said, 
         backend.submit(JOB, tmp_path / "job")
 
 
+@pytest.mark.integration
 def test_secrets_and_steering_variables_do_not_reach_slurm(tmp_path, executables, monkeypatch):
     for name, value in {"MY_API_KEY": "abcdefghijklmnop", "SBATCH_PARTITION": "x", "SLURM_JOB_ID": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -260,6 +267,7 @@ def test_secrets_and_steering_variables_do_not_reach_slurm(tmp_path, executables
     assert (tmp_path / "job" / "job.sbatch").read_text().startswith("#!/bin/bash\n#SBATCH --job-name=headway-train-")
 
 
+@pytest.mark.integration
 def test_findings_of_a_cluster_with_and_without_containers(executables):
     executables("sinfo", "echo slurm 24.05.1")
     executables("scontrol", f"echo {shlex.quote(PARTITIONS)}")

@@ -14,6 +14,8 @@ from tasks.corpus import json_lines, reading
 from tasks.corpus.inputs import cut, find_shards, line_of
 from tasks.corpus.reading import documents, read_strictly, read_unit
 
+pytestmark = pytest.mark.unit
+
 GOOD = b'{"text": "fine"}\n'
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from tasks.corpus.inputs import Piece, cut, find_shards, kind_of, line_of
 
+pytestmark = pytest.mark.unit
+
 
 def write(path, data=b'{"text": "a"}\n'):
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,8 @@ from tasks.corpus.measures import (
 from tasks.corpus.words import CHUNK, ngrams, read_words
 from tasks.tokenizing.splits import split_of
 
+pytestmark = pytest.mark.unit
+
 ALPHABET = "abcXYZ 019_\t\n\r\x00\x1b\x7fäßéλжшאم\u0e01中文かな한글😀\ufffd“—€\u1ea1"
 
 

@@ -15,6 +15,8 @@ from tasks.corpus import json_lines, reading
 from tasks.corpus.inputs import cut, find_shards
 from tasks.corpus.reading import documents, read_strictly, read_unit
 
+pytestmark = pytest.mark.unit
+
 ODD = ["", "\r\n", "a\u2028b\u0085c\x0bd", "\ufffd\ufeff", "\0", "\U0001f600", " tail ", '"}\n{"', "\\"]
 
 

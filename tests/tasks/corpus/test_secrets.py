@@ -11,6 +11,8 @@ from support import STDLIB
 from tasks.corpus.measures import Texts
 from tasks.corpus.secrets import DETECTORS, STRIDE, Finding, detectors, find, is_iban, passes_luhn
 
+pytestmark = pytest.mark.unit
+
 LETTERS = (string.ascii_letters + string.digits) * 4
 
 

@@ -11,6 +11,8 @@ from tasks.drift.features import FORMAT, measure, together
 from tasks.drift.naming import may_be_told, tell
 from tasks.drift.vocabulary import open_vocabulary
 
+pytestmark = pytest.mark.unit
+
 
 def measured(*texts, vocabulary=None):
     return measure(list(texts), np.array([len(text) for text in texts]), vocabulary)

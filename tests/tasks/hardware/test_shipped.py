@@ -8,6 +8,8 @@ import pytest
 from tasks.hardware.files import FOLDER, find_sku, known_skus, read_sku
 from tasks.hardware.sku import load_sku
 
+pytestmark = pytest.mark.unit
+
 SKUS = {name: read_sku(path) for name, path in known_skus().items()}
 GPUS = {name: sku for name, sku in SKUS.items() if not name.startswith("local-")}
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")

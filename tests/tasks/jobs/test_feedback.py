@@ -14,6 +14,8 @@ from tasks.jobs.serving import feedback
 from tasks.jobs.serving.feedback import MOST_LABEL_SEGMENTS, router
 from tasks.serving_config import AnswersConfig
 
+pytestmark = pytest.mark.unit
+
 MODEL = "model/tiny@" + "a" * 64
 SECRET = "hwt_0123456789abcdefghijABCDEFGHIJ"
 

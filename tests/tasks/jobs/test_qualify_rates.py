@@ -23,6 +23,15 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+def known(which, measure):
+    """Rates of which any or all are known: on a busy machine, others may have the core for nearly all of a window."""
+    for _ in range(20):
+        rates = measure()
+        if which(rate.on_core for rate in rates):
+            break
+    return rates
+
+
 def test_a_short_measurement_has_one_window():
     assert len(matmul_windows(32, 0.1)) == 1
 
@@ -41,13 +50,13 @@ def test_other_work_on_its_core_is_not_a_slow_part():
         os.sched_setaffinity(0, core)
         for process in busy:
             os.sched_setaffinity(process.pid, core)
-        shared = matmul_windows(128, 1.5)
+        shared = known(any, lambda: matmul_windows(128, 1.5))
     finally:
         os.sched_setaffinity(0, own)
         for process in busy:
             process.kill()
             process.wait()
-    alone = max(window.on_core for window in matmul_windows(128, 1.5))
+    alone = max(window.on_core for window in known(any, lambda: matmul_windows(128, 1.5)))
     assert max(window.rate for window in shared) < 0.5 * alone
     assert max(window.on_core for window in shared) > 0.7 * alone
 
@@ -94,16 +103,28 @@ def test_arrays_are_beyond_the_caches_and_within_the_memory(tmp_path):
 
 def test_a_triad_counts_three_arrays_and_a_copy_two():
     """Both move bytes at the memory's rate, so they agree; counted alike they would be apart by half."""
-    triad, copy = memory.triad_and_copy(64 << 20, 1.0)
+    triad, copy = known(all, lambda: memory.triad_and_copy(64 << 20, 1.0))
     assert 0.3 < triad.on_core / copy.on_core < 3
 
 
 def test_a_soak_says_the_drop_and_each_tenth(tmp_path):
     soak.measure(bench(tmp_path, soak_seconds=0.5))
     found = probes(measured(tmp_path), "soak_drop")[0]
+    if found.status == "failed":  # on a busy machine
+        assert "is unknown: other work had the core" in found.said
+        return
     shares = [float(share) for share in found.said.partition(": ")[2].split(", ")]
     assert len(shares) == 10 and shares[0] == 1
     assert found.measured == pytest.approx(1 - shares[-1], abs=0.001)
+
+
+def test_a_tenth_without_a_rate_is_no_drop_and_no_error():
+    """Other work had the core for nearly all of a window: see measure_windows."""
+    parts = [[Rate(1, 1), Rate(1, 0)], *[[Rate(2, 2), Rate(2, 2)]] * 8, [Rate(1, 0.5), Rate(1, 1)]]
+    told, unknown = soak._drops([Outcome(tuple(tenth)) for tenth in parts], ("rank 0", "rank 1"), "late")
+    assert (told.status, told.measured, told.where) == ("measured", 0.5, "rank 0")
+    assert (unknown.status, unknown.measured, unknown.where) == ("failed", None, "rank 1")
+    assert "tenth 1 of 10 is unknown" in unknown.said
 
 
 def test_a_soak_that_is_cut_off_is_not_a_soak(tmp_path):

@@ -31,6 +31,8 @@ from training_runs import (
 from tasks import process
 from tasks.jobs.checkpoint_files import digest, manifests
 
+pytestmark = pytest.mark.unit
+
 TESTS = Path(__file__).parents[2]
 KILLS = 10
 STEP_SECONDS = 0.06
@@ -188,6 +190,7 @@ def kill_until_it_ends(job, dice, kills, attempt):
             (job / "landed").touch()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("seed", [9, *(pytest.param(n, marks=pytest.mark.soak) for n in range(100, 119))])
 def test_ten_kills_change_no_number(unbroken, forks, tokens, tmp_path, seed):
     """`kill -9` of a rank, of both, or of the process that writes checkpoints, in starts of one run that goes on each time."""
@@ -223,6 +226,7 @@ PHASES = (3, 8, 13, 18)
 """Of some thirty accesses to files that two checkpoints take: the shard, the receipt, the manifest, LATEST, the deletion."""
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "access", [pytest.param(n, marks=[] if n in PHASES else pytest.mark.soak) for n in range(1, 41)]
 )
@@ -243,6 +247,7 @@ def test_a_writer_that_dies_in_any_phase_leaves_a_whole_checkpoint(unbroken, for
 INTERVAL = 4
 
 
+@pytest.mark.integration
 def test_without_a_notice_at_most_one_interval_is_done_again(forks, tokens, tmp_path):
     """Where steps are slow enough that a save is committed well within an interval, which the files' own times say."""
     for pause in (0.1, 0.5, 2.0):  # a busy machine writes slowly
@@ -278,6 +283,7 @@ def seconds_to_commit(job):
     return [path.stat().st_mtime - recorded[int(path.parts[-3][5:])] for path in manifests(job / "checkpoints")]
 
 
+@pytest.mark.integration
 def test_a_crash_at_the_same_step_ends_after_three_starts_without_progress(tokens, tmp_path):
     """The small parent's rule, with the shipped launcher: progress is a new LATEST, and there is none after step 0."""
     crash = """
@@ -316,6 +322,7 @@ class Payload:
         return (os.mkdir, (str(self.mark),))
 
 
+@pytest.mark.integration
 def test_a_pickle_that_takes_a_shards_place_is_never_loaded(unbroken, forks, tmp_path):
     """Also where manifest and hashes were made to fit it."""
     job, mark = Path(shutil.copytree(unbroken, tmp_path / "job")), tmp_path / "loaded"

@@ -22,6 +22,8 @@ from tasks.planning.machine import Machine
 from tasks.planning.storages import CHOICES, STORAGES, capacity_for, storage_named
 from tasks.planning.storing import Need, choose_storage
 
+pytestmark = pytest.mark.unit
+
 H100 = Machine(
     name="ND H100 v5",
     gpu="H100",

@@ -18,6 +18,8 @@ from tasks.planning.communication import (
 )
 from tasks.planning.constants import Constants
 
+pytestmark = pytest.mark.unit
+
 PLAIN = Constants(bus_share=1.0, link_latency=0.0, network_latency=0.0, hop_latency=0.0)
 EIGHT = Link(ranks=8, bandwidth=200e9, latency=0.0, tree_latency=0.0, inside=200e9)
 

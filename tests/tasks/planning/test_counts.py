@@ -22,6 +22,8 @@ from tasks.planning.counts import (
 )
 from tasks.planning.prediction import Division
 
+pytestmark = pytest.mark.unit
+
 A100 = 312e12
 """Dense operations a second in bf16, as the papers divide by."""
 

@@ -17,6 +17,8 @@ from tasks.planning.failures import (
     spot_shares,
 )
 
+pytestmark = pytest.mark.unit
+
 HOURS = {row.name: row.gpu_hours for row in PUBLISHED}
 # GPUs, days, interruptions, and what that makes of GPU-hours each
 COUNTED = {

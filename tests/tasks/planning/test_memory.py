@@ -17,6 +17,8 @@ from tasks.planning.memory import judged, memory, memory_of_stage, needs, warnin
 from tasks.planning.prediction import GIB, Division, Memory
 from tasks.planning.states import states
 
+pytestmark = pytest.mark.unit
+
 USABLE = {"V100-32GB": 31.7, "A100-40GB": 39.4, "A100-80GB": 79.1, "H100": 79.1, "H200": 139.8}
 """GiB that torch says a device has."""
 PUBLISHED = yaml.safe_load((Path(__file__).parents[3] / "benchmarks" / "planning_memory.yaml").read_text())["cases"]

@@ -6,6 +6,8 @@ import pytest
 
 from tasks.planning.money import MachinePrice, Spending, StoragePrices, cost, hour_of_term, kept_in
 
+pytestmark = pytest.mark.unit
+
 A100 = MachinePrice(
     "Standard_ND96amsr_A100_v4", {"on-demand": 32.77, "spot": 3.6047}, "eastus", source="a list", date="2026-11-01"
 )

@@ -14,6 +14,8 @@ from tasks.planning.machine import Machine
 from tasks.planning.predict import predict
 from tasks.planning.prediction import Division, Prediction
 
+pytestmark = pytest.mark.unit
+
 GPT3 = {"layers": 96, "hidden": 12288, "heads": 96, "vocab": 51200}
 LLAMA3_8B = {
     "layers": 32,

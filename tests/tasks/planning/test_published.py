@@ -10,6 +10,8 @@ from benchmarks.planning import Run, read
 from tasks.planning.case import BatchOfCase, Case, ClusterOfCase
 from tasks.planning.possible import require_possible
 
+pytestmark = pytest.mark.unit
+
 RUNS = read()
 FAR = {"GPT-2 MI300X 2024"}
 """Papers that are further off than the goal; docs/planning.md says why."""

@@ -8,6 +8,8 @@ from tasks.hardware.sku import load_sku
 from tasks.planning.quota import Limits, Request, judge, of_usages, plain_family
 from tasks.prices.limits import keep_limits, read_limits
 
+pytestmark = pytest.mark.unit
+
 H100 = Request("Standard_ND96isr_H100_v5", "standardNDSH100v5Family", 96, 4)
 
 

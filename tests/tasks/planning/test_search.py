@@ -13,6 +13,8 @@ from tasks.planning.possible import require_possible
 from tasks.planning.predict import predict
 from tasks.planning.search import DEEPER, search
 
+pytestmark = pytest.mark.unit
+
 GPT3 = {"layers": 96, "hidden": 12288, "heads": 96, "vocab": 51200}
 LLAMA_8B = {
     "layers": 32,

@@ -14,6 +14,8 @@ from tasks.planning.simulation.bands import band, best_interval, default_runs, e
 from tasks.planning.simulation.settings import DAY, Failing, Replacing, Simulated, Slowing, spares_for
 from tasks.planning.simulation.training import simulate
 
+pytestmark = pytest.mark.unit
+
 HOUR = 3600.0
 PLAIN = Simulated(
     machines=64,

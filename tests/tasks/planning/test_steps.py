@@ -15,6 +15,8 @@ from tasks.planning.machine import Machine
 from tasks.planning.prediction import Division, StepTime
 from tasks.planning.steps import step_time
 
+pytestmark = pytest.mark.unit
+
 PERFECT = Constants(
     sustained=1.0,
     matmul_ridge=0.0,

@@ -11,6 +11,8 @@ from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement, Probe, TrainingPoint
 from tasks.qualification.verdicts import NodeVerdict
 
+pytestmark = pytest.mark.unit
+
 COMPUTE = config(*ONLY)
 
 

@@ -11,6 +11,8 @@ from tasks.qualification.measured import Row
 from tasks.qualification.pairs import EITHER
 from tasks.qualification.votes import blame
 
+pytestmark = pytest.mark.unit
+
 PAIRS = config("pairs")
 NODE = names(64)
 

@@ -9,6 +9,8 @@ from tasks.qualification.humps import Item, reference
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Probe
 
+pytestmark = pytest.mark.unit
+
 COMPUTE = config(*ONLY)
 
 

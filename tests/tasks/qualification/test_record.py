@@ -12,6 +12,8 @@ from tasks.qualification.recorded import collectives, limits
 from tasks.qualification_config import BenchmarkConfig
 from tasks.settings import digest
 
+pytestmark = pytest.mark.unit
+
 CPU = load_sku("local-cpu")
 CONFIG = BenchmarkConfig(checks=("compute", "collectives"))
 MB = 10**6

@@ -11,6 +11,8 @@ from tasks.qualification.measured import Measurement, Probe
 from tasks.qualification.remaining import remaining
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, PairVerdict
 
+pytestmark = pytest.mark.unit
+
 BOTH = config("collectives", "pairs")
 NODE = names(16)
 

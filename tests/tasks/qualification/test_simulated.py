@@ -3,6 +3,8 @@
 import pytest
 from simulated_clusters import Rates, Scenario, simulate
 
+pytestmark = pytest.mark.unit
+
 CLUSTERS, SEED = 10, 1
 
 

@@ -7,6 +7,8 @@ from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement, Row
 from tasks.qualification.merged import size
 
+pytestmark = pytest.mark.unit
+
 SWEEPS = config("collectives")
 
 

@@ -11,6 +11,8 @@ from token_material import AWKWARD, KINDS, make_tokenizer, words
 from tasks.tokenizing.engine import Encoded, Gigatoken, Tokenizers, choose, frame
 from tasks.tokenizing.tokenizer import open_tokenizer
 
+pytestmark = pytest.mark.unit
+
 TEXTS = {"small": [*AWKWARD[:10], *(words(5, i) for i in range(80))], "large": [words(4000, i) for i in range(5)]}
 
 

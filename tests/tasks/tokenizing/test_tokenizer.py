@@ -10,6 +10,8 @@ from token_material import AWKWARD, END, KINDS, make_tokenizer
 from tasks.tokenizing.engine import Tokenizers
 from tasks.tokenizing.tokenizer import open_tokenizer
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture(params=KINDS)
 def folder(request, tmp_path):
@@ -20,6 +22,7 @@ def test_size_end_and_tokens_are_those_of_auto_tokenizer(folder):
     _same_as_auto_tokenizer(folder)
 
 
+@pytest.mark.integration
 def test_the_usual_folders_need_no_transformers(folder):
     code = (
         "import sys; from tasks.tokenizing.tokenizer import open_tokenizer; "

@@ -38,7 +38,7 @@ def start(run, runtime, folder):
 
 @pytest.fixture
 def runtime(run, model):
-    made = ProcessRuntime(files=describe(model), named=REF, hang_seconds=1.0)
+    made = ProcessRuntime(files=describe(model), named=REF, hang_seconds=60.0)
     yield made
     run(made.close())
 
@@ -84,12 +84,13 @@ def test_a_segfault_in_a_request_is_told_at_once_and_the_model_comes_back(run, r
 @pytest.mark.parametrize("busy", [True, False], ids=["in a request", "with nothing to do"])
 def test_a_model_that_hangs_is_killed_and_comes_back(run, runtime, model, golden, monkeypatch, busy):
     monkeypatch.setenv("HEADWAY_MODEL_FAULT", "hang:sleep well")
+    runtime._hang_seconds = 2.0
     start(run, runtime, model)
     first = runtime.pid
 
     async def hang():
         if busy:
-            assert "said nothing for 1 s and was killed" in await gone(runtime, Ask("sleep well", 4))
+            assert "said nothing for 2 s and was killed" in await gone(runtime, Ask("sleep well", 4))
         else:
             os.kill(first, signal.SIGSTOP)
             await until(lambda: not runtime.up)

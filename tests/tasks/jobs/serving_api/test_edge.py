@@ -17,6 +17,8 @@ from tasks.jobs.serving.edge import Edge, send_json
 from tasks.jobs.serving.keys import require_guarded
 from tasks.serving_config import LimitsConfig
 
+pytestmark = pytest.mark.unit
+
 ASKED = {"prompt": "a"}
 
 
@@ -58,6 +60,7 @@ def bearer(key):
     return {"Authorization": f"Bearer {key}"}
 
 
+@pytest.mark.integration
 def test_without_keys_nobody_is_asked_and_with_the_first_everybody_is(tmp_path):
     app = edge(keys_file=keys_file(tmp_path))
     assert ask(app, ASKED).status_code == 200
@@ -88,6 +91,7 @@ def test_of_a_key_only_the_hash_is_kept(tmp_path):
         add_key(tmp_path, "headway")
 
 
+@pytest.mark.integration
 def test_a_file_of_keys_that_is_damaged_or_gone_lets_nobody_in(tmp_path):
     _, shown = add_key(tmp_path, "team-a")
     app = edge(keys_file=keys_file(tmp_path))
@@ -103,6 +107,7 @@ def test_a_file_of_keys_that_is_damaged_or_gone_lets_nobody_in(tmp_path):
         add_key(tmp_path, "team-b")
 
 
+@pytest.mark.integration
 def test_tokens_of_entra_are_taken_from_the_applications_that_are_listed(tmp_path):
     with authority.serving() as entra:
         app = edge(access=AccessConfig.model_validate({"entra": entra.settings()}), keys_file=keys_file(tmp_path))
