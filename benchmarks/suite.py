@@ -230,6 +230,7 @@ def main() -> int:
                         "rows": rows,
                         "tests": list(_lines(folder / "tests.jsonl")),
                         "starts": list(_lines(folder / "starts.jsonl")),
+                        "forks": list(_lines(folder / "forks.jsonl")),
                     }
                 )
             )
