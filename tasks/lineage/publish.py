@@ -191,10 +191,12 @@ class Publisher:
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        known = [v for v in self.client.search_model_versions(f"name='{name}'") if v.source == source]
-        version = known[0] if known else self._new_version(event, source)
-        self._point(name, event, str(version.version))
-        self._point_awaited(name, event["tags"].get("headway.ref"), str(version.version))
+        # MLflow compares nothing when it sets an alias: two publishers that look first and set then would undo each other's.
+        with process.locked(self.folder.parent.with_name("lineage.lock")):
+            known = [v for v in self.client.search_model_versions(f"name='{name}'") if v.source == source]
+            version = known[0] if known else self._new_version(event, source)
+            self._point(name, event, str(version.version))
+            self._point_awaited(name, event["tags"].get("headway.ref"), str(version.version))
 
     def _new_version(self, event: dict[str, Any], source: str) -> Any:
         tags = {**event["tags"], "headway.uri": event["uri"]}

@@ -9,6 +9,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tasks.lineage.links import TRAINING, run_page
 from tasks.lineage.publish import Publisher
 from tasks.lineage.spool import Spool, refused, sync, unpublished
 from tasks.lineage.words import RUN_PAGE, as_input, output_tags, surroundings_tags
-from tasks.process import boot_id, process_started, read_json, stop, write_json
+from tasks.process import boot_id, locked, process_started, read_json, stop, write_json
 
 ROOT = Path(__file__).parents[2]
 DATASET = {
@@ -274,19 +275,44 @@ def test_a_locked_database_is_waited_for(published, tracking, tmp_path):
     assert refused(tmp_path) == {}
 
 
-def test_an_alias_is_not_moved_back_by_a_spool_that_is_told_late(published, tracking, tmp_path):
-    _, client, *_ = published
+@pytest.fixture
+def crown(published, tmp_path):
+    """Publish a spool that registers one version and gives it an alias."""
 
-    def crown(uri, time, alias="champion", **more):
+    def publish(uri, time, alias="champion", name="late", **more):
         folder = tmp_path / "lineage" / uri
         folder.mkdir(parents=True)
         events = (published[2].folder / "events.jsonl").read_text().splitlines()[:2]
-        told = {"event": "register", "time": time, "name": "late", "alias": alias, "tags": {"headway.ref": uri}, **more}
+        told = {"event": "register", "time": time, "name": name, "alias": alias, "tags": {"headway.ref": uri}, **more}
         told |= {"uri": f"file:///{uri}", "run": json.loads(events[1])["run"]}
         lines = [*events, json.dumps(told), json.dumps({"event": "close", "time": time})]
         (folder / "events.jsonl").write_text("".join(line + "\n" for line in lines))
         Publisher(folder).follow()
 
+    return publish
+
+
+def test_two_publishers_at_once_do_not_undo_each_others_alias(published, crown, tmp_path):
+    """The older event is told by a publisher that has to wait while a newer one is told: it sees what that one wrote."""
+    client, older = published[1], threading.Thread(target=crown, args=("older", 1000), kwargs={"name": "raced"})
+    with locked(tmp_path / "lineage.lock"):
+        older.start()
+        client.create_registered_model("raced")
+        while not (tmp_path / "lineage" / "older" / "published.json").exists():
+            time.sleep(0.05)
+        newer = client.create_model_version("raced", "file:///newer")
+        client.set_registered_model_alias("raced", "champion", newer.version)
+        client.set_registered_model_tag("raced", "headway.champion_since", "2000")
+    older.join()
+    assert client.get_model_version_by_alias("raced", "champion").source == "file:///newer"
+    assert {version.source for version in client.search_model_versions("name='raced'")} == {
+        "file:///newer",
+        "file:///older",
+    }
+
+
+def test_an_alias_is_not_moved_back_by_a_spool_that_is_told_late(published, crown):
+    client = published[1]
     crown("first", 1000)
     crown("newest", 3000)
     crown("late", 2000)
