@@ -29,6 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FOLDER = "HEADWAY_SUITE_FOLDER"
+TOP = ("flows", "tasks", "deployments")
 PTH = f"""import os, sys; os.environ.get("{FOLDER}") and exec("import benchmarks.suite as suite; suite.announce()")\n"""
 COVERAGE = (
     "import os; os.environ.get('COVERAGE_PROCESS_START') and exec('import coverage; coverage.process_startup()')\n"
@@ -42,8 +43,9 @@ branch = true
 parallel = true
 sigterm = true
 concurrency = thread, multiprocessing
-source = flows, tasks, deployments
+source = {source}
 data_file = {data}
+context = ${{PYTEST_CURRENT_TEST-}}
 """
 
 
@@ -84,6 +86,10 @@ def pytest_runtest_protocol(item: Any, nextitem: Any) -> None:
     """Begin a test: what was used up to here belongs to those before it."""
     pytest_runtest_protocol.began = _now()  # type: ignore[attr-defined]
     pytest_runtest_protocol.needs = set()  # type: ignore[attr-defined]
+    if "COVERAGE_PROCESS_START" in os.environ:
+        import coverage
+
+        coverage.Coverage.current().switch_context(item.nodeid)  # type: ignore[union-attr]
 
 
 pytest_runtest_protocol.needs = set()  # type: ignore[attr-defined]
@@ -204,7 +210,7 @@ def main() -> int:
         data = folder / "data" / "coverage"
         if told.coverage:
             data.parent.mkdir()
-            config.write_text(COVERAGE_CONFIG.format(data=data))
+            config.write_text(COVERAGE_CONFIG.format(data=data, source=", ".join(str(ROOT / top) for top in TOP)))
             files[site / "headway_coverage.pth"] = COVERAGE
             environment["COVERAGE_PROCESS_START"] = str(config)
         for path, text in files.items():

@@ -256,6 +256,8 @@ def become(request: dict[str, Any]) -> None:
     sys.stderr = sys.__stderr__ = _text(2, "backslashreplace", unbuffered)
     sys.orig_argv = request["words"]
     _as_after_imports()
+    if "COVERAGE_PROCESS_START" in os.environ:
+        importlib.import_module("coverage").process_startup()
 
 
 def _out_of_the_way(received: list[int], wanted: list[int]) -> list[tuple[int, int]]:
