@@ -13,6 +13,7 @@ With --coverage, branch coverage of flows/, tasks/ and deployments/ is measured 
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import re
@@ -52,7 +53,15 @@ context = ${{PYTEST_CURRENT_TEST-}}
 def announce() -> None:
     """Note that this interpreter was started, and for which test. Called at its start by the `.pth` file."""
     argv = Path("/proc/self/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:300]
-    _append("starts", {"pid": os.getpid(), "argv": argv, "test": os.environ.get("PYTEST_CURRENT_TEST", "")})
+    told = {"pid": os.getpid(), "argv": argv, "test": os.environ.get("PYTEST_CURRENT_TEST", "")}
+    _append("starts", told)
+    atexit.register(_note_end, told)
+
+
+def _note_end(told: dict[str, Any]) -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    if os.getpid() == told["pid"]:
+        _append("ends", {**told, "seconds": used.ru_utime + used.ru_stime})
 
 
 def pytest_configure(config: Any) -> None:
@@ -236,6 +245,7 @@ def main() -> int:
                         "rows": rows,
                         "tests": list(_lines(folder / "tests.jsonl")),
                         "starts": list(_lines(folder / "starts.jsonl")),
+                        "ends": list(_lines(folder / "ends.jsonl")),
                         "forks": list(_lines(folder / "forks.jsonl")),
                     }
                 )

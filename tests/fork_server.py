@@ -99,8 +99,8 @@ class Server:
         self.known = known
         self.poll = select.poll()
         self.waiting: dict[int, tuple[socket.socket, int]] = {}  # by the connection's file: it, and the fork's number
-        self.forks: dict[int, tuple[int, socket.socket, dict[str, str]]] = {}
-        """By the fork's pidfd: its number, who waits, and its environment."""
+        self.forks: dict[int, tuple[int, socket.socket, dict[str, Any]]] = {}
+        """By the fork's pidfd: its number, who waits, and what was asked for."""
         self.owner = os.pidfd_open(int((Path(path).parent / "owner").read_text()))
         self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listening.bind(path + ".new")
@@ -131,6 +131,7 @@ class Server:
             return
         reason = self.unfit(request)
         if reason:
+            print(f"refused: {reason}: {' '.join(request['words'])[:200]}", flush=True)
             connection.sendall(json.dumps({"refused": reason}).encode())
             connection.close()
             for number in files:
@@ -148,7 +149,7 @@ class Server:
         for received in files:
             os.close(received)
         pidfd = os.pidfd_open(number)
-        self.forks[pidfd] = (number, connection, request["environment"])
+        self.forks[pidfd] = (number, connection, request)
         self.waiting[connection.fileno()] = (connection, number)
         self.poll.register(pidfd, select.POLLIN)
         with suppress(OSError):
@@ -176,13 +177,15 @@ class Server:
         return ""
 
     def ended(self, pidfd: int) -> None:
-        number, connection, environment = self.forks.pop(pidfd)
+        number, connection, request = self.forks.pop(pidfd)
         self.poll.unregister(pidfd)
         os.close(pidfd)
         _, status, used = os.wait4(number, 0)
         code = os.waitstatus_to_exitcode(status)
+        environment = request["environment"]
         if SUITE in environment:
-            told = {"test": environment.get("PYTEST_CURRENT_TEST", ""), "seconds": used.ru_utime + used.ru_stime}
+            told = {"test": environment.get("PYTEST_CURRENT_TEST", ""), "argv": " ".join(request["words"])[:300]}
+            told["seconds"] = used.ru_utime + used.ru_stime
             with open(Path(environment[SUITE]) / "forks.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(told) + "\n")
         if self.waiting.pop(connection.fileno(), None):
@@ -289,7 +292,8 @@ def _as_after_imports() -> None:
     if "torch" in sys.modules and os.environ.get("OMP_NUM_THREADS", "").isdigit():
         sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if "prefect.context" in sys.modules:
-        _refresh_prefect()
+        if any(name.startswith("PREFECT_") for name in os.environ):
+            _refresh_prefect()
         platform = sys.modules["deployments.platform.prefect_server"]
         platform.prepare = _followed_by(_refresh_prefect, platform.prepare)
 
@@ -339,6 +343,14 @@ def make_database() -> None:
     asyncio.run(importlib.import_module("prefect.server.database").provide_database_interface().create_db())
     Path(f"{made}.new").rename(made)
     os._exit(0)
+
+
+def make_command_line() -> None:
+    """Typer looks at every option of every command each time that it is called: here once."""
+    typer = importlib.import_module("typer.main")
+    app = importlib.import_module("deployments.cli.main").app
+    made, make = typer.get_command(app), typer.get_command
+    typer.get_command = lambda wanted: made if wanted is app else make(wanted)
 
 
 def _copy_database(wanted: Path) -> None:
@@ -393,6 +405,8 @@ def main(path: str) -> Server:
     others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if others:
         raise RuntimeError(f"imports started threads, which a fork has not: {', '.join(others)}")
+    if kind == "commands":
+        make_command_line()
     gc.freeze()
     gc.enable()
     if kind == "commands":

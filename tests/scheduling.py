@@ -1,7 +1,6 @@
-"""Which worker of pytest-xdist runs what: a file is one worker's, and files that need the finished lifecycle are two workers'.
+"""Which worker of pytest-xdist runs what: a file is one worker's; the files that need the finished lifecycle share one worker.
 
-So that lifecycle, of half a minute and more, is made twice, and half of those tests run beside the others. (Groups by mark: xdist
-3.8 changes ids, which pytest 9.2 does not heed.)
+So that lifecycle, of half a minute, is made once. (Groups by mark: xdist 3.8 changes ids, which pytest 9.2 does not heed.)
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).parents[1]
 NEEDS = re.compile(r"^def \w+\((?:home, |alone, )?done\b", re.MULTILINE)
-APART = ("deployments/", "flows/test_approval.py", "flows/test_retrain.py")
 
 
 class ByFile(LoadFileScheduling):
@@ -26,8 +24,7 @@ class ByFile(LoadFileScheduling):
 
 @cache
 def scope_of(file: str) -> str:
-    """The file itself, or the lifecycle that its tests share."""
+    """The file itself, or `done` for the files whose tests share the lifecycle."""
     path = ROOT / file
-    if not path.exists() or not NEEDS.search(path.read_text(encoding="utf-8")):
-        return file
-    return "done, apart" if file.removeprefix("tests/").startswith(APART) else "done"
+    needed = path.exists() and NEEDS.search(path.read_text(encoding="utf-8"))
+    return "done" if needed else file

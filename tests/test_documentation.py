@@ -5,6 +5,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import typer
+import typer.main
 
+from deployments.cli.main import app
 from deployments.cli.output import exit_code
 from tasks import errors
 
@@ -162,9 +166,35 @@ def test_the_commands_of_the_readme_make_what_it_says(checkout):
     assert (checkout.path / ".headway" / "prefect" / "credentials").read_text().startswith("headway:")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_commands_of_a_page_run(checkout, page):
     assert checkout.follow(page) == []
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
+def test_the_commands_of_a_page_are_commands_of_headway(page):
+    """Each is there, with its options and their values; `make long` runs them."""
+    wrong = []
+    for command in commands(page):
+        line = re.sub(r"\$\([^)]*\)", "made", command.line)
+        for words in re.findall(r"\bheadway ([^|;&><)]+)", line):
+            try:
+                understood(shlex.split(words))
+            except typer.TyperException as error:
+                wrong += [] if command.code == 2 else [f"{command.line}: {error.format_message()}"]
+    assert wrong == []
+
+
+def understood(words):
+    """What the command line makes of words; raises what `headway` would say of wrong ones. Runs nothing."""
+    group, name = typer.main.get_command(app), "headway"
+    context = group.make_context(name, words, resilient_parsing="--version" in words)
+    while hasattr(group, "commands") and (rest := [*context._protected_args, *context.args]):
+        name, group, words = group.resolve_command(context, rest)
+        context = group.make_context(name, words, parent=context, resilient_parsing="--help" in words)
+    return context.params
 
 
 def test_what_is_not_run_is_still_in_the_documents():
@@ -265,10 +295,6 @@ def test_every_page_that_a_module_points_to_exists():
 
 
 def test_every_command_and_option_of_headway_is_explained():
-    import typer.main
-
-    from deployments.cli.main import app
-
     text = README.read_text()
     group = typer.main.get_command(app)
     words = [f"{name} {below}" for name, one in group.commands.items() for below in getattr(one, "commands", {})]

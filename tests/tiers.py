@@ -25,7 +25,6 @@ LEFT_OUT = {"long": "make long", "soak": "make soak"}
 SLOWEST = (  # files, and scopes of scheduling.py
     "test_documentation.py",
     "done",
-    "done, apart",
     "tasks/compute/test_azureml.py",
     "tasks/jobs/test_training.py",
     "tasks/jobs/test_export_serve.py",

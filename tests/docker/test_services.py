@@ -55,6 +55,7 @@ def login_of(stand, service):
     return f"{told['MLFLOW_AUTH_ADMIN_USERNAME']}:{told['MLFLOW_AUTH_ADMIN_PASSWORD']}"
 
 
+@pytest.mark.long
 def test_prefect_stands_on_postgresql_and_asks_for_the_login(stand, servers, database):
     url = f"http://127.0.0.1:{stand.ports['prefect:4200']}"
     assert ask(f"{url}/api/flows/filter", data=b"{}", Content_Type="application/json")[0] == 401
@@ -66,6 +67,7 @@ def test_prefect_stands_on_postgresql_and_asks_for_the_login(stand, servers, dat
     assert sql(database, "prefect", password, "SELECT name FROM flow") == ["made-by-the-test"]
 
 
+@pytest.mark.long
 def test_the_page_of_prefect_calls_the_published_address_and_lies_where_the_image_may_write(stand, servers):
     url = f"http://127.0.0.1:{stand.ports['prefect:4200']}"
     assert json.loads(ask(f"{url}/ui-settings")[1])["api_url"] == f"{url}/api"
@@ -73,6 +75,7 @@ def test_the_page_of_prefect_calls_the_published_address_and_lies_where_the_imag
     assert [*(stand.folder / "prefect" / "tmp" / "prefect-ui").rglob("index.html")]
 
 
+@pytest.mark.long
 def test_mlflow_stands_on_postgresql_asks_for_the_login_and_takes_a_run(stand, servers, database, tmp_path):
     url = f"http://127.0.0.1:{stand.ports['mlflow:5000']}"
     told = stand.services["mlflow"]["environment"]
@@ -93,12 +96,14 @@ def test_mlflow_stands_on_postgresql_asks_for_the_login_and_takes_a_run(stand, s
     assert [*(stand.folder / "mlflow" / "var/lib/headway/artifacts").rglob("note.txt")]
 
 
+@pytest.mark.long
 def test_mlflow_answers_only_to_the_names_that_it_is_reached_by(stand, servers):
     url = f"http://127.0.0.1:{stand.ports['mlflow:5000']}/api/2.0/mlflow/experiments/search?max_results=5"
     assert ask(url, login=login_of(stand, "mlflow"), Host="evil.example")[0] == 403
     assert ask(url, login=login_of(stand, "mlflow"), data=b"{}", Origin="http://evil.example")[0] == 403
 
 
+@pytest.mark.long
 def test_each_user_of_the_databases_sees_only_its_own(stand, database):
     told = {name: stand.services[name]["environment"]["PGPASSWORD"] for name in ("prefect", "mlflow")}
     for user, other in (("prefect", "mlflow"), ("mlflow", "prefect")):
@@ -110,6 +115,7 @@ def test_each_user_of_the_databases_sees_only_its_own(stand, database):
         assert "password authentication failed" in sql(database, user, told[other], "SELECT 1")
 
 
+@pytest.mark.long
 def test_a_password_stands_in_no_list_of_processes(stand, servers):
     secrets = dict(line.split("=", 1) for line in (stand.folder / "env").read_text().splitlines())
     said = subprocess.run(["ps", "-e", "-ww", "-o", "args="], capture_output=True, text=True, check=True).stdout
@@ -187,6 +193,7 @@ def workers(stand):
     return [one["status"] for one in json.loads(said)] if status == 200 else []
 
 
+@pytest.mark.long
 def test_headway_up_registers_the_deployments_keeps_the_worker_and_stops_with_its_container(stand, servers):
     running = stand.start("headway")
     try:

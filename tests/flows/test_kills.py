@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 
+import psutil
 import pytest
 from support import HEADWAY, publish_tiny
 
@@ -88,6 +89,65 @@ def test_a_killed_orchestrator_leaves_the_job_and_the_next_one_adopts_it(home, t
     assert [record["step"] for record in records(folder)] == list(range(1, 241))
 
 
+def test_whatever_ends_a_run_the_same_command_goes_on(home, training):
+    """One training: SIGTERM, a cancellation in Prefect whose server was killed before, Ctrl-C on a terminal."""
+    command, folder, words = training(21, after_step=5)
+    pids = rank_pids(folder)
+    command.terminate()
+    out, _ = command.communicate(timeout=60)
+    assert command.returncode == 130 and json.loads(out)["status"] == "cancelled"
+    assert not any(map(is_running, pids))
+
+    command = home.start(*words, "--json")
+    pids = trained_again(folder, pids)
+    kill_prefect(home)
+    cancel_in_prefect(home)
+    out, _ = command.communicate(timeout=60)
+    assert command.returncode == 130 and json.loads(out)["error"]["type"] == "Cancelled"
+    assert not any(map(is_running, pids))
+
+    pid, shown = on_a_terminal(home, *words)
+    pids = trained_again(folder, pids)
+    shown.answer("\x03")
+    wait_until(lambda: "[y/N]" in shown.text)
+    shown.answer("n\n")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    assert all(map(is_running, pids)) or (folder / "result.json").exists()
+    job = home.ok(*words).stage("train")["job"]
+    assert (job["adopted"], job["submissions"]) == (True, 3)
+    assert set(last_by_step(folder)) == set(range(1, 241))
+
+
+def trained_again(folder, before):
+    """The ranks of a new submission, once they train."""
+    known = len(records(folder))
+    wait_until(lambda: rank_pids(folder) != before and len(records(folder)) > known + 3)
+    return rank_pids(folder)
+
+
+def kill_prefect(home):
+    """End the server below its small parent, and wait until that has started it again."""
+    parent = psutil.Process(json.loads((home.path / "prefect" / "handle.json").read_text())["pid"])
+    children = parent.children()
+    for child in children:
+        child.kill()
+    wait_until(lambda: {child.pid for child in parent.children()} - {child.pid for child in children})
+
+
+def cancel_in_prefect(home):
+    server = json.loads((home.path / "prefect" / "server.json").read_text())
+
+    def cancel():
+        try:
+            newest = prefect(home, server, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})[0]
+            state = {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": True}
+            return prefect(home, server, f"flow_runs/{newest['id']}/set_state", state)
+        except OSError:  # it is not back yet
+            return None
+
+    wait_until(cancel)
+
+
 @pytest.mark.long
 def test_a_killed_rank_resumes_and_every_number_is_that_of_an_unbroken_run(home, training):
     command, folder, words = training(12, after_step=30)
@@ -121,10 +181,7 @@ def test_sigterm_stops_the_job_and_the_next_run_goes_on_from_its_checkpoint(home
 def test_cancelling_the_flow_run_in_prefect_reaches_the_job(home, training):
     command, folder, _ = training(14, after_step=5)
     pids = rank_pids(folder)
-    server = json.loads((home.path / "prefect" / "server.json").read_text())
-    newest = prefect(home, server, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})[0]
-    state = {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": True}
-    prefect(home, server, f"flow_runs/{newest['id']}/set_state", state)
+    cancel_in_prefect(home)
     out, _ = command.communicate(timeout=60)
     assert command.returncode == 130 and json.loads(out)["error"]["type"] == "Cancelled"
     assert not any(map(is_running, pids))
@@ -224,22 +281,27 @@ def test_another_home_can_use_the_same_machine_at_once(fresh):
 @pytest.mark.parametrize("answer, keeps", [("n", True), ("y", False)])
 def test_ctrl_c_on_a_terminal_asks_whether_the_job_stops_too(home, done, answer, keeps):
     known = set(home.path.glob("jobs/train-*"))
-    words = ("-c", "tiny", "--set", f"training.seed={16 + keeps}", *TRAINING)
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(HEADWAY, ["headway", "retrain", *words], home.environment() | {"TERM": "xterm"})
-    shown = Shown(terminal)
+    words = ("retrain", "-c", "tiny", "--set", f"training.seed={16 + keeps}", *TRAINING)
+    pid, shown = on_a_terminal(home, *words)
     folder = wait_until(lambda: next(iter(set(home.path.glob("jobs/train-*")) - known), None))
     wait_until(lambda: newest_step(folder) >= 5)
     pids = rank_pids(folder)
-    os.write(terminal, b"\x03")
+    shown.answer("\x03")
     wait_until(lambda: "[y/N]" in shown.text)
-    os.write(terminal, answer.encode() + b"\n")
+    shown.answer(f"{answer}\n")
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 130
     assert all(map(is_running, pids)) == keeps or (keeps and (folder / "result.json").exists())
-    job = home.ok("retrain", *words).stage("train")["job"]
+    job = home.ok(*words).stage("train")["job"]
     assert (job["adopted"], job["submissions"]) == ((True, 1) if keeps else (False, 2))
+
+
+def on_a_terminal(home, *words):
+    """Start a command on a terminal of its own: its pid, and what it shows."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(HEADWAY, ["headway", *words], home.environment() | {"TERM": "xterm"})
+    return pid, Shown(terminal)
 
 
 class Shown(threading.Thread):
@@ -249,6 +311,9 @@ class Shown(threading.Thread):
         super().__init__(daemon=True)
         self.terminal, self.text = terminal, ""
         self.start()
+
+    def answer(self, text):
+        os.write(self.terminal, text.encode())
 
     def run(self):
         while True:

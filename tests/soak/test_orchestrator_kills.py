@@ -81,7 +81,7 @@ print(run(job, backend=Dying(config), folder=base / "job", journal=Journal(open_
 """
 
 
-@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("number", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.long) for n in range(3, 10))])
 def test_killed_orchestrators_leave_one_job(tmp_path, number):
     one_round(tmp_path, f"1-{number}")
 

@@ -31,7 +31,7 @@ def service(tmp_path_factory):
     "rounds",
     [pytest.param(10, id="ten"), pytest.param(ROUNDS, id="all", marks=[pytest.mark.soak, pytest.mark.timeout(7200)])],
 )
-@pytest.mark.parametrize("kind", ["local", "versions"])
+@pytest.mark.parametrize("kind", ["local", pytest.param("versions", marks=pytest.mark.long)])
 def test_a_killed_publisher_leaves_nothing_torn_and_nothing_lost(kind, rounds, request, tmp_path):
     dice = random.Random(f"{SEED}-{kind}")
     with standing(kind, tmp_path / "home", lambda: request.getfixturevalue("service")) as stand:

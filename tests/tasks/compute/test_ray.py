@@ -300,8 +300,8 @@ def test_a_machine_that_dies_in_the_middle_is_named_and_nothing_is_left_on_the_o
         supervise(base / "again", job(base, "f", nodes=2), backend)
 
 
-def wait_for(done, *, timeout=150):
+def wait_for(condition, *, timeout=150):
     deadline = time.monotonic() + timeout
-    while not done():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)

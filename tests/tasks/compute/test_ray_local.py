@@ -72,8 +72,8 @@ def test_a_home_with_a_long_path_has_its_sockets_elsewhere(tmp_path):
         short.rmdir()
 
 
-def wait_for(done, *, timeout=150):
+def wait_for(condition, *, timeout=150):
     deadline = time.monotonic() + timeout
-    while not done():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -34,8 +34,9 @@ def test_a_sample_of_unchanged_windows_gives_few_alarms(sample):
 
 
 @pytest.mark.parametrize("shift", SHIFTS)
-def test_a_sample_of_planted_shifts_is_found(sample, shift):
-    assert all(drifts(planted(sample, shift, SEED * 1000 + trial, splits=200)) for trial in range(5))
+@pytest.mark.parametrize("trials", [1, pytest.param(5, marks=pytest.mark.long)])
+def test_a_sample_of_planted_shifts_is_found(sample, shift, trials):
+    assert all(drifts(planted(sample, shift, SEED * 1000 + trial, splits=200)) for trial in range(trials))
 
 
 @pytest.mark.parametrize("sizes", [(1000, 1000), (2000, 300), (150, 1000)], ids=lambda sizes: "-".join(map(str, sizes)))

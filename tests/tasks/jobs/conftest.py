@@ -4,9 +4,9 @@ import pytest
 from training_runs import Forks, write_tokens
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def forks():
-    """Runs a job to its end, on ranks forked from a process that has imported torch already."""
+    """Runs a job to its end, on ranks forked from a process that has imported torch already; one a worker."""
     started = Forks()
     yield started
     started.close()

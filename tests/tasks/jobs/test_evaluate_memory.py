@@ -115,6 +115,7 @@ def test_labels_and_what_is_written_are_those_of_the_whole(measured, in_parts, t
     assert len({tuple(row) for row in [*greedy, *drawn]}) > 3
 
 
+@pytest.mark.long
 def test_a_long_window_of_a_large_vocabulary_takes_bounded_memory(tmp_path):
     """2 GiB of logits, in the memory of a part: the peak of the process with and without them is compared."""
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}

@@ -61,6 +61,7 @@ def said(node, *, timeout=150):
     return node.returncode, text
 
 
+@pytest.mark.long
 def test_two_nodes_make_a_cluster_and_run_the_job(tmp_path):
     first, second = start_nodes(tmp_path / "job")
     code, text = said(first)

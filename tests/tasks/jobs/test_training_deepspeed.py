@@ -90,7 +90,7 @@ def differences(job, other):
     return [abs(ours[step][0] - theirs[step][0]) for step in ours]
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_killed_and_resumed_it_has_the_losses_of_torch_and_writes_its_network(stage, launch, left_over, with_torch):
     job = left_over(stage)
     assert launch(job, attempt=2) == [0, 0], said_by(job)

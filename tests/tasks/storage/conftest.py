@@ -4,7 +4,10 @@ import azurite as emulator
 import pytest
 from store_stand import KINDS, LIVE, standing
 
-ACCOUNT_NAMED = pytest.mark.skipif(not LIVE, reason="HEADWAY_AZURE_TEST_ACCOUNT names no account")
+MARKS = {
+    "live": pytest.mark.skipif(not LIVE, reason="HEADWAY_AZURE_TEST_ACCOUNT names no account"),
+    "faulty": pytest.mark.long,  # single faults, and many one after the other, are test_faults.py's
+}
 
 
 @pytest.fixture(scope="session")
@@ -13,7 +16,7 @@ def azurite(tmp_path_factory):
         yield running
 
 
-@pytest.fixture(params=[pytest.param(kind, marks=ACCOUNT_NAMED) if kind == "live" else kind for kind in KINDS])
+@pytest.fixture(params=[pytest.param(kind, marks=MARKS.get(kind, ())) for kind in KINDS])
 def stand(request, tmp_path):
     """A store with all that stands behind it: of every kind, unless the test says of which."""
     with standing(request.param, tmp_path / "home", lambda: request.getfixturevalue("azurite")) as made:
