@@ -13,7 +13,6 @@ With --coverage, branch coverage of flows/, tasks/ and deployments/ is measured 
 from __future__ import annotations
 
 import argparse
-import atexit
 import json
 import os
 import re
@@ -22,6 +21,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -53,15 +53,7 @@ context = ${{PYTEST_CURRENT_TEST-}}
 def announce() -> None:
     """Note that this interpreter was started, and for which test. Called at its start by the `.pth` file."""
     argv = Path("/proc/self/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:300]
-    told = {"pid": os.getpid(), "argv": argv, "test": os.environ.get("PYTEST_CURRENT_TEST", "")}
-    _append("starts", told)
-    atexit.register(_note_end, told)
-
-
-def _note_end(told: dict[str, Any]) -> None:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    if os.getpid() == told["pid"]:
-        _append("ends", {**told, "seconds": used.ru_utime + used.ru_stime})
+    _append("starts", {"pid": os.getpid(), "argv": argv, "test": os.environ.get("PYTEST_CURRENT_TEST", "")})
 
 
 def pytest_configure(config: Any) -> None:
@@ -172,6 +164,49 @@ def _busy() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
+class Programs(threading.Thread):
+    """Looks every second at what each process of this machine has used: killed ones are counted too, up to the last look."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.used: dict[tuple[str, str], tuple[str, float]] = {}
+        """By the process's number and start: its program, and seconds."""
+
+    def run(self) -> None:
+        while True:
+            self.look()
+            time.sleep(1)
+
+    def look(self) -> None:
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+                words = stat.with_name("cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:  # it ended
+                continue
+            seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            self.used[stat.parent.name, fields[19]] = (program(words), seconds)
+
+    def seconds(self) -> dict[str, float]:
+        """Processor seconds by program, the most first."""
+        total: dict[str, float] = defaultdict(float)
+        for name, used in list(self.used.values()):
+            total[name] += used
+        return dict(sorted(total.items(), key=lambda pair: -pair[1]))
+
+
+def program(words: list[str]) -> str:
+    """What a command line runs: a module, a command of headway, a file, or the beginning of a text."""
+    names = [word.rpartition("/")[2] for word in words[:3]]
+    if "headway" in names[:2]:
+        return f"headway {words[names.index('headway') + 1] if len(words) > 2 else ''}"
+    if "-m" in words[:4]:
+        return words[words.index("-m") + 1]
+    if "fork_server.py" in names:
+        return f"fork of {words[2].rpartition('/')[2]}"
+    return " ".join(names)[:60]
+
+
 def show(rows: list[dict[str, Any]], *, top: int) -> None:
     """Print the longest files, and the sum of all."""
     total = {"file": f"all {len(rows)} files", **{key: sum(row[key] for row in rows) for key in COLUMNS}}
@@ -224,6 +259,8 @@ def main() -> int:
             environment["COVERAGE_PROCESS_START"] = str(config)
         for path, text in files.items():
             path.write_text(text)
+        programs = Programs()
+        programs.start()
         began, busy = time.monotonic(), _busy()
         try:
             code = subprocess.run(
@@ -235,6 +272,7 @@ def main() -> int:
         wall, cores = time.monotonic() - began, _busy() - busy
         rows = table(folder)
         show(rows, top=told.top)
+        print(*(f"{seconds:9.1f} s  {name}" for name, seconds in list(programs.seconds().items())[:30]), sep="\n")
         print(f"wall {wall:.0f} s, processor time of the whole machine {cores:.0f} s, pytest ended with {code}")
         if told.json:
             told.json.write_text(
@@ -245,8 +283,9 @@ def main() -> int:
                         "rows": rows,
                         "tests": list(_lines(folder / "tests.jsonl")),
                         "starts": list(_lines(folder / "starts.jsonl")),
-                        "ends": list(_lines(folder / "ends.jsonl")),
+                        "programs": programs.seconds(),
                         "forks": list(_lines(folder / "forks.jsonl")),
+                        "refused": list(_lines(folder / "refused.jsonl")),
                     }
                 )
             )

@@ -131,8 +131,8 @@ class Server:
             return
         reason = self.unfit(request)
         if reason:
-            print(f"refused: {reason}: {' '.join(request['words'])[:200]}", flush=True)
-            connection.sendall(json.dumps({"refused": reason}).encode())
+            note(request, "refused", why=reason)
+            say(connection, {"refused": reason})
             connection.close()
             for number in files:
                 os.close(number)
@@ -153,7 +153,7 @@ class Server:
         self.waiting[connection.fileno()] = (connection, number)
         self.poll.register(pidfd, select.POLLIN)
         with suppress(OSError):
-            connection.sendall(json.dumps({"pid": number}).encode())
+            say(connection, {"pid": number})
         self.poll.register(connection, select.POLLIN)
 
     def unfit(self, request: dict[str, Any]) -> str:
@@ -182,16 +182,11 @@ class Server:
         os.close(pidfd)
         _, status, used = os.wait4(number, 0)
         code = os.waitstatus_to_exitcode(status)
-        environment = request["environment"]
-        if SUITE in environment:
-            told = {"test": environment.get("PYTEST_CURRENT_TEST", ""), "argv": " ".join(request["words"])[:300]}
-            told["seconds"] = used.ru_utime + used.ru_stime
-            with open(Path(environment[SUITE]) / "forks.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps(told) + "\n")
+        note(request, "forks", seconds=used.ru_utime + used.ru_stime)
         if self.waiting.pop(connection.fileno(), None):
             self.poll.unregister(connection)
             with suppress(OSError):
-                connection.sendall(json.dumps({"code": code}).encode())
+                say(connection, {"code": code})
             connection.close()
 
     def left(self, file: int) -> None:
@@ -206,6 +201,19 @@ class Server:
         for number, _, _ in self.forks.values():
             with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
+
+
+def say(connection: socket.socket, answer: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def note(request: dict[str, Any], name: str, **more: Any) -> None:
+    """Tell benchmarks/suite.py of a fork, where it measures."""
+    environment = request["environment"]
+    if SUITE in environment:
+        told = {"test": environment.get("PYTEST_CURRENT_TEST", ""), "argv": " ".join(request["words"])[:300], **more}
+        with open(Path(environment[SUITE]) / f"{name}.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(told) + "\n")
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:

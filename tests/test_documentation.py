@@ -202,6 +202,7 @@ def test_what_is_not_run_is_still_in_the_documents():
     assert [start for start in NOT_RUN if not any(line.startswith(start) for line in lines)] == []
 
 
+@pytest.mark.long
 def test_the_files_that_pages_describe_hold_the_fields_that_they_name(checkout):
     described = [(names(file)[0], names(cell)) for page in PAGES for file, cell in rows(page, "file", "holds")]
     assert len(described) > 15

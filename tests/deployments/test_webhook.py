@@ -341,7 +341,7 @@ class TestStorage:
             assert json.loads(row["data"])["bytes"] == 5 and row["name"] == "data.arrived"
             assert len(eventually(lambda: stand.rows(status="duplicate"))) == 1
             assert any("gone" in reason for reason in stand.refusals(2))
-            assert waiting(stand) == 0
+            eventually(lambda: waiting(stand) == 0)
 
     def test_a_kill_between_answer_and_work_loses_nothing(self, blobs, proxy, tmp_path):
         """The bridge takes an event while storage is away, and is killed; the next one finishes it, once."""

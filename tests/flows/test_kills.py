@@ -121,8 +121,15 @@ def test_whatever_ends_a_run_the_same_command_goes_on(home, training):
 def trained_again(folder, before):
     """The ranks of a new submission, once they train."""
     known = len(records(folder))
-    wait_until(lambda: rank_pids(folder) != before and len(records(folder)) > known + 3)
-    return rank_pids(folder)
+
+    def pids():
+        try:
+            return rank_pids(folder)
+        except FileNotFoundError:  # its new submission is about to begin
+            return before
+
+    wait_until(lambda: pids() != before and len(records(folder)) > known + 3)
+    return pids()
 
 
 def kill_prefect(home):

@@ -82,7 +82,8 @@ def hand_over(socket_path, position):
         [len(text).to_bytes(8, "little")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))]
     )
     connection.sendall(text)
-    answer = json.loads(connection.recv(200) or b'{"refused": "gone"}')
+    answers = connection.makefile("rb")  # a fork may have ended before its start is read here: two lines
+    answer = json.loads(answers.readline() or b'{"refused": "gone"}')
     if "refused" in answer:
         connection.close()
         return
@@ -93,11 +94,9 @@ def hand_over(socket_path, position):
     for number in files:
         if number > 2:
             _close(number)
-    end = b""
-    while not end:
-        end = connection.recv(200)
-        if not end:
-            os._exit(255)  # the server is gone, and its forks with it
+    end = answers.readline()
+    if not end:
+        os._exit(255)  # the server is gone, and its forks with it
     code = json.loads(end)["code"]
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code not in (9, 19) else None

@@ -94,6 +94,7 @@ import resource, sys
 from tasks.jobs.training.saves import Saves
 save = Saves.save
 def limited(self, tier, *, step, consumed_samples):
+    self.saver.wait()  # a save that is due while the one before is written is skipped
     full = {full}
     limit = 2000 if full else resource.RLIM_INFINITY
     if self.saver.writing.rank == 1:
