@@ -171,6 +171,8 @@ class Programs(threading.Thread):
         super().__init__(daemon=True)
         self.used: dict[tuple[str, str], tuple[str, float]] = {}
         """By the process's number and start: its program, and seconds."""
+        self.look()
+        self.before = dict(self.used)
 
     def run(self) -> None:
         while True:
@@ -190,8 +192,8 @@ class Programs(threading.Thread):
     def seconds(self) -> dict[str, float]:
         """Processor seconds by program, the most first."""
         total: dict[str, float] = defaultdict(float)
-        for name, used in list(self.used.values()):
-            total[name] += used
+        for process, (name, used) in list(self.used.items()):
+            total[name] += used - self.before.get(process, ("", 0.0))[1]
         return dict(sorted(total.items(), key=lambda pair: -pair[1]))
 
 

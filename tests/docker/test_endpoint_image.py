@@ -140,6 +140,7 @@ def test_a_variant_in_the_mounted_folder_answers_when_the_model_cannot(installed
         running.stop()
 
 
+@pytest.mark.long
 def test_variants_are_no_rungs_where_nobody_wants_degraded_answers(installed, model, tmp_path):
     folder = with_a_variant(model, tmp_path / "model")
     port, running = start(tmp_path / "run", installed, folder, DEGRADE="false")

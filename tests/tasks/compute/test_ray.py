@@ -170,6 +170,7 @@ def test_a_killed_orchestrators_job_is_adopted_and_not_submitted_again(stand, ba
     ]
 
 
+@pytest.mark.long
 def test_two_submitters_of_one_submission_make_one_job(stand, base, backend):
     """Two at once can both fail in Ray (ray-project/ray#31356)."""
     work, handles = job(base, "3"), []
@@ -200,7 +201,7 @@ def test_cancelling_leaves_no_process_on_any_machine(stand, base, backend):
     assert backend.states([(handle, base / "job")])[0].reason == "cancelled"
 
 
-@pytest.mark.parametrize("who", ["driver", "actor"])
+@pytest.mark.parametrize("who", ["driver", pytest.param("actor", marks=pytest.mark.long)])
 def test_a_killed_driver_or_actor_takes_all_processes_with_it(stand, base, backend, who):
     """Neither can say goodbye: what an actor started dies with it, and the actors with their driver."""
     handle = backend.submit(job(base, "de"[who == "actor"], nodes=2), base / "job")

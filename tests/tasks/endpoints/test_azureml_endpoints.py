@@ -117,7 +117,10 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("step", STEPS)
+ONCE_MORE = ("the endpoint's look", "model asset", "environment", "keys")
+
+
+@pytest.mark.parametrize("step", [pytest.param(name, marks=[pytest.mark.long] * (name in ONCE_MORE)) for name in STEPS])
 def test_a_failure_at_a_step_reverts(service, tmp_path, step):
     deploy(tmp_path, ONE, service.url)
     trouble = STEPS[step]

@@ -151,7 +151,14 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("how", BAD.values(), ids=BAD)
+ONCE_MORE = ("lies about its health", "slow only under load", "says something else")
+"""What judge and gateway have tests of their own for."""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(how, id=name, marks=[pytest.mark.long] * (name in ONCE_MORE)) for name, how in BAD.items()],
+)
 def test_a_bad_model_loses_its_traffic_within_30_seconds_and_no_caller_notices(endpoint, how):
     endpoint.serve(seconds=0.005)
     traffic = endpoint.beside(**how)
@@ -223,8 +230,11 @@ def killed_and_settled(endpoint, at, after):
     return code
 
 
+SAMPLE = random.Random(SEED).sample([(n, w) for n in range(WRITES) for w in (0, 1)], 3)
+
+
 @pytest.mark.parametrize(
-    ("at", "after"), random.Random(SEED).sample([(n, w) for n in range(WRITES) for w in (0, 1)], 3)
+    ("at", "after"), [SAMPLE[0], *(pytest.param(*one, marks=pytest.mark.long) for one in SAMPLE[1:])]
 )
 def test_a_deployer_that_is_killed_at_a_step_is_finished_or_reverted_by_the_next_start(endpoint, at, after):
     assert killed_and_settled(endpoint, at, after) == -9

@@ -52,6 +52,7 @@ def throttled(pid, *, stopped=0.15, running=0.05):
         working.join()
 
 
+@pytest.mark.long
 def test_a_throttled_rank_is_slower_than_its_peer(tmp_path):
     """Tried again on a busy machine, where the free one may be slowed down as much."""
     for number in range(3):

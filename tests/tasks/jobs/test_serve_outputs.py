@@ -196,7 +196,9 @@ def change(folder):
     flip(folder / "model.onnx")
 
 
-@pytest.mark.parametrize("spoil", [one_more, one_less, change])
+@pytest.mark.parametrize(
+    "spoil", [change, *(pytest.param(one, marks=pytest.mark.long) for one in (one_more, one_less))]
+)
 def test_a_new_server_reads_no_file_that_it_was_not_handed(endpoint, model, copy, spoil):
     before = deploy(endpoint, model)
     files, golden = files_of(copy), read_json(copy / "golden.json")
