@@ -8,6 +8,7 @@ import time
 from contextlib import contextmanager
 
 import numpy as np
+import pytest
 from bench_stand import bench, launched, measured, pid_of, probes, settings
 
 from tasks.jobs.benchmark import GROUPS, run
