@@ -253,6 +253,19 @@ def test_configuration_is_what_the_classes_say():
     assert made["PAGE"].read_text() == made["render"](), "run: python docs/make_configuration.py"
 
 
+@pytest.mark.unit
+def test_every_promise_has_its_test_in_make_test():
+    """Each test of the table is there, and neither it nor all of its cases are left to `make long` or `make soak`."""
+    told = [test for _, cell in rows(ROOT / "docs" / "testing.md", "promise", "tests") for test in names(cell)]
+    wrong = []
+    for test in told:
+        file, _, name = test.partition("::")
+        found = re.search(rf"^((?:@.*\n(?:[ )].*\n)*)*)def {name}\(", (ROOT / file).read_text(), re.MULTILINE)
+        if not found or re.search(r"^@pytest\.mark\.(long|soak)", found[1], re.MULTILINE):
+            wrong.append(test)
+    assert len(told) > 30 and wrong == []
+
+
 def test_every_link_leads_somewhere():
     wrong = []
     for page in DOCUMENTS:
