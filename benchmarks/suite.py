@@ -187,7 +187,11 @@ class Programs(threading.Thread):
             except OSError:  # it ended
                 continue
             seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-            self.used[stat.parent.name, fields[19]] = (program(words), seconds)
+            process = stat.parent.name, fields[19]
+            name = (
+                program(words) or self.used.get(process, ("", 0.0))[0]
+            )  # one that ended and waits for its parent has no words
+            self.used[process] = (name, seconds)
 
     def seconds(self) -> dict[str, float]:
         """Processor seconds by program, the most first."""

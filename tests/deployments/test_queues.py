@@ -138,7 +138,7 @@ def test_many_shuffled_messages_give_one_accepted_event_a_version(queues, own, t
     assert set(accepted) == current
     numbers = {row["number"] for row in rows(ledger, status="accepted")}
     repeated = rows(ledger, status="duplicate")
-    assert len(repeated) == 750
+    assert len(repeated) == 3 * blobs
     assert {row["of"] for row in repeated} <= numbers
 
 

@@ -14,7 +14,8 @@ import psutil
 import pytest
 from support import HEADWAY, publish_tiny
 
-TRAINING = ("--set", "training.steps=240", "--to", "train")
+STEPS, LONGER = 240, 1200
+TRAINING = ("--set", f"training.steps={STEPS}", "--to", "train")
 FINISHED = ("validate", "preprocess", "benchmark", "plan")
 
 
@@ -23,9 +24,18 @@ def training(home, done):
     """Starts a training run of its own (by its seed), and returns the command and its job folder once it trains."""
     started = []
 
-    def start(seed, *, after_step):
+    def start(seed, *, after_step, steps=STEPS):
         known = set(home.path.glob("jobs/train-*"))
-        words = ("retrain", "-c", "tiny", "--set", f"training.seed={seed}", *TRAINING)
+        words = (
+            "retrain",
+            "-c",
+            "tiny",
+            "--set",
+            f"training.seed={seed}",
+            *TRAINING,
+            "--set",
+            f"training.steps={steps}",
+        )
         command = home.start(*words, "--json")
         started.append(command)
         folder = wait_until(lambda: next(iter(set(home.path.glob("jobs/train-*")) - known), None))
@@ -91,7 +101,7 @@ def test_a_killed_orchestrator_leaves_the_job_and_the_next_one_adopts_it(home, t
 
 def test_whatever_ends_a_run_the_same_command_goes_on(home, training):
     """One training: SIGTERM, a cancellation in Prefect whose server was killed before, Ctrl-C on a terminal."""
-    command, folder, words = training(21, after_step=5)
+    command, folder, words = training(21, after_step=5, steps=LONGER)
     pids = rank_pids(folder)
     command.terminate()
     out, _ = command.communicate(timeout=60)
@@ -115,7 +125,7 @@ def test_whatever_ends_a_run_the_same_command_goes_on(home, training):
     assert all(map(is_running, pids)) or (folder / "result.json").exists()
     job = home.ok(*words).stage("train")["job"]
     assert (job["adopted"], job["submissions"]) == (True, 3)
-    assert set(last_by_step(folder)) == set(range(1, 241))
+    assert set(last_by_step(folder)) == set(range(1, LONGER + 1))
 
 
 def trained_again(folder, before):
