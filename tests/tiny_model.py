@@ -2,9 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
+from tasks.process import locked
 from tasks.storage.manifest import describe
 
 PROMPTS = ["def ", "import ", "class ", "for i in range(", "return self."]
@@ -87,22 +91,29 @@ def make_gpt2(folder):
     return folder
 
 
-def start_export(job, checkpoint, *, hash_seed="0", tokens=None, **settings):
+def start_export(job, checkpoint, *, hash_seed=None, tokens=None, **settings):
     """The real program on a checkpoint; `settings` are ExportConfig's. Without tokens there are no variants."""
     job.mkdir(parents=True)
     export = {"golden_prompts": PROMPTS, "golden_tokens": 24, "variants": [], "speed_seconds": 0.1, **settings}
     inputs = {"checkpoint": str(checkpoint), **({"tokens": str(tokens)} if tokens else {})}
     config = {"program": "tasks.jobs.export", "settings": {"export": export, "threads": 1}, "inputs": inputs}
     (job / "config.json").write_text(json.dumps(config))
-    environment = {**os.environ, "HEADWAY_JOB": str(job), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": hash_seed}
+    environment = {**os.environ, "HEADWAY_JOB": str(job), "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONHASHSEED": hash_seed} if hash_seed else {}
     return subprocess.Popen([sys.executable, "-m", "tasks.jobs.export"], env=environment)
 
 
 def export_tiny(folder):
-    """The folder of an exported model, made below `folder`."""
-    (folder / "checkpoint").mkdir(parents=True)
-    assert start_export(folder / "job", make_checkpoint(folder / "checkpoint")).wait(180) == 0
-    return folder / "job" / "out"
+    """The folder of an exported model, below `folder`: a copy of the one that the first test of a run makes."""
+    made = Path(os.environ["HEADWAY_HOME"]).parent / "tiny"
+    with locked(made.with_suffix(".lock")):
+        if not made.exists():
+            with tempfile.TemporaryDirectory() as making:
+                (Path(making) / "checkpoint").mkdir()
+                assert start_export(Path(making) / "job", make_checkpoint(Path(making) / "checkpoint")).wait(180) == 0
+                shutil.copytree(Path(making) / "job" / "out", f"{made}.new")
+                Path(f"{made}.new").rename(made)
+    return Path(shutil.copytree(made, folder / "job" / "out"))
 
 
 def files_of(model):
