@@ -263,7 +263,6 @@ def test_a_run_that_died_while_it_waited_asks_again_and_takes_an_answer_that_cam
     assert third.state(run)["type"] == "COMPLETED"
 
 
-@pytest.mark.long
 def test_a_run_of_a_deployment_keeps_its_lease_while_it_waits(start):
     """Prefect ends the lease when a run pauses, and some minutes later crashes the run because it cannot renew it."""
     warm = start(expire_minutes=0.02)

@@ -305,7 +305,6 @@ def make_bert(folder):
     return folder
 
 
-@pytest.mark.long
 def test_an_encoder_is_exported_by_torch_with_shapes_that_vary(tmp_path):
     import onnxruntime
 
