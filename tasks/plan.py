@@ -30,7 +30,7 @@ from tasks.planning.size import (
 from tasks.planning.steptime import step_seconds
 from tasks.planning_config import PlanningConfig
 from tasks.settings import config_digest
-from tasks.spending import Use, cost_of, known_cost, plain
+from tasks.spending import Use, cost_of, cost_per_hour, known_cost, plain
 from tasks.spending import checks as spending_checks
 from tasks.stage import stage
 from tasks.training_config import ExecutionConfig, TrainingConfig
@@ -112,7 +112,7 @@ def plan(
             seconds_between_failures=seconds_between_failures(limits),
             seconds=numbers.seconds,
             correction=numbers.correction,
-            cost_per_hour=(spent.hour or 0.0) * on.nodes,
+            cost_per_hour=cost_per_hour(spent, on),
             max_cost=limits.spending.max_cost,
             parameters=numbers.parameters,
         )

@@ -64,6 +64,11 @@ def plain(spent: Cost) -> dict[str, Any]:
     return {**spent.plain(), "warnings": list(spent.warnings)}
 
 
+def cost_per_hour(spent: Cost, on: Cluster) -> float:
+    """What all machines of a cluster cost an hour; 0 when no price is known."""
+    return (spent.hour or 0.0) * on.nodes
+
+
 def known_cost(spent: Cost) -> dict[str, float]:
     """The cost as a metric, where it is known."""
     return {} if spent.total is None else {"cost": spent.total}

@@ -32,9 +32,9 @@ class Terminated(KeyboardInterrupt):
 def say(fields: dict[str, Any], words: str, *, as_json: bool) -> None:
     """Print a command's result."""
     if as_json:
-        print(_json({"schema": SCHEMA, "exit_code": 0, "error": None, **fields}))
+        print(_json({"schema": SCHEMA, "exit_code": 0, "error": None, **fields}), flush=True)
     elif words:
-        print(words)
+        print(words, flush=True)  # who stays in the foreground says it now
 
 
 def say_list(several: Sequence[dict[str, Any]], words: str, *, as_json: bool) -> None:

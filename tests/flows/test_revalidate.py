@@ -120,7 +120,7 @@ def test_a_model_is_measured_with_the_settings_that_it_was_made_with(home, done,
 
 @pytest.mark.long
 def test_another_language_is_degraded_and_only_the_second_window_says_so(home, done, champion):
-    noted, first = revalidated(home), publish_numbers(home, "numbers", 1)
+    noted, first, known = revalidated(home), publish_numbers(home, "numbers", 1), len(events(home, "model.degraded"))
     ran = home.run("revalidate", "-c", "tiny", "--data", "numbers", *DRIFT)
     assert ran.code == 3 and ran.said["status"] == "gate_closed", ran.stderr
     assert ran.statuses() == {**dict.fromkeys(STAGES, "ran"), "verdict": "gate_closed"}
@@ -134,20 +134,20 @@ def test_another_language_is_degraded_and_only_the_second_window_says_so(home, d
     evidence, folder = told(ran)
     assert evidence["drift"]["verdict"] == "drift" and (folder / "drift.png").stat().st_size > 1000
     assert {each["slice"] for each in evidence["performance"]["slices"]} >= {"script digits", "script latin"}
-    assert revalidated(home) == noted and events(home, "model.degraded") == []
+    assert revalidated(home) == noted and events(home, "model.degraded")[known:] == []
 
     again = home.run("revalidate", "-c", "tiny", "--data", "numbers", *DRIFT)
-    assert again.said["revalidation"]["window"]["number"] == 1 and events(home, "model.degraded") == []
+    assert again.said["revalidation"]["window"]["number"] == 1 and events(home, "model.degraded")[known:] == []
 
     second = publish_numbers(home, "numbers", 2)
     ran = home.run("revalidate", "-c", "tiny", "--data", "numbers", *DRIFT)
     assert ran.code == 3 and ran.said["revalidation"]["acts"]
     assert ran.said["revalidation"]["window"] == {"number": 2, "of": 2, "data": [first, second]}
-    [(about, data)] = events(home, "model.degraded")
+    [(about, data)] = events(home, "model.degraded")[known:]
     assert about == ran.said["revalidation"]["ref"] and data["dataset"] == second
 
     home.run("revalidate", "-c", "tiny", "--data", second, *DRIFT)
-    assert len(events(home, "model.degraded")) == 1
+    assert len(events(home, "model.degraded")) == known + 1
     store = open_store(home.path)
     assert degraded_in_a_row(store, champion["target"]) == (first, second)
     assert home.run("revalidate", "tiny").said["revalidation"]["window"]["number"] == 0

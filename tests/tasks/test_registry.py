@@ -15,7 +15,7 @@ from tasks.registry.ancestry import walk
 from tasks.registry.audit import audit
 from tasks.registry.journal import StoreJournal
 from tasks.registry.records import Record
-from tasks.registry.refs import made_from, move_ref, read_ref
+from tasks.registry.refs import made_from, move_ref, place_of, read_ref
 from tasks.registry.verification import problems_of
 from tasks.storage import open_store
 from tasks.storage.local import LocalStore
@@ -124,6 +124,18 @@ def test_who_was_overtaken_between_looking_and_moving_is_told_and_moves_nothing(
     assert read_ref(store, "coder/champion") == "model/coder@1"
     told = [(entry["reason"], entry["outcome"], entry.get("of")) for entry, _ in log(store)]
     assert told == [("faster", "done", None), ("slower", "done", None), ("slower", "failed", 2)]
+
+
+@pytest.mark.parametrize("seen_at", ["no place", "another place"])
+def test_what_was_decided_on_an_older_place_moves_nothing(store, seen_at):
+    """Who compared with a champion that is none any more is told, although nobody moves it at the same moment."""
+    if seen_at == "another place":
+        move_ref(store, "coder/champion", "model/coder@1", inputs=(), reason="first")
+    seen = place_of(store, "coder/champion")
+    move_ref(store, "coder/champion", "model/coder@2", inputs=(), reason="meanwhile")
+    with pytest.raises(Conflict, match="moved by somebody else"):
+        move_ref(store, "coder/champion", "model/coder@3", inputs=(), reason="decided before", start=seen)
+    assert read_ref(store, "coder/champion") == "model/coder@2"
 
 
 @pytest.mark.integration

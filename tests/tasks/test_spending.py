@@ -8,7 +8,7 @@ import yaml
 from tasks.artifacts import Cluster, Plan
 from tasks.cluster_config import ClusterConfig
 from tasks.planning_config import SpendingConfig
-from tasks.spending import Use, checks, cost_of, known_cost
+from tasks.spending import Use, checks, cost_of, cost_per_hour, known_cost
 from tasks.train import within_budget
 from tasks.training_config import ExecutionConfig
 
@@ -45,6 +45,13 @@ def test_a_run_costs_its_machines_for_as_long_as_it_takes_with_its_failures(home
     assert not found[0].passed and "planning.spending.max_cost" in found[0].remedy
     assert judged(home, SpendingConfig(price="spot"), cluster())[0].total == pytest.approx(750.0)
     assert judged(home, SpendingConfig(discount=0.4), cluster())[0].total == pytest.approx(1500.0)
+
+
+def test_an_hour_costs_what_all_machines_cost_in_it(home):
+    spent, _ = judged(home, SpendingConfig(), cluster(nodes=10))
+    assert cost_per_hour(spent, cluster(nodes=10)) == pytest.approx(1000.0)
+    unpriced = cluster(backend="slurm", sku="nobody_knows")
+    assert cost_per_hour(judged(home, SpendingConfig(), unpriced)[0], unpriced) == 0.0
 
 
 def test_a_limit_without_a_price_closes_the_gate_and_no_limit_asks_for_none(home):
