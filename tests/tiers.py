@@ -23,16 +23,19 @@ TESTS = Path(__file__).resolve().parent
 TIERS = ("unit", "integration", "e2e")
 LEFT_OUT = {"long": "make long", "soak": "make soak"}
 SLOWEST = (  # files, and scopes of scheduling.py
-    "test_documentation.py",
     "done",
-    "tasks/compute/test_azureml.py",
-    "tasks/jobs/test_training.py",
+    "test_documentation.py",
+    "tasks/compute/test_slurm_elastic.py",
+    "tasks/compute/test_slurm.py",
+    "tasks/endpoints/test_azureml_endpoints.py",
+    "tasks/jobs/test_node.py",
+    "tasks/compute/test_ray.py",
+    "deployments/test_dispatch.py",
+    "deployments/test_bridge.py",
+    "tasks/endpoints/test_gateway.py",
     "tasks/jobs/test_export_serve.py",
     "tasks/endpoints/test_rollout.py",
-    "tasks/endpoints/test_azureml_endpoints.py",
-    "tasks/compute/test_slurm.py",
-    "tasks/jobs/serving_api/test_server_faults.py",
-    "tasks/storage/test_contract.py",
+    "tasks/jobs/test_training.py",
 )
 FOLDER = pytest.StashKey[Path]()
 FORBIDDEN = {
