@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
 import runpy
 import shutil
 import signal
@@ -72,6 +73,7 @@ def pytest_configure(config):
         folder, name = Path(worker["headway_folder"]), worker["workerid"]
     config.stash[FOLDER] = folder
     os.environ["HEADWAY_HOME"] = str(folder / f"no-home-{name}")
+    platform.processor()  # starts `uname` where it is first asked for, which would be a unit test
     sys.addaudithook(_heed)
 
 

@@ -58,7 +58,10 @@ def signed(tmp_path_factory):
 
 @pytest.fixture
 def home(signed, tmp_path):
-    return shutil.copytree(signed, tmp_path / "home")
+    made = shutil.copytree(signed, tmp_path / "home")
+    for path in (made / "store" / "artifacts").rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)  # published files are read-only, for all but root
+    return made
 
 
 def place(home, ref="model/tiny"):
