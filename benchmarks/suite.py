@@ -188,10 +188,11 @@ class Programs(threading.Thread):
                 continue
             seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
             process = stat.parent.name, fields[19]
-            name = (
-                program(words) or self.used.get(process, ("", 0.0))[0]
-            )  # one that ended and waits for its parent has no words
-            self.used[process] = (name, seconds)
+            known, _ = self.used.get(process, ("", 0.0))
+            self.used[process] = (
+                program(words) or known,
+                seconds,
+            )  # one that ended has no words until its parent looks
 
     def seconds(self) -> dict[str, float]:
         """Processor seconds by program, the most first."""

@@ -160,6 +160,7 @@ def checkout(tmp_path_factory):
         made.run("headway down --yes --endpoints")
 
 
+@pytest.mark.e2e
 def test_the_commands_of_the_readme_make_what_it_says(checkout):
     assert "def " in checkout.run('headway complete tiny "def "').stdout
     assert (checkout.path / ".headway" / "mlflow" / "mlflow.db").is_file()

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from support import HEADWAY, publish_tiny
 
+pytestmark = pytest.mark.e2e
 STEPS, LONGER = 240, 1200
 TRAINING = ("--set", f"training.steps={STEPS}", "--to", "train")
 FINISHED = ("validate", "preprocess", "benchmark", "plan")

@@ -115,6 +115,7 @@ def platform(tmp_path):
         made.run("down", "--yes", "--endpoints")
 
 
+@pytest.mark.e2e
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_dropped_files_end_in_another_champion_when_a_person_agrees(platform, record_property):
