@@ -255,7 +255,7 @@ def main() -> int:
     site = Path(sysconfig.get_path("purelib"))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        environment = {**os.environ, FOLDER: str(folder), "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, FOLDER: str(folder), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": ""}
         files = {site / "headway_suite.pth": PTH}
         config = folder / "coverage.cfg"
         data = folder / "data" / "coverage"

@@ -60,6 +60,7 @@ ENTRIES = {
         f"tasks.jobs.{name}" for name in ("train", "evaluate", "export", "benchmark", "preprocess", "profile", "drift")
     ],
     "commands": ["tasks.lineage.publish"],
+    "gateways": ["tasks.jobs.gateway"],
 }
 MORE = {
     "jobs": [
@@ -80,7 +81,11 @@ MORE = {
         "great_expectations",
         "matplotlib.figure",
         "matplotlib.backends.backend_agg",
+        "prefect.engine",
+        "flask",
+        "sqlalchemy.orm",
     ],
+    "gateways": ["tasks.jobs.routing.gateway"],
 }
 
 

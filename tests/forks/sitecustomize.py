@@ -10,11 +10,16 @@ import sys
 
 FOLDER = "TESTS_FORK_SERVER"
 JOBS = ("train", "evaluate", "export", "benchmark", "preprocess", "profile", "drift")
-MODULES = {f"tasks.jobs.{name}": "jobs" for name in JOBS} | {
-    "torch.distributed.run": "jobs",
-    "tasks.lineage.publish": "commands",
-    "uvicorn": "commands",
-}
+COMMANDS = (
+    "deployments.watch",
+    "prefect.engine",
+    "prefect.runner._workspace_supervisor",
+    "tasks.lineage.publish",
+    "tasks.lineage.server",
+    "uvicorn",
+)
+MODULES = {f"tasks.jobs.{name}": "jobs" for name in JOBS} | {"torch.distributed.run": "jobs"}
+MODULES |= {"tasks.jobs.gateway": "gateways"} | dict.fromkeys(COMMANDS, "commands")
 WANTED = 3
 """Programs of a kind before its server is started: a run of one test is faster without."""
 
