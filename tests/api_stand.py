@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 from stand import free_ports
+from waiting import limit
 
 JSON = {"Content-Type": "application/json"}
 
@@ -47,7 +48,7 @@ class Server:
 
     def wait(self, seconds: float = 90.0) -> "Server":
         """Until it is ready."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + limit(seconds)
         while True:
             assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{self.log}"
             assert time.monotonic() < deadline, f"not ready after {seconds:g} s:\n{self.log}"

@@ -17,6 +17,7 @@ import azurite
 import yaml
 from azureml_service import TOKEN, AzureMlService, serving
 from azurite import ACCOUNT
+from waiting import limit
 
 from tasks.cluster_config import ClusterConfig
 from tasks.compute import open_backend
@@ -69,7 +70,7 @@ class Stand:
 
     def wait(self, backend: AzureMlBackend, handle, folder: Path, *, until=None, timeout: float = 60.0) -> JobState:
         """The state of a job once it fits, by default once it is over."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + limit(timeout)
         while True:
             state = backend.states([(handle, folder)])[0]
             if until(state) if until else state.over:

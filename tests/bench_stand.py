@@ -9,6 +9,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from waiting import limit
+
 from tasks.hardware.sku import load_sku
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.runtime import Rank
@@ -106,7 +108,7 @@ def launch(folder, said, *, ranks=1, nodes=1, seconds=120):
 
 def pid_of(folder, rank, *, seconds=60):
     """The process of a rank, as soon as it has registered."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + limit(seconds)
     while not (folder / "ranks" / f"{rank}.json").exists():
         assert time.monotonic() < deadline, "the rank did not start"
         time.sleep(0.02)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import plain_server
+from waiting import until
 
 from tasks import process
 from tasks.endpoints.client import ready_state
@@ -18,15 +19,6 @@ from tasks.endpoints.local_rollout import LocalTraffic
 from tasks.endpoints.servers import free_port, servers_of
 
 BLUE, GREEN = "model/tiny@blue", "model/tiny@green"
-
-
-def eventually(said, *, seconds=30.0):
-    """Wait until something is so; returns it."""
-    deadline = time.monotonic() + seconds
-    while not (found := said()):
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.02)
-    return found
 
 
 def ask(port, body=None, *, path="/v1/completions", method="POST", headers=None, timeout=20):
@@ -91,7 +83,7 @@ class Endpoint:
         """Start a server; its record."""
         record = plain_server.start(self.folder, name or colour, ref, port=self.new_port(), **how)
         port = process.read_json(Path(record["folder"]) / "serve.json")["port"]
-        eventually(lambda: ready_state(f"http://127.0.0.1:{port}"))
+        until(lambda: ready_state(f"http://127.0.0.1:{port}"))
         return {"name": "a", "port": self.port, "url": f"http://127.0.0.1:{self.port}", "colour": colour, **record}
 
     def serve(self, **how):

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import azurite
 from azure.storage.blob import ContainerClient
+from waiting import limit
 
 from deployments.event_settings import ContainerConfig, EventsConfig
 from tasks.events.ledger import Ledger
@@ -98,7 +99,7 @@ def rows(ledger: Ledger, **wanted) -> list[dict]:
 
 def until(done, *, timeout: float = 60.0, every: float = 0.05):
     """What `done` gives as soon as it gives something."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + limit(timeout)
     while time.monotonic() < deadline:
         if found := done():
             return found

@@ -3,16 +3,17 @@
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import waiting
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import (
     ConcurrencyLimitStrategy,
@@ -172,20 +173,13 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+until = partial(waiting.until, every=0.3)
+"""As it is, and not so often: Prefect is asked."""
+
+
 def lines(path: Path) -> list[list[str]]:
     """What the processes of a flow counted: flow run, pid and time of each."""
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def until(reached: Callable[[], Any], *, timeout: float = 150.0, every: float = 0.3) -> Any:
-    """Ask until the answer is true, and return it."""
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        found = reached()
-        if found:
-            return found
-        time.sleep(every)
-    raise AssertionError(f"not reached within {timeout} s")
 
 
 def python(*words: str) -> list[str]:

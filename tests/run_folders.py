@@ -93,11 +93,3 @@ def job(home, name, code, *, restarts=0, stage="train"):
 def metrics(folder, **values):
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps({**values, "attempt": 1, "time": time.time()}) + "\n")
-
-
-def wait_for(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.05)
-    return found

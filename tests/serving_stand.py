@@ -6,6 +6,8 @@ import time
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from waiting import limit
+
 from tasks.jobs.serving.runtime import Ask, Ending, Piece
 
 REF = "model/tiny@" + "a" * 64
@@ -32,7 +34,7 @@ async def whole(runtime, ask, *, after=0.0):
 
 
 async def until(said, *, seconds=60.0):
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + limit(seconds)
     while not said():
         assert time.monotonic() < deadline, "it did not come about in time"
         await asyncio.sleep(0.02)

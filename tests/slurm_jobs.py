@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_stand import SlurmStand
+from waiting import limit
 
 from tasks.cluster_config import ClusterConfig
 from tasks.compute.job import Job, JobState
@@ -69,7 +70,7 @@ def until(
 ) -> list[JobState]:
     """Look until a state is wanted; every state that was seen, without repetitions."""
     seen: list[JobState] = []
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + limit(seconds)
     while not (seen and wanted(seen[-1])):
         state = backend.states([(handle, folder)])[0]
         if not seen or state != seen[-1]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from waiting import limit
 
 if TYPE_CHECKING:  # a stand's keeper runs this file alone
     from networks import Namespace, Network
@@ -99,7 +100,7 @@ class SlurmStand:
 
         Slurm may go on saying `mixed` of a node for a job that ended in the same second as the last look.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + limit(seconds)
         while True:
             states = [self.node_state(name) for name in self.nodes]
             jobs = self.command("squeue", "--noheader", check=False)

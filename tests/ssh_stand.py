@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from networks import Namespace, command_line, network
+from waiting import limit
 
 PORT = 2200
 CONFIG = """
@@ -57,7 +58,7 @@ class Machine(Namespace):
     def start(self) -> None:
         """Its link and sshd, until that answers. An sshd that was there before may still hold the port for a moment."""
         self.link("up")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + limit(60)
         while not self.answers():
             assert time.monotonic() < deadline, (self.folder / f"{self.name}.log").read_text()
             settings = ("-f", self.folder / f"{self.name}.conf", "-E", self.folder / f"{self.name}.log")
@@ -74,7 +75,7 @@ class Machine(Namespace):
 
 def wait_for(condition: Callable[[], bool], *, seconds: float) -> None:
     """Until it is so, or the time is over."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + limit(seconds)
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from containers import ROOT, environment, json_form
+from waiting import limit
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Running:
     healthy: Callable[[], bool]
 
     def wait(self, seconds: float) -> "Running":
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + limit(seconds)
         while not self.healthy():
             said = self.log.read_text(errors="replace")[-3000:]
             assert self.process.poll() is None, f"{self.name} ended with {self.process.returncode}:\n{said}"

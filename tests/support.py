@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from waiting import limit
+
 HEADWAY = Path(sys.executable).parent / "headway"
 STDLIB = Path(sysconfig.get_path("stdlib"))
 STAGES = ("validate", "preprocess", "benchmark", "plan", "train", "evaluate", "export", "deploy")
@@ -81,7 +83,7 @@ class Home:
 
     def wait_for(self, pattern: str, *, timeout: float = 120.0) -> Path:
         """The first path below home that fits a pattern."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + limit(timeout)
         while time.monotonic() < deadline:
             found = next(iter(self.path.glob(pattern)), None)
             if found:

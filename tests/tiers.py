@@ -18,6 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import waiting
 from scheduling import scope_of
 
 TESTS = Path(__file__).resolve().parent
@@ -51,6 +52,7 @@ _guarded: list[str] = []
 _left_out: Counter[str] = Counter()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     """One folder a run, for what its tests share. Programs that they start are forked where they can be (fork_server.py)."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -61,6 +63,10 @@ def pytest_configure(config):
     if worker is None:
         folder = Path(tempfile.mkdtemp(prefix="headway-tests-"))
         (folder / "owner").write_text(str(os.getpid()))
+        slower = waiting.measure()
+        os.environ[waiting.SLOWER] = f"{slower:.2f}"
+        if most := config.getini("timeout"):
+            os.environ.setdefault("PYTEST_TIMEOUT", str(round(float(most) * slower)))
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
         if "TESTS_FORK_SERVER" not in os.environ:
             os.environ["TESTS_FORK_SERVER"] = str(folder)

@@ -7,9 +7,10 @@ does. What a real torchrun does is seen in test_node.py's first test.
 import os
 import signal
 import subprocess
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from waiting import until
 
 from tasks.cluster_config import WatchConfig
 from tasks.compute.job import Job
@@ -43,15 +44,6 @@ while any(rank.poll() is None for rank in ranks):
     time.sleep(0.05)
 sys.exit(max(abs(rank.returncode) for rank in ranks))
 """
-
-
-def until(condition, timeout=40.0):
-    """Wait for a condition; its value."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-    return value
 
 
 def belonging(folder):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from waiting import limit
 
 from deployments.bridge import webhook
 from deployments.event_settings import EventsConfig
@@ -110,7 +111,7 @@ def written(said: Any) -> bytes:
 
 def eventually(look: Any, well: Any = bool, *, timeout: float = 30.0) -> Any:
     """What `look` gives once it is well."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + limit(timeout)
     while not well(found := look()):
         assert time.monotonic() < deadline, f"after {timeout} s it is {found!r}"
         time.sleep(0.02)

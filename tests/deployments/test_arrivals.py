@@ -12,6 +12,7 @@ import azurite
 import pytest
 from event_stand import Blobs, blobs, body, config, known_key, lines, rows, ticking
 from outgoing import connections
+from waiting import limit
 
 from deployments.bridge.arrivals import Arrivals
 from deployments.bridge.folders import Folders
@@ -318,7 +319,7 @@ def test_storage_that_is_away_is_said_once_and_nothing_is_lost(own, tmp_path, ca
     own.put("in/a.jsonl", lines(1))
     stand.arrive(own, "in/a.jsonl")
     own.client.delete_container()
-    deadline = time.monotonic() + 4
+    deadline = time.monotonic() + limit(4)
     while time.monotonic() < deadline:
         for part in stand.parts:
             part.tick(time.time())

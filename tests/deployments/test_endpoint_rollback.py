@@ -1,9 +1,10 @@
 """`headway rollback endpoint/NAME` as a person types it, with real servers, while clients ask 50 times a second."""
 
 import pytest
-from endpoint_stand import Clients, eventually
+from endpoint_stand import Clients
 from support import Home
 from tiny_model import export_tiny, files_of
+from waiting import until
 
 from tasks.endpoints.known import endpoint_of, require_accepted, settle_all
 from tasks.endpoints.refused import refused_models
@@ -44,9 +45,9 @@ def test_the_traffic_goes_back_in_seconds_with_a_reason_and_the_model_stays_away
     would = home.ok("rollback", "endpoint/api", "--dry-run").said
     assert (would["before"], would["after"], would["changed"]) == (TWO, ONE, False)
     with Clients(at.port, rate=50) as clients:
-        eventually(lambda: clients.got[TWO] > 20)
+        until(lambda: clients.got[TWO] > 20)
         said = home.ok("rollback", "endpoint/api", "--reason", "it answers nonsense").said
-        eventually(lambda: clients.got[ONE] > 20)
+        until(lambda: clients.got[ONE] > 20)
     assert not clients.failed and (said["before"], said["after"], said["changed"]) == (TWO, ONE, True)
     assert said["seconds"] < 5
     served = endpoint_of(home.path, "api").observe()

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from answers import answers, broken, every
 from tiny_model import PROMPTS, export_tiny
+from waiting import limit
 
 from deployments.duties import take
 from deployments.settings import PlatformConfig
@@ -111,7 +112,7 @@ def test_a_changed_file_is_found_within_a_period_told_once_and_served_no_more_un
         time.sleep(PERIOD)
     assert events(home, "model.tampered") == [] and complete(at.url, "def ", max_tokens=2)["model"] == model.ref
     flip(stored(home, model) / "model.onnx.data")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + limit(60)
     while endpoint_of(home, "api").observe() and time.monotonic() < deadline:
         assert take("integrity", duty, "") == ""
         time.sleep(0.05)

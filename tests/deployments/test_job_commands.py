@@ -9,6 +9,7 @@ import mlflow
 import psutil
 import pytest
 from support import Home, Ran
+from waiting import limit
 
 from deployments.cli.jobs import age, said
 from deployments.cli.main import app
@@ -183,7 +184,7 @@ def test_a_time_for_people():
 
 def at_work(here, timeout=60.0):
     """The one job that is open, once its program runs."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + limit(timeout)
     while time.monotonic() < deadline:
         jobs = here.ok("jobs").said["jobs"]
         if (

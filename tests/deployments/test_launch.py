@@ -9,6 +9,7 @@ from importlib.metadata import version
 import pytest
 import yaml
 from support import HEADWAY, publish_tiny
+from waiting import limit
 
 SETTINGS = {
     "dataset": "tiny",
@@ -35,7 +36,7 @@ def asked(fresh, tmp_path):
         os.write(leader, answer)
         said = b""
         began = time.monotonic()
-        while time.monotonic() - began < 100:
+        while time.monotonic() - began < limit(100):
             try:
                 said += os.read(leader, 4096)
             except OSError:  # its end

@@ -15,6 +15,7 @@ from pathlib import Path
 import mlflow
 import psutil
 import pytest
+from waiting import limit
 
 from deployments.platform import mlflow_server
 from deployments.platform.prefect_server import password
@@ -124,7 +125,7 @@ def test_a_server_that_is_killed_comes_back(home, server):
     handle = process.read_json(home / "platform" / "mlflow" / "handle.json")
     (child,) = process.descendants(handle["pid"])
     os.kill(child, signal.SIGKILL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + limit(120)
     while child in (now := process.descendants(handle["pid"])) or not now:
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -142,7 +143,7 @@ def test_publishers_and_the_server_on_one_file_lose_nothing(home, server):
         for number in range(2)
     ]  # fmt: skip
     told = [writer.communicate(timeout=60)[0].split() for writer in writers]
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + limit(240)
     while not all((Path(folder) / "done").exists() for folder, _ in told):
         assert time.monotonic() < deadline
         get(server, SEARCH, password(home))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support import HEADWAY, Home
+from waiting import limit
 
 RIGHTS = ["publish", "run", "promote", "approve", "roll_back", "override"]
 
@@ -196,7 +197,7 @@ def test_the_token_is_asked_for_on_a_terminal_and_not_shown(anna, files):
 
 
 def read_until(descriptor, text, timeout=60.0):
-    said, deadline = "", time.monotonic() + timeout
+    said, deadline = "", time.monotonic() + limit(timeout)
     while text not in said and time.monotonic() < deadline:
         if select.select([descriptor], [], [], 0.5)[0]:
             said += os.read(descriptor, 4096).decode()

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import yaml
 from support import Home, publish_tiny
+from waiting import limit
 
 from deployments.settings import PlatformConfig
 
@@ -94,7 +95,7 @@ def call(url, login="", body=None, method=None):
 
 
 def until(look, timeout, otherwise=lambda: "it did not happen"):
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + limit(timeout)
     while time.monotonic() < deadline:
         try:
             found = look()

@@ -15,6 +15,7 @@ import azurite as installer
 import pytest
 from containers import ROOT, compose
 from stand import launch
+from waiting import limit
 
 LOG_A_RUN = """
 import mlflow, pathlib, sys
@@ -197,7 +198,7 @@ def workers(stand):
 def test_headway_up_registers_the_deployments_keeps_the_worker_and_stops_with_its_container(stand, servers):
     running = stand.start("headway")
     try:
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + limit(200)
         while workers(stand) != ["ONLINE"] and running.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.5)
         assert workers(stand) == ["ONLINE"], running.log.read_text()

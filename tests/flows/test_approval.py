@@ -14,6 +14,7 @@ from base64 import b64encode
 from pathlib import Path
 
 import pytest
+from waiting import limit, until
 
 ASKING = Path(__file__).parent / "asking.py"
 ANSWER = {"decision": "approve", "reason": "it is good", "person": "anna", "token": ""}
@@ -92,7 +93,7 @@ class Asking:
         headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.server['url']}/api/{path}", data, headers)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + limit(60)
         while True:
             try:
                 with urllib.request.urlopen(request, timeout=20) as answer:
@@ -114,16 +115,6 @@ class Asking:
             }
         }
         return self.call("events/filter", wanted)["events"]
-
-
-def until(condition, timeout=90.0):
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.2)
-    raise AssertionError("it did not happen in time")
 
 
 def audited(home, subject):

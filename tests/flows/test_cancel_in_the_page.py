@@ -9,6 +9,7 @@ from pathlib import Path
 
 import browser
 import pytest
+from live_prefect import until
 from slurm_stand import SlurmStand, slurm
 from support import Home
 
@@ -99,10 +100,3 @@ def assert_is_what_was_rendered(platform, job):
     assert told["pending"] == [] and told["folder"] == str(folder) and told["files"]
     assert told["job"] == json.loads((folder / "job.json").read_text())
     assert told["files"] == {name: (folder / name).read_text() for name in told["files"]}
-
-
-def until(look, seconds):
-    deadline = time.monotonic() + seconds
-    while not look():
-        assert time.monotonic() < deadline, f"it did not happen within {seconds} s"
-        time.sleep(0.2)

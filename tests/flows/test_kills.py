@@ -13,6 +13,7 @@ import urllib.request
 import psutil
 import pytest
 from support import HEADWAY, publish_tiny
+from waiting import until
 
 pytestmark = pytest.mark.e2e
 STEPS, LONGER = 240, 1200
@@ -39,24 +40,14 @@ def training(home, done):
         )
         command = home.start(*words, "--json")
         started.append(command)
-        folder = wait_until(lambda: next(iter(set(home.path.glob("jobs/train-*")) - known), None))
-        wait_until(lambda: newest_step(folder) >= after_step)
+        folder = until(lambda: next(iter(set(home.path.glob("jobs/train-*")) - known), None))
+        until(lambda: newest_step(folder) >= after_step)
         return command, folder, words
 
     yield start
     for command in started:
         command.kill()
         command.communicate()
-
-
-def wait_until(condition, timeout=240.0):
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError("it did not happen in time")
 
 
 def records(folder):
@@ -120,7 +111,7 @@ def test_whatever_ends_a_run_the_same_command_goes_on(home, training):
     pid, shown = on_a_terminal(home, *words)
     pids = trained_again(folder, pids)
     shown.answer("\x03")
-    wait_until(lambda: "[y/N]" in shown.text)
+    until(lambda: "[y/N]" in shown.text)
     shown.answer("n\n")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     assert all(map(is_running, pids)) or (folder / "result.json").exists()
@@ -139,7 +130,7 @@ def trained_again(folder, before):
         except FileNotFoundError:  # its new submission is about to begin
             return before
 
-    wait_until(lambda: pids() != before and len(records(folder)) > known + 3)
+    until(lambda: pids() != before and len(records(folder)) > known + 3)
     return pids()
 
 
@@ -149,7 +140,7 @@ def kill_prefect(home):
     children = parent.children()
     for child in children:
         child.kill()
-    wait_until(lambda: {child.pid for child in parent.children()} - {child.pid for child in children})
+    until(lambda: {child.pid for child in parent.children()} - {child.pid for child in children})
 
 
 def cancel_in_prefect(home):
@@ -163,7 +154,7 @@ def cancel_in_prefect(home):
         except OSError:  # it is not back yet
             return None
 
-    wait_until(cancel)
+    until(cancel)
 
 
 @pytest.mark.long
@@ -231,8 +222,8 @@ def measuring(home, done):
         known = set(home.path.glob("jobs/benchmark-*"))
         words = ("retrain", "-c", "tiny", "--to", "benchmark", "--set", f"benchmark.seconds={seconds}", "--json")
         commands.append(home.start(*words))
-        folder = wait_until(lambda: next(iter(set(home.path.glob("jobs/benchmark-*")) - known), None))
-        wait_until(lambda: (folder / "handle.json").exists() and len(rank_pids(folder)) == 2)
+        folder = until(lambda: next(iter(set(home.path.glob("jobs/benchmark-*")) - known), None))
+        until(lambda: (folder / "handle.json").exists() and len(rank_pids(folder)) == 2)
         return commands[-1], folder
 
     yield start
@@ -285,7 +276,7 @@ def test_a_run_that_was_killed_is_killed_in_mlflow_too(home, training):
     command, _, _ = training(15, after_step=5)
     spool = max((home.path / "lineage").iterdir())
     os.kill(command.pid, signal.SIGKILL)
-    wait_until(lambda: (spool / "done").exists())
+    until(lambda: (spool / "done").exists())
     assert json.loads((spool / "published.json").read_text())["open"] == []
 
 
@@ -301,11 +292,11 @@ def test_ctrl_c_on_a_terminal_asks_whether_the_job_stops_too(home, done, answer,
     known = set(home.path.glob("jobs/train-*"))
     words = ("retrain", "-c", "tiny", "--set", f"training.seed={16 + keeps}", *TRAINING)
     pid, shown = on_a_terminal(home, *words)
-    folder = wait_until(lambda: next(iter(set(home.path.glob("jobs/train-*")) - known), None))
-    wait_until(lambda: newest_step(folder) >= 5)
+    folder = until(lambda: next(iter(set(home.path.glob("jobs/train-*")) - known), None))
+    until(lambda: newest_step(folder) >= 5)
     pids = rank_pids(folder)
     shown.answer("\x03")
-    wait_until(lambda: "[y/N]" in shown.text)
+    until(lambda: "[y/N]" in shown.text)
     shown.answer(f"{answer}\n")
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 130

@@ -8,6 +8,7 @@ import time
 import pytest
 import yaml
 from slurm_stand import slurm
+from waiting import limit
 
 CLUSTER = {
     "cluster": {"name": "stand", "backend": "slurm", "nodes": 1, "ranks_per_node": 1},
@@ -27,7 +28,7 @@ def test_a_machine_that_dies_while_it_is_measured_is_left_out(fresh):
         words = fresh.command("qualify", "-c", "tiny", "-c", path, "--json")
         environment = {**fresh.environment(), **stand.environment}
         run = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + limit(PATIENCE)
         while len(list(fresh.path.glob("jobs/benchmark-*/nodes/*/node.json"))) < 2 and run.poll() is None:
             assert time.monotonic() < deadline, stand.logs()
             time.sleep(0.2)

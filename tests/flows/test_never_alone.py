@@ -15,6 +15,7 @@ from pathlib import Path
 import browser
 import pytest
 import yaml
+from live_prefect import until
 from support import Home, publish_tiny
 
 from deployments.catalogue import catalogue
@@ -174,16 +175,6 @@ class Stopwatch:
     def __call__(self, step):
         self.told[step] = round(time.monotonic() - self.began, 1)
         print(f"{self.told[step]:6.1f} s  {step}", flush=True)
-
-
-def until(look, timeout=400.0):
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        found = look()
-        if found:
-            return found
-        time.sleep(0.5)
-    raise AssertionError(f"it did not happen within {timeout} s")
 
 
 def ended(platform, run):

@@ -10,6 +10,7 @@ import mlflow
 import pytest
 from ssh_stand import ssh_stand
 from support import HEADWAY, publish_tiny
+from waiting import limit
 
 from deployments.platform import mlflow_server
 from deployments.platform.prefect_server import password, status
@@ -92,7 +93,7 @@ def test_metrics_are_complete_without_a_route_to_prefect_and_mlflow(home, machin
 
 def _first_rank(home, before, command):
     """What rank 0 says of itself, once it is there."""
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + limit(200)
     while True:
         for path in home.path.glob("jobs/train-*/ranks/0.json"):
             if path.parents[1] not in before:

@@ -10,6 +10,7 @@ from base64 import b64encode
 import psutil
 import pytest
 from support import publish_tiny
+from waiting import limit
 
 QUICK = ("--set", "benchmark.seconds=0.3", "--set", "benchmark.min_of_peers=0")
 
@@ -47,7 +48,7 @@ def kill_the_server(home):
 def test_a_run_goes_on_while_the_prefect_server_is_killed_and_all_of_it_is_in_the_page(fresh):
     publish_tiny(fresh)
     command = fresh.start("retrain", "-c", "tiny", *QUICK, "--set", "training.steps=600", "--to", "train", "--json")
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + limit(240)
     while trained_steps(fresh) < 20 and time.monotonic() < deadline:
         assert command.poll() is None, command.communicate()
         time.sleep(0.1)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from caused import make_batch
+from waiting import limit
 
 CAUSED = Path(__file__).parents[1] / "caused.py"
 ASKING = ["approval.before_retrain=true"]
@@ -35,7 +36,7 @@ def start(home, revalidation, **arguments):
 
 
 def waiting(home, process, timeout=120.0):
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + limit(timeout)
     while time.monotonic() < deadline:
         found = [each for each in home.ok("approve").said["waiting"] if each["flow"] == "retrain"]
         if found:

@@ -12,6 +12,7 @@ from pathlib import Path
 import mlflow
 import pytest
 from support import HEADWAY
+from waiting import limit
 
 from deployments.platform import mlflow_server
 from deployments.platform.prefect_server import password
@@ -115,7 +116,7 @@ def test_nothing_is_missing_after_the_tracking_server_was_away_during_training(h
         [str(HEADWAY), "retrain", "-c", "tiny", *changed, *UP_TO],
         env=home.environment() | named, cwd=home.path.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + limit(200)
     while not any(
         path.stat().st_size for path in home.path.glob("jobs/train-*/metrics.jsonl") if path.parent not in known[0]
     ):

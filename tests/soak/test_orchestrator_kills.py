@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import limit
 
 from tasks import process
 from tasks.compute.job import Job
@@ -149,7 +150,7 @@ def require_one_job(base: Path) -> None:
     assert steps == list(range(STEPS))
     intents = [key for key in StoreJournal(open_store(base)).list("jobs/" + "6" * 32) if key.endswith("/intent")]
     assert len(intents) == 1
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + limit(20)
     while process.alive(process.read_json(base / "job" / "handle.json")):
         assert time.monotonic() < deadline, "the job's parent outlives the job"
         time.sleep(0.05)

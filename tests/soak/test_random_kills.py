@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import limit
 
 from tasks import process
 from tasks.cluster_config import ClusterConfig
@@ -104,7 +105,7 @@ def runs(pid: int, module: str) -> bool:
 
 
 def finish(job: Job, folder: Path) -> None:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + limit(240)
     while not (folder / "result.json").exists() or process.alive(process.read_json(folder / "handle.json")):
         assert time.monotonic() < deadline, tail_of_failure(folder)
         if not process.alive(process.read_json(folder / "handle.json")) and not (folder / "result.json").exists():

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
+from waiting import limit
 
 from tasks.lineage.links import TRAINING, run_page
 from tasks.lineage.publish import Publisher
@@ -256,7 +257,7 @@ def test_a_locked_database_is_waited_for(published, tracking, tmp_path):
     spool = Spool(tmp_path, tracking)
     flow = spool.start_run("retrain", tags={}, params={})
     spool.published(timeout=0)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + limit(60)
     while flow not in (read_json(spool.folder / "published.json") or {}).get("runs", {}):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -378,7 +379,7 @@ def test_the_runs_of_an_orchestrator_that_was_killed_end_too(published, tracking
     )  # fmt: skip
     assert said.returncode == -signal.SIGKILL
     (folder,) = (tmp_path / "lineage").iterdir()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + limit(60)
     while not (folder / "done").exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)

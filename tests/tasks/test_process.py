@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import limit, until
 
 from tasks import process
 from tasks.process import ProcessSpec, alive, descendants, process_started, read_json, start, stop, write_json
@@ -19,15 +20,6 @@ SLEEP = "import time; time.sleep(60)"
 TWICE = (
     "import sys; from pathlib import Path; from tasks.process import *; print(start(Path(sys.argv[1]), SPEC)['pid'])"
 )
-
-
-def until(condition, timeout=20.0):
-    """Wait for a condition; its value."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return value
 
 
 @pytest.fixture
@@ -176,7 +168,7 @@ def test_time_is_limited_over_all_attempts(folder):
     said = ended(folder)
     assert said["reason"] == "timeout"
     assert said["attempts"] == 1
-    assert 0.5 < time.monotonic() - began < 10
+    assert 0.5 < time.monotonic() - began < limit(10)
     assert process_started(starts(folder)[0][1]) is None
 
 

@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from endpoint_stand import BLUE, GREEN, Clients, Endpoint, eventually
+from endpoint_stand import BLUE, GREEN, Clients, Endpoint
 from made_versions import make
+from waiting import until
 
 from tasks import process
 from tasks.artifacts import Model
@@ -246,12 +247,12 @@ def test_a_model_that_turns_bad_at_ten_per_cent_loses_its_traffic_and_no_caller_
 
     config = RolloutConfig(step_requests=2000, step_seconds=60, mirror=0)
     with Clients(endpoint.port, rate=200, threads=8) as clients:
-        eventually(lambda: clients.got[BLUE] > 60)
+        until(lambda: clients.got[BLUE] > 60)
         with pytest.raises(GateFailed, match="lost its traffic at the step 10 %"):
             roll_out(traffic, config, endpoint.journal, told=told)
         took = time.monotonic() - taken[-1]
         got = clients.got[BLUE]
-        eventually(lambda: clients.got[BLUE] > got + 20)
+        until(lambda: clients.got[BLUE] > got + 20)
     print(f"back after {took:.1f} s, {clients.got[GREEN]} answers of green")
     assert took < 30 and not clients.failed and clients.got[GREEN] > 0
     assert list(read_routes(endpoint.gateway.routes).colours) == ["blue"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from scripted_backend import RUNNING, ScriptedBackend, done, fails
+from waiting import until
 
 from tasks import process
 from tasks.cluster_config import ClusterConfig, RetryConfig, SlurmConfig
@@ -97,14 +98,6 @@ def orphan(home, journal):
         return work
 
     return start
-
-
-def until(condition, timeout=20.0):
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return value
 
 
 def adopt(home, journal, work):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from elastic_material import write_tokens
 from ray_stand import RayStand, using
+from waiting import limit, until
 
 from tasks import process
 from tasks.cluster_config import ClusterConfig, WatchConfig
@@ -98,9 +99,9 @@ def job(base, token="1", **fields):
     return Job(name="t", token=token * 32, **{**own, **shape, **fields})
 
 
-def until(backend, handle, folder, *states, timeout=150):
+def reached(backend, handle, folder, *states, timeout=150):
     """Poll as the supervisor does; the first state that is one of the given ones."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + limit(timeout)
     while time.monotonic() < deadline:
         state = backend.states([(handle, folder)])[0]
         if state.state in states:
@@ -111,7 +112,7 @@ def until(backend, handle, folder, *states, timeout=150):
 
 
 def unused(folder, *, timeout=60):
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + limit(timeout)
     while using(folder) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert using(folder) == []
@@ -159,7 +160,7 @@ def test_a_killed_orchestrators_job_is_adopted_and_not_submitted_again(stand, ba
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     first = subprocess.Popen(argv, env=environment)
-    wait_for(lambda: (base / "job" / "metrics.jsonl").exists())
+    until(lambda: (base / "job" / "metrics.jsonl").exists())
     first.send_signal(signal.SIGKILL)
     first.wait()
     (base / "go").touch()
@@ -182,7 +183,7 @@ def test_two_submitters_of_one_submission_make_one_job(stand, base, backend):
         thread.join()
     assert handles[0] == handles[1] == backend.find(work, base / "job")
     (base / "go").touch()
-    assert until(backend, handles[0], base / "job", "ended").code == 0
+    assert reached(backend, handles[0], base / "job", "ended").code == 0
 
 
 def test_cancelling_leaves_no_process_on_any_machine(stand, base, backend):
@@ -205,13 +206,13 @@ def test_cancelling_leaves_no_process_on_any_machine(stand, base, backend):
 def test_a_killed_driver_or_actor_takes_all_processes_with_it(stand, base, backend, who):
     """Neither can say goodbye: what an actor started dies with it, and the actors with their driver."""
     handle = backend.submit(job(base, "de"[who == "actor"], nodes=2), base / "job")
-    wait_for(lambda: len(list((base / "job" / "nodes").glob("*/beat"))) == 2)
+    until(lambda: len(list((base / "job" / "nodes").glob("*/beat"))) == 2)
     seen = {words: pid for pid, words in using(base / "job")}
     driver = next(pid for words, pid in seen.items() if "tasks.jobs.ray_driver" in words)
     parent = process.read_json(base / "job" / "nodes" / "1" / "handle.json")["pid"]
     actor = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill({"driver": driver, "actor": actor}[who], signal.SIGKILL)
-    state = until(backend, handle, base / "job", "ended")
+    state = reached(backend, handle, base / "job", "ended")
     assert (state.failure, state.failed_nodes) == ("infrastructure", ())
     assert who == "driver" or state.reason.startswith("the actor of node rank 1 on n")
     unused(base / "job")
@@ -222,14 +223,14 @@ def test_what_waits_for_room_is_queued_with_words_and_excluded_machines_are_not_
     """Both jobs want all of n2: one waits until the other has ended."""
     first, second = job(base, "5", excluded_nodes=("n1",)), job(base, "6", only_nodes=("n2", "n7"))
     one = backend.submit(first, base / "one")
-    until(backend, one, base / "one", "running")
+    reached(backend, one, base / "one", "running")
     two = backend.submit(second, base / "two")
-    wait_for(lambda: "in use" in backend.states([(two, base / "two")])[0].reason)
+    until(lambda: "in use" in backend.states([(two, base / "two")])[0].reason)
     states = backend.states([(one, base / "one"), (two, base / "two")])
     assert [state.state for state in states] == ["running", "queued"]
     assert states[1].reason == "waits for 1 machine(s) with 2 CPU: what the cluster has of it is in use"
     (base / "go").touch()
-    assert until(backend, two, base / "two", "ended").code == 0
+    assert reached(backend, two, base / "two", "ended").code == 0
     results = [process.read_json(base / name / "result.json") for name in ("one", "two")]
     assert [result["node"] for result in results] == ["n2", "n2"]
 
@@ -248,11 +249,11 @@ def test_a_users_own_ray_script_is_the_entrypoint(stand, base, backend):
     handles = [
         backend.submit(job(base, "89"[code], arguments=(str(code),), **fields), base / str(code)) for code in (0, 1)
     ]
-    assert until(backend, handles[0], base / "0", "ended").code == 0
+    assert reached(backend, handles[0], base / "0", "ended").code == 0
     assert process.read_json(base / "0" / "result.json") == {"exit_code": 0}
     log = (base / "0" / "logs" / "rank-0.log").read_text()
     assert "known nodes 2" in log and f"folder {base / '0'}" in log
-    failed = until(backend, handles[1], base / "1", "ended")
+    failed = reached(backend, handles[1], base / "1", "ended")
     assert (failed.code, failed.reason) == (1, "ended")
     assert not (base / "1" / "result.json").exists()
 
@@ -267,7 +268,7 @@ def test_a_machine_that_does_not_see_the_job_folder_is_named_before_anything_sta
     try:
         only_there = open_backend(config(stand, resources={"blind": 1}))
         handle = only_there.submit(job(base, "a", watch=WatchConfig(silent_node_seconds=2)), hidden / "job")
-        state = until(only_there, handle, hidden / "job", "ended")
+        state = reached(only_there, handle, hidden / "job", "ended")
     finally:
         stand.kill("blind")
     assert (state.failure, state.code) == ("missing", 1)
@@ -281,7 +282,7 @@ def test_a_driver_that_does_not_see_the_job_folder_says_so_through_ray(stand, ba
     folder = base / "gone"
     handle = backend.submit(job(base, "b"), folder)
     (folder / "ray.json").unlink()
-    state = until(backend, handle, folder, "ended")
+    state = reached(backend, handle, folder, "ended")
     assert (state.failure, state.code) == ("missing", 1)
     assert "is not to be seen on" in state.reason and "HEADWAY_HOME" in state.reason
 
@@ -290,19 +291,12 @@ def test_a_driver_that_does_not_see_the_job_folder_says_so_through_ray(stand, ba
 def test_a_machine_that_dies_in_the_middle_is_named_and_nothing_is_left_on_the_others(stand, base, backend):
     work = job(base, "c", nodes=2)
     handle = backend.submit(work, base / "job")
-    wait_for(lambda: len(list((base / "job" / "nodes").glob("*/beat"))) == 2)
+    until(lambda: len(list((base / "job" / "nodes").glob("*/beat"))) == 2)
     stand.kill("n2")
-    state = until(backend, handle, base / "job", "ended")
+    state = reached(backend, handle, base / "job", "ended")
     assert (state.failure, state.failed_nodes, state.code) == ("node", ("n2",), 1)
     report = process.read_json(base / "job" / "errors" / "node-n2.json")
     assert (report["class"], report["nodes"]) == ("node", ["n2"])
     unused(base / "job")
     with pytest.raises(ValueError, match="needs 2 machine.s. of its own each"):
         supervise(base / "again", job(base, "f", nodes=2), backend)
-
-
-def wait_for(condition, *, timeout=150):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

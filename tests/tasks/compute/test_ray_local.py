@@ -2,13 +2,13 @@
 
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 from ray_stand import using
+from waiting import until
 
 from tasks.cluster_config import ClusterConfig
 from tasks.compute import open_backend
@@ -50,15 +50,15 @@ def test_two_who_need_a_cluster_get_one_and_jobs_end_with_it(home):
     assert backend.find(work, home / "job") is None
     handle = backend.submit(work, home / "job")
     assert backend.find(work, home / "job") == handle
-    wait_for(lambda: backend.states([(handle, home / "job")])[0].state == "running")
-    wait_for(lambda: (home / "job" / "nodes" / "0" / "node.json").exists())
+    until(lambda: backend.states([(handle, home / "job")])[0].state == "running")
+    until(lambda: (home / "job" / "nodes" / "0" / "node.json").exists())
     assert stop_local_cluster(home)
     state = backend.states([(handle, home / "job")])[0]
     assert state.over and state.code != 0
     assert state.state == "ended" or "jobs end with their cluster" in state.reason
     assert backend.find(work, home / "job") is None
     backend.cancel(handle, home / "job")
-    wait_for(lambda: not using(home), timeout=60)
+    until(lambda: not using(home), timeout=60)
 
 
 def test_a_home_with_a_long_path_has_its_sockets_elsewhere(tmp_path):
@@ -70,10 +70,3 @@ def test_a_home_with_a_long_path_has_its_sockets_elsewhere(tmp_path):
         assert short.stat().st_mode & 0o77 == 0
     finally:
         short.rmdir()
-
-
-def wait_for(condition, *, timeout=150):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

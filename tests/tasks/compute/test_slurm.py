@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from slurm_jobs import over, reachable, running, slurm_backend, small, until
 from slurm_stand import slurm
+from waiting import limit
 
 from tasks.compute.slurm_commands import NoAnswer
 from tasks.errors import JobFailed, Missing
@@ -125,7 +126,7 @@ def test_cancel_ends_every_process_and_cancelling_again_is_no_error(tmp_path, st
     backend, folder = slurm_backend(), tmp_path / "job"
     handle = backend.submit(small(tmp_path, steps=1000), folder)
     until(backend, handle, folder, running)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + limit(20)
     while not (pid := (read_json(folder / "ranks" / "0.json") or {}).get("pid")):
         assert time.monotonic() < deadline
     backend.cancel(handle, folder)
@@ -203,7 +204,7 @@ def test_preempted_job_without_requeue_ends_as_preempted(tmp_path, stand, partit
     backend, folder = slurm_backend(requeue=False, partition=partition), tmp_path / "job"
     handle = backend.submit(small(tmp_path, steps=1000, exclusive=True), folder)
     until(backend, handle, folder, running)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + limit(20)
     while not (folder / "metrics.jsonl").exists():
         assert time.monotonic() < deadline
     stand.command("sbatch", "--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
@@ -217,7 +218,7 @@ def test_preempted_job_that_slurm_starts_again_is_not_ended_by_its_old_marks(tmp
     backend, folder = slurm_backend(), tmp_path / "job"
     handle = backend.submit(small(tmp_path, steps=60, exclusive=True), folder)
     until(backend, handle, folder, running)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + limit(20)
     while not (folder / "metrics.jsonl").exists():
         assert time.monotonic() < deadline
     stand.command("sbatch", "--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")

@@ -5,6 +5,7 @@ import time
 import pytest
 from slurm_jobs import over, reachable, running, slurm_backend, small, until
 from slurm_stand import slurm
+from waiting import limit
 
 from tasks.process import read_json
 
@@ -35,7 +36,7 @@ def test_node_that_boots_is_starting_and_a_forgotten_job_is_decided_by_its_marks
     stand.command("scancel", "--signal=KILL", "--full", gone["job"])
     assert until(backend, gone, lost, over)[-1].state == "ended"
     (lost / "nodes" / "0" / "exit.json").unlink(missing_ok=True)  # as a machine without power leaves it
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + limit(150)
     while stand.command("squeue", "--noheader", "--states=all"):
         assert time.monotonic() < deadline, "Slurm forgets after MinJobAge, at its next look (60 s)"
         time.sleep(0.5)

@@ -4,11 +4,11 @@ import json
 import os
 import signal
 import threading
-import time
 
 import pytest
 from elastic_material import consumed, elastic_job, expected, lines, training, world_sizes, write_tokens
 from slurm_stand import slurm
+from waiting import until
 
 from tasks import process
 from tasks.cluster_config import ClusterConfig
@@ -35,13 +35,6 @@ class Journal:
 
     def list(self, prefix):
         return sorted(key for key in self.kept if key.startswith(prefix))
-
-
-def wait(condition, why=lambda: ""):
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +68,7 @@ def shown(cluster, backend, tokens, tmp_path_factory):
     """The job after it grew and lost its first machine: its folder, its result, its journal, and who was lost."""
     folder, journal, results = tmp_path_factory.mktemp("jobs") / "job", Journal(), []
     others = {node: occupy(cluster, node) for node in ("n2", "n3", "n4")}
-    wait(lambda: cluster.command("squeue", "--noheader", "--states=PENDING") == "")
+    until(lambda: cluster.command("squeue", "--noheader", "--states=PENDING") == "")
     job = elastic_job(tokens, CONFIG)
     stopped = threading.Event()
     watch = Watch(cancelled=stopped.is_set)
@@ -89,10 +82,10 @@ def shown(cluster, backend, tokens, tmp_path_factory):
         return cluster.command("squeue") + "\n".join(f"{log}:\n{log.read_text()[-1000:]}" for log in logs)
 
     try:
-        wait(lambda: lines(folder), say)
+        until(lambda: lines(folder), PATIENCE, why=say)
         for node in ("n2", "n3"):
             cluster.command("scancel", others[node])
-        wait(lambda: lines(folder)[-1]["world_size"] == 3, say)
+        until(lambda: lines(folder)[-1]["world_size"] == 3, PATIENCE, why=say)
         lost = process.read_json(folder / "nodes" / "0" / "node.json")["name"]
         cluster.kill_node(lost)
         supervisor.join(PATIENCE)
@@ -152,7 +145,7 @@ def names(cluster):
 def test_a_machine_whose_processes_die_is_submitted_again_and_cancel_ends_all(cluster, backend, waiting):
     job, folder, handle = waiting
     parts = [f"{job.submission_id}.e{number}" for number in (0, 1)]
-    wait(lambda: all((folder / "nodes" / str(number) / "node.json").exists() for number in (0, 1)))
+    until(lambda: all((folder / "nodes" / str(number) / "node.json").exists() for number in (0, 1)))
     assert backend.states([(handle, folder)])[0].state == "running" and names(cluster) == parts
     assert backend.find(job, folder) == handle
     os.kill(process.read_json(folder / "nodes" / "1" / "handle.json")["pid"], signal.SIGKILL)
@@ -162,7 +155,7 @@ def test_a_machine_whose_processes_die_is_submitted_again_and_cancel_ends_all(cl
         assert state.state == "running", state
         return (folder / "rendezvous" / "parts" / "1-2.json").exists()
 
-    wait(again)
+    until(again)
     assert names(cluster) == parts
     where = cluster.command("squeue", "--noheader", "--format=%N", "--states=RUNNING").split()
     assert where and set(where) <= {"n2", "n3"}, "machines that did not qualify do not join"
@@ -170,7 +163,7 @@ def test_a_machine_whose_processes_die_is_submitted_again_and_cancel_ends_all(cl
     assert process.alive(holder)
     backend.cancel(handle, folder)
     assert not process.alive(holder) and names(cluster) == []
-    wait(lambda: cluster.command("squeue", "--noheader") == "")
+    until(lambda: cluster.command("squeue", "--noheader") == "")
     state = backend.states([(handle, folder)])[0]
     assert (state.state, state.reason) == ("ended", "cancelled")
 
@@ -178,9 +171,9 @@ def test_a_machine_whose_processes_die_is_submitted_again_and_cancel_ends_all(cl
 def test_nobody_left_is_an_end(cluster, backend, waiting):
     """An administrator deletes the machines: they do not come back by themselves."""
     _, folder, handle = waiting
-    wait(lambda: len(names(cluster)) == 2)
+    until(lambda: len(names(cluster)) == 2)
     cluster.command("scancel", "--user=root")
-    wait(lambda: backend.states([(handle, folder)])[0].over)
+    until(lambda: backend.states([(handle, folder)])[0].over)
     state = backend.states([(handle, folder)])[0]
     assert (state.state, state.failure) == ("ended", "cancelled")
     assert not process.alive(process.read_json(folder / "rendezvous" / "handle.json"))
@@ -188,14 +181,14 @@ def test_nobody_left_is_an_end(cluster, backend, waiting):
 
 def test_the_store_is_held_again_after_its_holder_died(cluster, backend, waiting):
     _, folder, handle = waiting
-    wait(lambda: (folder / "rendezvous" / "rendezvous.json").exists())
+    until(lambda: (folder / "rendezvous" / "rendezvous.json").exists())
     first = process.read_json(folder / "rendezvous" / "handle.json")
     os.kill(first["pid"], signal.SIGKILL)
-    wait(lambda: not process.alive(first))
+    until(lambda: not process.alive(first))
     assert backend.states([(handle, folder)])[0].state in ("running", "queued", "starting")
     second = process.read_json(folder / "rendezvous" / "handle.json")
     assert process.alive(second) and second["pid"] != first["pid"]
-    wait(lambda: json.loads((folder / "rendezvous" / "rendezvous.json").read_text())["opening"] == 2)
+    until(lambda: json.loads((folder / "rendezvous" / "rendezvous.json").read_text())["opening"] == 2)
 
 
 def test_what_would_be_submitted_is_a_value(backend, tokens, tmp_path):

@@ -14,6 +14,7 @@ import pytest
 from slurm_jobs import over, running, small, until
 from slurm_stand import slurm
 from ssh_stand import make_key
+from waiting import limit
 
 from tasks.cluster_config import ClusterConfig
 from tasks.compute.slurm import SlurmBackend
@@ -69,7 +70,7 @@ def login(tmp_path_factory):
 
 
 def until_it_listens(daemon, port):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + limit(60)
     while True:
         try:
             return socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -98,7 +99,7 @@ def test_folder_and_inputs_go_there_and_what_the_job_writes_comes_back(tmp_path,
     assert str(folder) not in (folder / "job.sbatch").read_text()
     assert backend.find(job, folder) == handle
     until(backend, handle, folder, running)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + limit(30)
     while not (folder / "metrics.jsonl").exists():
         assert time.monotonic() < deadline
         backend.states([(handle, folder)])

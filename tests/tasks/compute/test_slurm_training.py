@@ -8,6 +8,7 @@ import pytest
 from elastic_material import write_tokens
 from slurm_jobs import reachable
 from slurm_stand import slurm
+from waiting import limit
 
 from tasks.cluster_config import ClusterConfig
 from tasks.compute import open_backend
@@ -87,7 +88,7 @@ def test_killed_node_is_named_left_out_and_training_goes_on_from_its_checkpoint(
 
 def _kill(stand, folder):
     """Kill the second machine once there is a checkpoint."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + limit(120)
     while not list(folder.glob("checkpoints/*/manifest.json")) and len(records(folder)) < 3 * EVERY:
         if time.monotonic() > deadline:
             return

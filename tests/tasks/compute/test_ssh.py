@@ -18,6 +18,7 @@ import elastic_material
 import pytest
 from ssh_stand import PORT, command_line, make_key, ssh_stand
 from two_machines import TORCHRUN
+from waiting import limit, until
 
 from tasks.cluster_config import ClusterConfig
 from tasks.compute import open_backend
@@ -57,7 +58,7 @@ def machines(tmp_path_factory):
 @pytest.fixture
 def stand(machines):
     """All of them free: a machine of the job before may take a moment more than its job."""
-    wait_until(lambda: not any(machine.running("tasks.process") for machine in machines.machines))
+    until(lambda: not any(machine.running("tasks.process") for machine in machines.machines))
     return machines
 
 
@@ -95,13 +96,6 @@ def make_job(config, program, **changes):
         "restarts": 0,
     }
     return Job(**{**given, **shape, **changes})
-
-
-def wait_until(true, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.1)
 
 
 def left_of(stand, folder):
@@ -189,7 +183,7 @@ def test_no_shared_folder_names_machine_and_folder(stand, program, tmp_path):
     )
     shadow = subprocess.Popen(["unshare", "--mount", "bash", "-c", hide])
     try:
-        wait_until(lambda: (stand.folder / "other.pid").exists())
+        until(lambda: (stand.folder / "other.pid").exists())
         config = cluster(stand, hosts=[stand.machines[1].host, f"root@{machine.address}:{PORT + 1}"])
         with pytest.raises(Missing, match=f"machine {machine.address}: .*cannot read {folder}") as refused:
             open_backend(config).submit(make_job(config, program), folder)
@@ -221,7 +215,7 @@ def test_machines_take_one_job_at_a_time_and_cancel_leaves_nothing(stand, progra
     assert (first.state, second.state, third.state) == ("running", "running", "queued")
     assert jobs[0].submission_id in third.reason
     assert left_of(stand, folders[2]) == []
-    wait_until(lambda: (folders[0] / "metrics.jsonl").exists())
+    until(lambda: (folders[0] / "metrics.jsonl").exists())
     where = [sorted({m.name for m in stand.machines if m.running(str(folder))}) for folder in folders[:2]]
     assert where == [[m.name for m in stand.machines[:2]], [stand.machines[2].name]]
 
@@ -231,14 +225,14 @@ def test_machines_take_one_job_at_a_time_and_cancel_leaves_nothing(stand, progra
 
     began = time.monotonic()
     again.cancel(handles[0], folders[0])
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < limit(15)
     assert left_of(stand, folders[0]) == []
     assert backend.states([(handles[0], folders[0])])[0].reason == "cancelled"
 
-    wait_until(lambda: backend.states([(handles[2], folders[2])])[0].state == "running")
+    until(lambda: backend.states([(handles[2], folders[2])])[0].state == "running")
     for handle, folder in zip(handles[1:], folders[1:], strict=True):
         (folder.parent / "go").touch()
-        wait_until(lambda h=handle, f=folder: backend.states([(h, f)])[0].over)
+        until(lambda h=handle, f=folder: backend.states([(h, f)])[0].over)
         assert backend.states([(handle, folder)])[0].code == 0
     result = json.loads((folders[2] / "result.json").read_text())
     assert result == {"machine": stand.machines[0].address, "attempt": 1}
@@ -256,7 +250,7 @@ def test_machine_taken_away_is_named_and_left_out(stand, program, no_torch, tmp_
         return [machine for machine in stand.machines if machine.running(str(program))]
 
     def take_away():
-        wait_until(lambda: len(running()) == 2)
+        until(lambda: len(running()) == 2)
         victims.append(running()[1])  # which two it got is ssh's to say: the job before may still let one go
         victims[0].take_away()
 
@@ -293,9 +287,9 @@ def test_no_answer_is_no_end(stand, program, tmp_path):
     more = open_backend(cluster(stand, nodes=1))
     assert more.states([(handle, folder)])[0].state == "running"
     machine.start()
-    wait_until(lambda: backend.states([(handle, folder)])[0].state == "running")
+    until(lambda: backend.states([(handle, folder)])[0].state == "running")
     os.kill(json.loads((folder / "nodes/0/handle.json").read_text())["pid"], signal.SIGKILL)
-    wait_until(lambda: backend.states([(handle, folder)])[0].over)
+    until(lambda: backend.states([(handle, folder)])[0].over)
     lost = backend.states([(handle, folder)])[0]
     assert (lost.state, lost.failed_nodes) == ("lost", ())
     assert machine.address in lost.reason
@@ -307,13 +301,13 @@ def test_cancel_names_a_machine_that_it_cannot_reach(stand, program, no_torch, t
     folder, machine = tmp_path / "job", stand.machines[1]
     backend = open_backend(cluster(stand))
     handle = backend.submit(make_job(cluster(stand), program, environment=no_torch), folder)
-    wait_until(lambda: machine.running(str(program)))
+    until(lambda: machine.running(str(program)))
     for pid in machine.processes():
         if "sshd" in command_line(pid):
             os.kill(pid, signal.SIGKILL)
     backend.cancel(handle, folder)
     assert f"was not stopped on machine {machine.address}" in caplog.text
-    wait_until(lambda: left_of(stand, folder) == [])
+    until(lambda: left_of(stand, folder) == [])
     assert backend.states([(handle, folder)])[0].reason == "cancelled"
     machine.start()
 
@@ -335,7 +329,7 @@ def test_mpirun_starts_ranks_on_both_machines(stand, tmp_path):
     job = make_job(config, path, launcher="mpi", ranks_per_node=2, environment=environment)
     backend = open_backend(config)
     handle = backend.submit(job, folder)
-    wait_until(lambda: backend.states([(handle, folder)])[0].over)
+    until(lambda: backend.states([(handle, folder)])[0].over)
     logs = [log.read_text() for log in folder.rglob("*.log")]
     assert backend.states([(handle, folder)])[0].code == 0, logs
     said = [(folder / f"said-{rank}").read_text().split() for rank in range(4)]
@@ -380,7 +374,7 @@ def test_training_on_two_machines_outlives_its_orchestrator(stand, tmp_path, tmp
     argv = [sys.executable, "-c", ORCHESTRATOR, config.model_dump_json(), job.model_dump_json(), str(home)]
     folder = home / "jobs" / job.id
     first = subprocess.Popen(argv, cwd=ROOT, start_new_session=True)
-    wait_until(lambda: (folder / "metrics.jsonl").exists(), 120)
+    until(lambda: (folder / "metrics.jsonl").exists(), 120)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     second = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from tasks import process
 from tasks.cluster_config import ClusterConfig, RetryConfig
@@ -125,14 +126,6 @@ def orchestrator(base, job):
 def starts(base):
     path = base / "starts"
     return path.read_text().splitlines() if path.exists() else []
-
-
-def until(condition, timeout=20.0):
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return value
 
 
 def after(condition, action):

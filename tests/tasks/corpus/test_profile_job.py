@@ -9,6 +9,7 @@ import time
 
 import pyarrow.parquet as pq
 import pytest
+from waiting import limit
 
 from tasks.corpus.inputs import find_shards
 from tasks.corpus.parts import divide
@@ -89,7 +90,7 @@ def test_two_ranks_write_the_same_profile(corpus, whole, tmp_path):
 def test_a_killed_rank_goes_on_with_the_rest(corpus, whole, tmp_path):
     folder = job(tmp_path / "job", corpus)
     running = start(folder)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + limit(60)
     while not (kept := list((folder / "parts").glob("unit-*/receipt.json"))):
         assert running.poll() is None, "it ended before it could be killed: make the corpus larger"
         assert time.monotonic() < deadline

@@ -8,7 +8,8 @@ import socket
 import time
 
 import pytest
-from endpoint_stand import BLUE, GREEN, Clients, Endpoint, ask, eventually
+from endpoint_stand import BLUE, GREEN, Clients, Endpoint, ask
+from waiting import limit, until
 
 from tasks import process
 from tasks.endpoints.routes import Routes, read_routes, write_routes
@@ -31,7 +32,7 @@ def models(endpoint, count):
 
 
 def state(endpoint):
-    return eventually(endpoint.gateway.state)
+    return until(endpoint.gateway.state)
 
 
 def test_requests_go_by_shares_that_hold_over_any_hundred(endpoint):
@@ -83,7 +84,7 @@ def test_a_green_that_hangs_is_counted_and_blue_answers_in_time(endpoint):
     assert traffic.observe()["green"].failures == 1
     with pytest.raises(TimeoutError):
         ask(endpoint.port, {**BODY, "model": GREEN}, timeout=6)  # who asked does not wait so long
-    eventually(lambda: traffic.observe()["green"].failures == 2)
+    until(lambda: traffic.observe()["green"].failures == 2)
     assert traffic.observe()["blue"].failures == 0
 
 
@@ -126,11 +127,9 @@ def test_copies_go_to_green_and_nobody_gets_their_answers(endpoint):
     traffic = endpoint.beside(text="other")
     traffic.set_traffic({"blue": 100, "green": 0}, mirror=50)
     assert set(models(endpoint, 20)) == {BLUE}
-    eventually(
-        lambda: state(endpoint)["colours"]["green"]["totals"]["mirrored"] == endpoint.asked("green")["mirror"] >= 8
-    )
+    until(lambda: state(endpoint)["colours"]["green"]["totals"]["mirrored"] == endpoint.asked("green")["mirror"] >= 8)
     assert set(endpoint.asked("green")) == {"mirror"} and endpoint.asked("blue") == {"user": 20}
-    eventually(lambda: traffic.observe()["green"].requests == state(endpoint)["colours"]["green"]["totals"]["mirrored"])
+    until(lambda: traffic.observe()["green"].requests == state(endpoint)["colours"]["green"]["totals"]["mirrored"])
     seen = traffic.observe()["green"]
     assert seen.requests >= 8 and not seen.failures and len(seen.seconds_per_token) == seen.requests
     assert state(endpoint)["colours"]["green"]["totals"]["requests"] == 0
@@ -146,12 +145,12 @@ def test_a_green_that_plainly_fails_loses_its_share_without_any_deployer(endpoin
     endpoint.serve()
     endpoint.beside(errors=1.0).set_traffic({"blue": 90, "green": 10})  # it says that it is ready: it lies
     with Clients(endpoint.port) as clients:
-        eventually(lambda: state(endpoint)["tripped"])
+        until(lambda: state(endpoint)["tripped"])
         assert state(endpoint)["weights"] == {"blue": 100, "green": 0}
-        eventually(lambda: clients.got[BLUE] > 100)
+        until(lambda: clients.got[BLUE] > 100)
     assert not clients.failed and clients.got[GREEN] == 0
     kill_gateway(endpoint)
-    eventually(lambda: (endpoint.gateway.state() or {}).get("port"))
+    until(lambda: (endpoint.gateway.state() or {}).get("port"))
     assert state(endpoint)["weights"] == {"blue": 100, "green": 0}  # it is remembered
 
 
@@ -173,10 +172,10 @@ def test_a_gateway_that_crashed_is_back_in_seconds_with_the_same_routes(endpoint
         except OSError:
             return False
 
-    eventually(answers)
+    until(answers)
     print(f"back after {time.monotonic() - began:.2f} s")
-    assert time.monotonic() - began < 10  # under 1 s on a machine that does nothing else: benchmarks/rollout.py
-    assert eventually(endpoint.gateway.state)["pid"] != before
+    assert time.monotonic() - began < limit(10)  # under 1 s on a machine that does nothing else: benchmarks/rollout.py
+    assert until(endpoint.gateway.state)["pid"] != before
     assert models(endpoint, 10).count(GREEN) == 5
 
 
@@ -186,7 +185,7 @@ def test_shares_whose_deployer_died_go_back_to_blue(endpoint):
     routes = read_routes(endpoint.gateway.routes)
     dead = {**routes.deployer, "pid": 2**22 + 1}
     write_routes(endpoint.gateway.routes, routes.with_weights({"blue": 50, "green": 50}, deployer=dead))
-    eventually(lambda: state(endpoint)["weights"] == {"blue": 100, "green": 0})
+    until(lambda: state(endpoint)["weights"] == {"blue": 100, "green": 0})
     assert "died" in state(endpoint)["tripped"]["why"]
 
 
@@ -198,22 +197,22 @@ def test_routes_that_do_not_sum_to_100_are_neither_written_nor_followed(endpoint
     broken = process.read_json(endpoint.gateway.routes)
     broken["colours"]["blue"]["weight"], broken["number"] = 90, 99
     process.write_json(endpoint.gateway.routes, broken)
-    assert "sum to 100" in eventually(lambda: state(endpoint)["problem"])
+    assert "sum to 100" in until(lambda: state(endpoint)["problem"])
     assert state(endpoint)["applied"] == routes.number and models(endpoint, 2) == [BLUE, BLUE]
     assert isinstance(routes, Routes)
 
 
 def test_a_server_that_is_not_there_is_waited_for_and_one_that_is_not_ready_is_passed_by(endpoint):
     endpoint.serve(replicas={"least": 2, "most": 2, "queue": 8, "idle_seconds": 300})
-    eventually(lambda: len(ready(endpoint)) == 2)
+    until(lambda: len(ready(endpoint)) == 2)
     copy = next(name for name in ready(endpoint) if name != "blue")
     endpoint.behave("blue", ready=False)
-    eventually(lambda: ready(endpoint) == [copy])
+    until(lambda: ready(endpoint) == [copy])
     before = endpoint.asked("blue")["user"]
     models(endpoint, 6)
     assert endpoint.asked("blue")["user"] == before and endpoint.asked(copy)["user"] >= 6
     endpoint.behave("blue")
-    eventually(lambda: len(ready(endpoint)) == 2)
+    until(lambda: len(ready(endpoint)) == 2)
     endpoint.behave("blue", die=True)
     endpoint.behave(copy, die=True)
     assert ask(endpoint.port, BODY)[0] == 502  # both died of it: nobody else is asked
@@ -230,20 +229,20 @@ def ready(endpoint):
 def test_servers_are_added_while_requests_wait_and_go_when_idle(endpoint):
     endpoint.serve(seconds=0.2, replicas={"least": 1, "most": 3, "queue": 2, "idle_seconds": 1})
     with Clients(endpoint.port, rate=1000, threads=12) as clients:
-        eventually(lambda: len(ready(endpoint)) == 3)
+        until(lambda: len(ready(endpoint)) == 3)
     assert not clients.failed
-    eventually(lambda: len(ready(endpoint)) == 1)
+    until(lambda: len(ready(endpoint)) == 1)
     assert ready(endpoint) == ["blue"]
-    assert eventually(lambda: len(list((endpoint.folder / "servers").iterdir())) == 1)
+    assert until(lambda: len(list((endpoint.folder / "servers").iterdir())) == 1)
 
 
 def test_an_idle_endpoint_may_have_no_server_and_the_first_request_waits_for_one(endpoint):
     endpoint.serve(replicas={"least": 0, "most": 1, "queue": 8, "idle_seconds": 1})
     assert models(endpoint, 1) == [BLUE]
-    eventually(lambda: state(endpoint)["colours"]["blue"]["asleep"])
+    until(lambda: state(endpoint)["colours"]["blue"]["asleep"])
     assert not process.alive(process.read_json(endpoint.folder / "servers" / "blue" / "handle.json"))
     kill_gateway(endpoint)
-    eventually(endpoint.gateway.state)
+    until(endpoint.gateway.state)
     assert models(endpoint, 1) == [BLUE]
 
 
@@ -268,5 +267,5 @@ def test_a_caller_that_goes_away_frees_its_place(endpoint):
         body = json.dumps(BODY).encode()
         caller.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
         caller.sendall(b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-        eventually(lambda: state(endpoint)["colours"]["blue"]["servers"][0]["inflight"] == 1)
-    eventually(lambda: state(endpoint)["colours"]["blue"]["servers"][0]["inflight"] == 0, seconds=2)
+        until(lambda: state(endpoint)["colours"]["blue"]["servers"][0]["inflight"] == 1)
+    until(lambda: state(endpoint)["colours"]["blue"]["servers"][0]["inflight"] == 0, timeout=2)

@@ -1,8 +1,9 @@
 """`GET /metrics` of an endpoint: the figures of all its servers, through the real gateway; what is counted never falls."""
 
 import pytest
-from endpoint_stand import Endpoint, ask, eventually
+from endpoint_stand import Endpoint, ask
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import until
 
 from tasks import process
 from tasks.jobs.serving.metrics import Metrics
@@ -56,7 +57,7 @@ def two_servers(endpoint):
         colours = (endpoint.gateway.state() or {}).get("colours", {})
         return [one["server"] for one in colours.get("blue", {}).get("servers", []) if one["health"] == "ready"]
 
-    eventually(lambda: len(names()) == 2)
+    until(lambda: len(names()) == 2)
     return next(name for name in names() if name != "blue")
 
 
@@ -94,7 +95,7 @@ def test_what_was_counted_stays_when_a_server_starts_anew_or_goes(endpoint):
 
 def test_asking_for_figures_wakes_nobody(endpoint):
     endpoint.serve(replicas={"least": 0, "most": 1, "queue": 8, "idle_seconds": 1})
-    eventually(lambda: endpoint.gateway.state()["colours"]["blue"]["asleep"])
+    until(lambda: endpoint.gateway.state()["colours"]["blue"]["asleep"])
     assert of(read(endpoint), "replica_answers", replica="blue") == 0
     assert endpoint.gateway.state()["colours"]["blue"]["asleep"]
 

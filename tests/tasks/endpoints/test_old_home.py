@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from endpoint_stand import BLUE, GREEN, Clients, Endpoint, eventually
+from endpoint_stand import BLUE, GREEN, Clients, Endpoint
+from waiting import until
 
 from tasks import process
 from tasks.endpoints.local import LocalEndpoint
@@ -25,7 +26,7 @@ def old(tmp_path):
 
 def test_it_is_observed_as_before(old):
     endpoint = LocalEndpoint(old.folder.parent, "a")
-    served = eventually(endpoint.observe)
+    served = until(endpoint.observe)
     assert (served.model_ref, served.port, served.ready) == (BLUE, old.port, True)
     assert endpoint.serves_from().running
     endpoint.stop()
@@ -37,9 +38,9 @@ def test_its_next_deploy_puts_a_gateway_before_it_and_no_request_is_lost(old):
     green = old.server("green", GREEN)
     old.journal.begin(what="deploy", blue=before, green=green, config={**old.config, "keep_warm_seconds": 0.0})
     with Clients(old.port, rate=100) as clients:
-        eventually(lambda: clients.got[BLUE] > 20)
+        until(lambda: clients.got[BLUE] > 20)
         roll_out(old.traffic(), RolloutConfig(step_requests=10, step_seconds=20, max_slowdown=100), old.journal)
-        eventually(lambda: clients.got[GREEN] > 40)
+        until(lambda: clients.got[GREEN] > 40)
     assert not clients.failed
     assert not process.alive(process.read_json(Path(before["folder"]) / "handle.json"))
     assert not (Path(before["folder"]) / "public.json").exists()

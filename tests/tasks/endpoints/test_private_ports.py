@@ -4,8 +4,9 @@ import os
 import stat
 
 import pytest
-from endpoint_stand import ask, eventually
+from endpoint_stand import ask
 from tiny_model import export_tiny, files_of
+from waiting import until
 
 from tasks import process
 from tasks.endpoints import open_endpoint
@@ -45,12 +46,12 @@ def models_of(endpoint):
 
 def test_a_prompt_that_kills_a_model_kills_one_and_private_ports_want_the_secret(served):
     endpoint, port = served
-    eventually(lambda: healths(endpoint) == ["ready", "ready"], seconds=90)
+    until(lambda: healths(endpoint) == ["ready", "ready"], timeout=90)
     before = models_of(endpoint)
     status, headers, body = ask(port, {**BODY, "prompt": "crash me"}, timeout=60)
     assert (status, headers["x-headway-gone"]) == (503, "1") and b"SIGSEGV" in body and "retry-after" in headers
     assert ask(port, BODY, timeout=60)[0] == 200  # by the other one, or by this one once it is loaded again
-    eventually(lambda: healths(endpoint) == ["ready", "ready"], seconds=90)
+    until(lambda: healths(endpoint) == ["ready", "ready"], timeout=90)
     after = models_of(endpoint)
     assert sum(before[name] != after[name] for name in before) == 1
 

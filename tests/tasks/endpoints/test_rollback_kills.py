@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from endpoint_stand import BLUE, GREEN, Clients, Endpoint, ask, eventually
+from endpoint_stand import BLUE, GREEN, Clients, Endpoint, ask
+from waiting import until
 
 from tasks import process
 from tasks.endpoints.refused import refused_models
@@ -58,7 +59,7 @@ def killed_and_settled(folder, at, after):
             assert record["model_ref"] == wanted
             assert json.loads(ask(endpoint.port, {"prompt": "a", "max_tokens": 4})[2])["model"] == wanted
             assert list(refused_models(folder)) == ([GREEN] if committed else []), "what serves is not refused"
-            eventually(lambda: clients.got[wanted] > 3)
+            until(lambda: clients.got[wanted] > 3)
         assert not clients.failed, clients.failed[:3]
     finally:
         endpoint.stop()

@@ -10,7 +10,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from endpoint_stand import BLUE, GREEN, Clients, Endpoint, ask, eventually
+from endpoint_stand import BLUE, GREEN, Clients, Endpoint, ask
+from waiting import limit, until
 
 from tasks import process
 from tasks.endpoints.journal import Journal
@@ -130,7 +131,7 @@ def test_a_sound_model_takes_the_traffic_step_by_step_and_nobody_notices(endpoin
     traffic, told = endpoint.beside(), []
     with Clients(endpoint.port, rate=100) as clients:
         roll_out(traffic, QUICK, endpoint.journal, told=lambda event, details: told.append((event, details)))
-        eventually(lambda: clients.got[GREEN] > 40)
+        until(lambda: clients.got[GREEN] > 40)
     assert not clients.failed and clients.got[BLUE] > 20
     assert [event for event, _ in told] == ["step"] * 4 + ["switched"]
     assert [line["event"] for line in endpoint.journal.lines()] == ["begin", *["step"] * 4, "commit", "done"]
@@ -163,13 +164,13 @@ def test_a_bad_model_loses_its_traffic_within_30_seconds_and_no_caller_notices(e
     endpoint.serve(seconds=0.005)
     traffic = endpoint.beside(**how)
     with Clients(endpoint.port, rate=200, threads=8) as clients:
-        eventually(lambda: clients.got[BLUE] > 60)
+        until(lambda: clients.got[BLUE] > 60)
         began = time.monotonic()
         with pytest.raises(GateFailed, match="lost its traffic at the step") as breach:
             roll_out(traffic, RolloutConfig(step_requests=400, step_seconds=60, mirror=50), endpoint.journal)
         took = time.monotonic() - began
         got = clients.got[BLUE]
-        eventually(lambda: clients.got[BLUE] > got + 20)
+        until(lambda: clients.got[BLUE] > got + 20)
     print(f"{breach.value.message}: after {took:.1f} s")
     assert took < 30 and not clients.failed
     assert model_now(endpoint) == BLUE and record(endpoint)["model_ref"] == BLUE
@@ -224,7 +225,7 @@ def killed_and_settled(endpoint, at, after):
         assert outcome == ("done" if committed else "reverted") or (outcome is None and committed)
         wanted = GREEN if committed else BLUE
         assert (record(endpoint)["model_ref"], model_now(endpoint)) == (wanted, wanted)
-        eventually(lambda: clients.got[wanted] > 3)
+        until(lambda: clients.got[wanted] > 3)
     assert not clients.failed, clients.failed[:3]
     assert settle(endpoint.traffic(), endpoint.journal) is None if endpoint.journal.open_change() else True
     return code
@@ -262,12 +263,12 @@ def test_going_back_takes_seconds_and_loses_nothing_at_50_requests_a_second(endp
     roll_out(endpoint.beside(), AT_ONCE, endpoint.journal)
     assert process.alive(process.read_json(endpoint.folder / "servers" / "blue" / "handle.json")) is warm
     with Clients(endpoint.port, rate=50) as clients:
-        eventually(lambda: clients.got[GREEN] > 20)
+        until(lambda: clients.got[GREEN] > 20)
         began = time.monotonic()
         back = go_back(endpoint.folder, endpoint.journal, reason="worse", taken=None, told=lambda event, details: None)
         took = time.monotonic() - began
         green = clients.got[GREEN]
-        eventually(lambda: clients.got[BLUE] > 20)
+        until(lambda: clients.got[BLUE] > 20)
     print(f"back after {took:.2f} s, warm {warm}")
     assert took < 5 and not clients.failed and clients.got[GREEN] - green <= 4  # those were under way
     assert (back["model_ref"], model_now(endpoint)) == (BLUE, BLUE)
@@ -283,11 +284,11 @@ def test_a_large_model_is_given_the_time_that_reading_it_takes_for_the_way_back(
     endpoint.serve()
     roll_out(endpoint.beside(), AT_ONCE, endpoint.journal)
     file = endpoint.folder / "servers" / "blue" / "serve.json"
-    for size, limit in ((0, "0.01"), (3_000_000_000, "")):
+    for size, within in ((0, "0.01"), (3_000_000_000, "")):
         process.write_json(
             file, {**process.read_json(file), "start_timeout_seconds": 0.01, "files": [{"path": "m", "size": size}]}
         )
-        with pytest.raises(JobFailed, match=f"not ready within {limit} s") if limit else nullcontext():
+        with pytest.raises(JobFailed, match=f"not ready within {within} s") if within else nullcontext():
             go_back(endpoint.folder, endpoint.journal, reason="worse", taken=None, told=lambda event, details: None)
     assert model_now(endpoint) == BLUE
 
@@ -304,11 +305,11 @@ def test_a_deploy_that_is_under_way_is_taken_back_by_whoever_asks(endpoint):
 
     deploying = threading.Thread(target=deploy)
     deploying.start()
-    eventually(lambda: any(line.get("step") == "mirror" for line in endpoint.journal.lines()))
+    until(lambda: any(line.get("step") == "mirror" for line in endpoint.journal.lines()))
     began = time.monotonic()
     taken = ask_for_traffic_back(endpoint.folder, "I saw something")
     deploying.join(10)
-    assert time.monotonic() - began < 5 and "I saw something" in failed[0].message
+    assert time.monotonic() - began < limit(5) and "I saw something" in failed[0].message
     back = go_back(endpoint.folder, endpoint.journal, reason="I saw something", taken=taken, told=lambda e, d: None)
     assert back["model_ref"] == BLUE == model_now(endpoint) and not (endpoint.folder / "abort.json").exists()
     assert ask_for_traffic_back(endpoint.folder, "again") is None

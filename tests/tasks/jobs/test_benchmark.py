@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from bench_stand import bench, launched, measured, pid_of, probes, settings
+from waiting import limit
 
 from tasks.jobs.benchmark import GROUPS, run
 from tasks.qualification_config import FULL
@@ -26,7 +27,7 @@ def numpy_rate(once, amount, seconds=0.3):
 
 
 def until(there, running, seconds=90):
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + limit(seconds)
     while not there():
         assert all(process.poll() is None for process in running) and time.monotonic() < deadline
         time.sleep(0.05)

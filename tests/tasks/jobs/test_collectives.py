@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from bench_stand import bench
+from waiting import limit
 
 from tasks.formats.nccl_tests import read_nccl_tests
 from tasks.hardware.sku import load_sku
@@ -73,7 +74,7 @@ def launch(folder, *, nodes=1, each=1, enough=None, environment=None, **config):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     started = [_machine(folder, k, nodes, each, port, environment or {}) for k in range(nodes)]
-    deadline = time.monotonic() + LONGEST
+    deadline = time.monotonic() + limit(LONGEST)
     try:
         while any(process.poll() is None for process in started) and not (enough and enough()):
             assert time.monotonic() < deadline, _logs(folder)
@@ -263,7 +264,7 @@ def test_a_program_whose_child_keeps_its_output_open_is_not_waited_for(tmp_path,
     hanging = run_binary(fake(tmp_path, first=CHILD), [1024, 4096], gpus=8, seconds=3.0)
     os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
     assert (hanging.failed.startswith("timed out"), hanging.rows) == (True, ())
-    assert time.monotonic() - began < 50
+    assert time.monotonic() - began < limit(50)
 
 
 def test_a_machine_that_is_not_to_meet_the_others_does_not_wait_for_them(tmp_path):

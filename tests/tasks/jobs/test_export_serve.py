@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from tiny_model import CONTEXT, CORPUS, PROMPTS, VOCABULARY, files_of, make_checkpoint, start_export
+from waiting import limit
 
 from tasks import process
 from tasks.artifacts import require_checks
@@ -339,7 +340,7 @@ def test_a_killed_server_comes_back_on_its_port(served):
     endpoint, at = served
     parent, server, *_ = pids_of(endpoint)
     os.kill(server, signal.SIGKILL)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + limit(30)
     while time.monotonic() < deadline:
         seen = endpoint.observe()
         if seen and seen.ready and pids_of(endpoint)[1:2] not in ([], [server]):

@@ -5,7 +5,7 @@ import socket
 import sys
 
 import pytest
-from two_machines import until
+from waiting import until
 
 from tasks import process
 from tasks.cluster_config import ClusterConfig, WatchConfig

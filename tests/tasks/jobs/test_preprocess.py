@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from waiting import limit
 
 from tasks.corpus.inputs import cut, find_shards
 from tasks.data_config import PreprocessingConfig, TokenizerConfig
@@ -106,7 +107,7 @@ def test_two_ranks_write_the_same_bytes(corpus, whole, tmp_path):
 def test_a_killed_rank_goes_on_with_the_rest(corpus, whole, tmp_path):
     folder = job(tmp_path / "job", {"dataset": corpus})
     running = start(folder)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + limit(60)
     while not (kept := list((folder / "parts").glob("*.json"))):
         assert running.poll() is None, "it ended before it could be killed: make the corpus larger"
         assert time.monotonic() < deadline

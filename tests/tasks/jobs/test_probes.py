@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from two_machines import until
+from waiting import until
 
 from tasks import process
 from tasks.cluster_config import ClusterConfig, WatchConfig

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 from elastic_material import consumed, elastic_job, expected, lines, training, world_sizes, write_tokens
+from waiting import limit
 
 from tasks import process
 from tasks.compute import elastic
@@ -46,7 +47,7 @@ class Agents:
         agent.wait()
 
     def wait(self, condition):
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + limit(PATIENCE)
         while not condition():
             assert time.monotonic() < deadline and not self.ended(), self.said()
             time.sleep(0.05)
@@ -85,7 +86,7 @@ def finished(tokens, tmp_path_factory):
         agents.start(1)
         agents.wait(lambda: lines(agents.folder)[-1]["world_size"] == 2)
         agents.kill(0)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + limit(PATIENCE)
         while not agents.ended() and time.monotonic() < deadline:
             time.sleep(0.05)
         agents.codes = [agent.wait(30) for agent in agents.running.values()]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from two_machines import until
+from waiting import until
 
 from tasks import process
 from tasks.cluster_config import ClusterConfig, ScratchConfig, WatchConfig

@@ -11,6 +11,7 @@ import urllib.request
 
 import pytest
 from tiny_model import PROMPTS, export_tiny, files_of
+from waiting import until
 
 from tasks import process
 from tasks.answering.reading import read
@@ -55,13 +56,6 @@ def lines(endpoint, ref=ONE):
     return [Answer(**json.loads(line)) for path in files for line in path.read_bytes().splitlines()]
 
 
-def eventually(said, *, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not said():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def server_of(endpoint):
     parent = read_json(next(endpoint.folder.glob("servers/*/handle.json")))["pid"]
     return process.descendants(parent)[0]  # its last one is the model, a process of its own
@@ -76,7 +70,7 @@ def test_every_answer_to_a_user_is_measured_and_no_text_is_kept(endpoint, model)
         complete(at.url, "x = 1\n" * 300, max_tokens=7)
     with pytest.raises(ValueError, match="max_tokens"):
         complete(at.url, "x", max_tokens=513)
-    eventually(lambda: len(lines(endpoint)) == len(said) + 1)
+    until(lambda: len(lines(endpoint)) == len(said) + 1)
     told = lines(endpoint)
     for answer, reply in zip(told, said, strict=False):
         used = reply["usage"]
@@ -110,7 +104,7 @@ def test_a_label_reaches_the_request_that_it_is_about_through_a_real_endpoint(en
     unknown, why = feedback(at.url, request_id="cmpl-" + "0" * 32, label="right")
     assert unknown == 404 and "no answer to a request" in why["error"]["message"]
     assert feedback(at.url, request_id=said[0]["id"])[0] == 400
-    eventually(lambda: len(lines(endpoint)) == len(said))
+    until(lambda: len(lines(endpoint)) == len(said))
     deploy(endpoint, model, TWO)  # another server, of another model, knows it from the disk
     assert feedback(at.url, request_id=said[2]["id"], label="wrong")[1]["model"] == ONE
     labels = read(outputs_of(endpoint.folder, TWO)).labels + read(outputs_of(endpoint.folder, ONE)).labels
@@ -125,10 +119,10 @@ def test_a_kill_loses_no_line_that_was_answered_a_moment_ago_and_a_switch_tears_
     at = deploy(endpoint, model)
     for _ in range(20):
         complete(at.url, "import ", max_tokens=4)
-    eventually(lambda: len(lines(endpoint)) == 20)
+    until(lambda: len(lines(endpoint)) == 20)
     before = server_of(endpoint)
     os.kill(before, signal.SIGKILL)
-    eventually(lambda: (endpoint.observe() or at).ready and server_of(endpoint) != before)
+    until(lambda: (endpoint.observe() or at).ready and server_of(endpoint) != before)
     answered, stop = [], threading.Event()
 
     def hammer():
@@ -142,7 +136,7 @@ def test_a_kill_loses_no_line_that_was_answered_a_moment_ago_and_a_switch_tears_
     for client in clients:
         client.start()
     try:
-        eventually(lambda: len(answered) > 10)
+        until(lambda: len(answered) > 10)
         deploy(endpoint, model)  # the same model: two servers write at once
         deploy(endpoint, model, TWO)
         time.sleep(0.3)
@@ -151,7 +145,7 @@ def test_a_kill_loses_no_line_that_was_answered_a_moment_ago_and_a_switch_tears_
         for client in clients:
             client.join()
     assert set(answered) == {ONE, TWO}
-    eventually(lambda: len(lines(endpoint)) + len(lines(endpoint, TWO)) == 20 + len(answered), seconds=10)
+    until(lambda: len(lines(endpoint)) + len(lines(endpoint, TWO)) == 20 + len(answered), timeout=10)
     assert len(lines(endpoint, TWO)) == answered.count(TWO)
     assert len(list(outputs_of(endpoint.folder, ONE).glob("*.jsonl"))) >= 3
 
@@ -174,9 +168,9 @@ def test_a_server_that_crashed_does_not_start_again_on_changed_files(endpoint, c
     private = read_json(folder / "serve.json")["port"]
     os.kill(server_of(endpoint), signal.SIGKILL)
     said = []
-    eventually(lambda: said.append(ready_state(f"http://127.0.0.1:{private}")) or (said[-1] or {}).get("reason"))
+    until(lambda: said.append(ready_state(f"http://127.0.0.1:{private}")) or (said[-1] or {}).get("reason"))
     assert not said[-1]["ready"] and "model.onnx.data (sha256)" in said[-1]["reason"]
-    eventually(lambda: endpoint.observe() is None)
+    until(lambda: endpoint.observe() is None)
     ended = read_json(folder / "exit.json")
     assert (ended["code"], ended["attempts"]) == (5, 2)  # it was not tried again
     assert "model.onnx.data (sha256)" in (folder / "server.log").read_text()

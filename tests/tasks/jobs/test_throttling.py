@@ -4,6 +4,7 @@ import time
 
 import pytest
 from machine_material import H100, RecordedMachine, bench_of, report_of
+from waiting import limit
 
 from tasks.jobs.qualify import throttling
 from tasks.jobs.qualify.throttling import watched
@@ -18,7 +19,7 @@ def recorded(tmp_path, monkeypatch):
 def noted(recorded, *, looks=2):
     """What is noted of throttling during a soak that lasts until there were so many looks, or none can be."""
     with watched(bench_of(recorded.folder / "job"), "soak", recorded.machine()) as watch:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + limit(20)
         while watch.looks < looks and not watch.unseen and time.monotonic() < deadline:
             time.sleep(0.02)
     return [probe for probe in report_of(recorded.folder / "job").probes if probe.check == "throttle"]

@@ -27,6 +27,7 @@ from training_runs import (
     steps_of_checkpoints,
     write_job,
 )
+from waiting import limit
 
 from tasks import process
 from tasks.jobs.checkpoint_files import digest, manifests
@@ -304,7 +305,7 @@ if __name__ == "__main__":
     process.start(
         job, process.ProcessSpec(argv=argv, env=environment, restarts=2, progress="checkpoints/LATEST", fatal="errors")
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + limit(120)
     while not (job / "exit.json").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -11,6 +11,7 @@ import openai
 import pytest
 from api_stand import serving
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import limit
 
 CALLER = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
@@ -150,7 +151,7 @@ def test_a_client_that_goes_away_leaves_its_place(server):
         "POST", "/v1/completions", json={"prompt": "import ", "max_tokens": 200, "stream": True}
     ) as said:
         next(said.iter_lines())
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + limit(20)
     while server.figure("waiting") and time.monotonic() < deadline:
         time.sleep(0.05)
     assert server.figure("waiting") == 0

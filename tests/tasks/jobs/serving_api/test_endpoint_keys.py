@@ -7,6 +7,7 @@ import httpx
 import pytest
 from support import Home
 from tiny_model import files_of
+from waiting import limit
 
 from tasks.endpoints import open_endpoint
 
@@ -32,7 +33,7 @@ def ask(served, **headers):
 
 def settles(served, status, **headers):
     """Within a second or so the gateway has read the keys again."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + limit(10)
     while ask(served, **headers).status_code != status:
         assert time.monotonic() < deadline
         time.sleep(0.1)
