@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate, WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
@@ -21,6 +21,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 
 from deployments.catalogue import POOL, Deployment, Schedule
+from deployments.platform import prefect_server
 from tasks.errors import Unknown
 
 OURS = "headway-"
@@ -118,7 +119,7 @@ def submit(deployment: str, parameters: dict[str, Any], key: str = "") -> tuple[
 
     Raises Unknown when the server does not have the deployment.
     """
-    with get_client(sync_client=True) as client:
+    with prefect_server.client() as client:
         try:
             found = client.read_deployment_by_name(deployment)
         except ObjectNotFound as error:

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from typing import IO, Any
 from tasks.redaction import without_secrets
 
 POLL_SECONDS = 0.05
+IDLE_POLL_SECONDS = 0.5
+"""How often a parent looks at the ranks of a program that has run for a while; ends and signals wake it at once."""
 START_ROUNDS = 20
 AFTERWARDS_SECONDS = 120.0
 PR_SET_PDEATHSIG = 1
@@ -247,6 +250,11 @@ class _Supervision:
         self.began = time.monotonic()
 
     def run(self) -> None:
+        self._signals, woken = os.pipe()
+        for end in (self._signals, woken):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
         self._write_handle([])
@@ -295,8 +303,10 @@ class _Supervision:
                 preexec_fn=die_with_parent,
             )
         seen: list[dict[str, Any]] = []
+        began = time.monotonic()
         while child.poll() is None:
-            time.sleep(POLL_SECONDS)
+            age = time.monotonic() - began
+            self._wait(min(max(age / 20, POLL_SECONDS), IDLE_POLL_SECONDS))
             ranks = self._ranks()
             if ranks != seen:
                 seen = ranks
@@ -305,6 +315,13 @@ class _Supervision:
                 self._end(child)
                 return child.returncode or 0, "cancelled" if self.stopping else "timeout"
         return child.returncode, "ended"
+
+    def _wait(self, seconds: float) -> None:
+        """Until a child ends, a signal comes, or the time is over."""
+        if select.select([self._signals], [], [], seconds)[0]:
+            with suppress(BlockingIOError):
+                while os.read(self._signals, 512):
+                    pass
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
         below = [(pid, process_started(pid)) for pid in descendants(child.pid)]

@@ -147,8 +147,17 @@ def _heed(event, arguments):
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item, nextitem):
-    """A unit test, fixtures included, starts no process and opens no socket."""
+def pytest_runtest_setup(item):
+    """A unit test and what it asks for start no process and open no socket. What ends after it may be other tests'."""
+    return (yield from _guarding(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    return (yield from _guarding(item))
+
+
+def _guarding(item):
     _guarded[:] = [item.nodeid] * (tier_of(item) == "unit")
     try:
         return (yield)

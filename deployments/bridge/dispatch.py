@@ -18,6 +18,7 @@ from typing import Any
 from deployments.bridge.prefect_events import due, forward, send
 from deployments.bridge.routes import Route, routes
 from deployments.event_settings import EventsConfig
+from deployments.platform import prefect_server
 from tasks import process
 from tasks.artifacts import parse_ref
 from tasks.events import batches
@@ -56,9 +57,7 @@ class Dispatch:
         self._with_prefect(now)
 
     def _with_prefect(self, now: float) -> None:
-        from prefect.client.orchestration import get_client
-
-        with get_client(sync_client=True) as client:
+        with prefect_server.client() as client:
             forward(client, self.ledger)
             opened, waiting = self._opened(now), batches.waiting(self.ledger)
             if any(not batch.flow_run for batch in opened) or waiting or not 0 <= now - self._looked < LOOK_SECONDS:

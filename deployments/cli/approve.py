@@ -96,10 +96,9 @@ def _answer(flow_run: str, answer: dict[str, str]) -> None:
         raise Missing(
             "the Prefect server does not answer", remedy="Is it up? `headway status` tells, `headway up` starts it."
         )
-    from prefect.client.orchestration import get_client
     from prefect.client.schemas.responses import SetStateStatus
 
-    with get_client(sync_client=True) as client:
+    with prefect_server.client() as client:
         result = client.resume_flow_run(UUID(flow_run), run_input=answer)
     if result.status != SetStateStatus.ACCEPT:
         raise Missing(

@@ -11,16 +11,20 @@ import base64
 import importlib.util
 import os
 import secrets
+import ssl
 import sys
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deployments.platform.checks import choose_port, not_locked
 from tasks import process
 from tasks.errors import Missing
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 START_SECONDS = 90.0
 QUIET = {
@@ -50,6 +54,20 @@ def prepare(home: Path, port: int | None = None) -> dict[str, Any]:
     server = _running(folder) or _start(folder, port)
     os.environ.update(_client_environment(folder, server["port"]))
     return {**server, "ours": True}
+
+
+def client() -> SyncPrefectClient:
+    """A client of the server of the environment.
+
+    Prefect's own reads the certificates of all authorities each time that one is made, which takes 12 ms; where nothing is
+    encrypted it does not have to.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL
+
+    encrypted = (PREFECT_API_URL.value() or "https:").startswith("https:")
+    settings = None if encrypted else {"verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
+    return get_client(httpx_settings=settings, sync_client=True)
 
 
 def named_server(home: Path) -> str | None:

@@ -14,12 +14,11 @@ def next_runs(home: Path) -> list[dict[str, Any]]:
     """Each active schedule with its next time (ISO 8601), soonest first; empty while Prefect does not answer."""
     prefect_server.prepare(home)
     import httpx
-    from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.sorting import FlowRunSort
 
     try:
-        with get_client(sync_client=True) as client:
+        with prefect_server.client() as client:
             names = {deployment.id: deployment for deployment in client.read_deployments()}
             flows = {flow.id: flow.name for flow in client.read_flows()}
             scheduled = FlowRunFilter.model_validate({"state": {"type": {"any_": ["SCHEDULED"]}}})

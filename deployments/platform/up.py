@@ -76,8 +76,6 @@ def restart_what_died(home: Path, config: PlatformConfig) -> None:
 
 def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say) -> None:
     """Tell Prefect what is deployed, whom to notify, what events start, and what becomes of missed times, before any worker."""
-    from prefect.client.orchestration import get_client
-
     from deployments import triggers
     from deployments.notifications import apply
     from deployments.registration import register
@@ -85,7 +83,7 @@ def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say
 
     prefect_server.wait(server)
     say("deployments")
-    with get_client(sync_client=True) as client:
+    with prefect_server.client() as client:
         register(client, catalogue(config))
         apply(client, config)
         triggers.apply(client, config.events)
@@ -94,10 +92,8 @@ def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say
 
 def _worker_answers(home: Path) -> None:
     """Return when the worker has told the server of itself. Raises Missing with the end of its log."""
-    from prefect.client.orchestration import get_client
-
     deadline = time.monotonic() + WORKER_SECONDS
-    with get_client(sync_client=True) as client:
+    with prefect_server.client() as client:
         while not any(found.status == "ONLINE" for found in client.read_workers_for_work_pool(POOL)):
             if time.monotonic() > deadline or worker.status(home) is None:
                 log = home / "platform" / "worker" / "worker.log"

@@ -30,8 +30,6 @@ SPOOLS_EVERY_SECONDS = 15.0
 
 def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
     """What there is to do, by name, in its order. Each takes the time, in seconds since the epoch."""
-    from prefect.client.orchestration import get_client
-
     from deployments.telemetry.export import Telemetry
     from deployments.watch.alert_sources import platform_sources
     from deployments.watch.alerts import Alerts
@@ -49,7 +47,7 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
 
     def asked(work: Callable[[Any, float], Any]) -> Duty:
         def duty(now: float) -> None:
-            with get_client(sync_client=True) as client:
+            with prefect_server.client() as client:
                 work(client, now)
 
         return duty

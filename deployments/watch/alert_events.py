@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import NAMESPACE_URL, uuid5
 
+from deployments.platform import prefect_server
+
 LONGEST = 4000
 """Characters of details: they may hold the end of a log, and end up in messages."""
 FIRED, CLEARED = "headway.alert.fired", "headway.alert.cleared"
@@ -44,7 +46,5 @@ def slug(text: str) -> str:
 
 def send(event: dict[str, Any]) -> None:
     """Hand an event to the Prefect server of the environment. Raises httpx.HTTPError while it does not take it."""
-    from prefect.client.orchestration import get_client
-
-    with get_client(sync_client=True) as client:
+    with prefect_server.client() as client:
         client.request("POST", "/events", json=[event]).raise_for_status()

@@ -19,9 +19,7 @@ def platform_sources(home: Path, config: PlatformConfig) -> Sources:
     schedules = Schedules(home, config)
 
     def late(now: float) -> Sequence[Mapping[str, Any]]:
-        from prefect.client.orchestration import get_client
-
-        with get_client(sync_client=True) as client:
+        with prefect_server.client() as client:
             return [asdict(run) for run in schedules.late_runs(client, now)]
 
     return Sources(late=late, down=lambda: parts_down(home))

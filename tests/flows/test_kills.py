@@ -9,13 +9,16 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 
 import psutil
 import pytest
+import waiting
 from support import HEADWAY, publish_tiny
-from waiting import until
 
 pytestmark = pytest.mark.e2e
+until = partial(waiting.until, every=0.1)
+"""What is looked at here is read anew at each look."""
 STEPS, LONGER = 240, 1200
 TRAINING = ("--set", f"training.steps={STEPS}", "--to", "train")
 FINISHED = ("validate", "preprocess", "benchmark", "plan")

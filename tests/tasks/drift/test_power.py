@@ -33,8 +33,9 @@ def test_a_sample_of_unchanged_windows_gives_few_alarms(sample):
     assert sum(drifts(unchanged(sample, SEED * 1000 + trial, splits=200)) for trial in range(20)) <= 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shift", SHIFTS)
-@pytest.mark.parametrize("trials", [1, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.parametrize("trials", [5])
 def test_a_sample_of_planted_shifts_is_found(sample, shift, trials):
     assert all(drifts(planted(sample, shift, SEED * 1000 + trial, splits=200)) for trial in range(trials))
 
