@@ -119,6 +119,7 @@ def test_a_mixture_is_said_as_megatron_takes_it(folder, tmp_path):
     assert "is no weight" in _json(["mixture", prefix, "2"], code=2)["error"]["message"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_stopping_leaves_no_worker_and_the_same_command_goes_on(folder, tmp_path, number):
     source = write_documents(tmp_path / "big.jsonl", [words(20_000, i) * 8 for i in range(200)])

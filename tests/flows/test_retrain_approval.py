@@ -60,6 +60,7 @@ def form(home, flow_run):
     return json.loads(text)
 
 
+@pytest.mark.long
 def test_the_form_shows_the_evidence_and_a_rejection_spends_nothing(home, revalidation):
     process = start(home, revalidation)
     asked = waiting(home, process)

@@ -69,12 +69,14 @@ def test_other_words_are_found_and_named(compared):
     assert "kvasir" in found["why"] and "tokens" in found["why"]
 
 
+@pytest.mark.long
 def test_copies_are_found_however_many_documents_there_are(compared):
     found = compared(prose(1, 300), [*prose(2, 250), *prose(2, 50)])
     assert column(found, "duplicates")["verdict"] == "drift"
     assert "copies of earlier documents 0.0 % -> 16.7 %" in column(found, "duplicates")["moved"]
 
 
+@pytest.mark.long
 def test_a_corpus_of_another_size_has_not_more_copies_for_that(compared):
     """Documents from a few thousand: a tenfold window has many more chance copies."""
     texts = prose(1, 1500)
@@ -111,6 +113,7 @@ def test_empty_documents_are_documents(compared):
     assert compared([""] * 120, [""] * 120)["verdict"] == "none"
 
 
+@pytest.mark.long
 def test_trifles_that_a_classifier_can_see_are_not_told_by_it(compared):
     old, new = prose(1, 600), [text + " wodan" * (n % 10 == 0) for n, text in enumerate(prose(2, 600))]
     strict = compared(old, new, min_auc=0.5)

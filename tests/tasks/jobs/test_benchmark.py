@@ -70,6 +70,7 @@ def test_a_throttled_rank_is_slower_than_its_peer(tmp_path):
     raise AssertionError(f"{slow} is not below {free}")
 
 
+@pytest.mark.long
 def test_ranks_say_what_they_reach_and_one_that_stands_still_costs_its_time_once(tmp_path):
     """Rank 1 is stopped when it has multiplied, goes on when the other is through, and is late for what is left."""
     said = settings("compute", "memory", "storage", check_seconds=6.0)

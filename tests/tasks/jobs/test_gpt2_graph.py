@@ -14,6 +14,7 @@ def exported(tmp_path_factory):
     return root / "job" / "out"
 
 
+@pytest.mark.long
 def test_the_exported_gpt2_says_what_pytorch_says(exported):
     parity = json.loads((exported / "parity.json").read_text())
     assert parity["greedy_equal"] == parity["greedy_total"] == len(PROMPTS)
@@ -22,6 +23,7 @@ def test_the_exported_gpt2_says_what_pytorch_says(exported):
     assert len({tuple(tokens) for tokens in said}) > 1
 
 
+@pytest.mark.long
 def test_its_positions_are_an_input_and_its_context_what_it_learnt(exported):
     model = json.loads((exported / "genai_config.json").read_text())["model"]
     assert "position_ids" in model["decoder"]["inputs"]

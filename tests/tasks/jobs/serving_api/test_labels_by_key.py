@@ -16,6 +16,7 @@ def keys(tmp_path_factory):
     }
 
 
+@pytest.mark.long
 def test_a_label_needs_the_key_that_the_request_was_asked_with(model, keys, tmp_path):
     folder, headers = keys
     with serving(tmp_path / "server", model, keys=str(keys_file(folder))) as server:
