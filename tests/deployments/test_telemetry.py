@@ -21,6 +21,7 @@ import pytest
 import run_folders as folders
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import until
 
 from deployments.settings import PlatformConfig
 from deployments.telemetry import instruments as of
@@ -326,7 +327,7 @@ def test_running_stages_and_training_have_gauges_that_go_when_they_end(here):
     folder = folders.job(here, "train-abc", code, restarts=3)
     folders.metrics(folder, step=29, loss=2.6, tokens_per_second=900.0)
     folders.metrics(folder, step=30, loss=2.5, tokens_per_second=1000.0)
-    folders.wait_for(lambda: (process.read_json(folder / "attempts.json") or {}).get("attempts") == 2)
+    until(lambda: (process.read_json(folder / "attempts.json") or {}).get("attempts") == 2)
     made = told(here, prometheus=True)
     found = figures(made)
     assert found["headway_runs_running", "retrain", "tiny"] == 1
@@ -364,7 +365,7 @@ def test_a_run_that_went_wrong_is_a_gauge_until_one_succeeds(here):
 
 def test_the_end_of_a_failed_jobs_log_is_told_once(here):
     folder = folders.job(here, "train-abc", "print('step 7'); raise MemoryError('no memory left')")
-    folders.wait_for(lambda: process.read_json(folder / "exit.json"))
+    until(lambda: process.read_json(folder / "exit.json"))
     made = told(here)
     made.tick(NOW + 1)
     told(here)
@@ -630,7 +631,7 @@ def test_azure_monitor_that_was_away_gets_everything_once(here, ingestion):
         folders.completed(here, f"c{time.monotonic()}")  # each new delivery takes along what was kept
         return {r["properties"]["headway.run"] for r in ingestion.of("RequestData")} >= {"a", "b"}
 
-    folders.wait_for(arrived, 40)
+    until(arrived, 40)
     told_runs = [r["properties"]["headway.run"] for r in ingestion.of("RequestData")]
     assert len(told_runs) == len(set(told_runs))
 
@@ -688,7 +689,7 @@ def test_a_planted_secret_is_in_nothing_that_is_told(here, monkeypatch, ingestio
     with open(here / "runs" / "a" / "events.jsonl", "a") as file:  # as if it was written before anybody redacted
         file.write(json.dumps({"event": "waiting", "time": 1.0, "for": secret}) + "\n")
     folder = folders.job(here, "train-abc", f"print('{secret}'); sys.exit(1)")
-    folders.wait_for(lambda: process.read_json(folder / "exit.json"))
+    until(lambda: process.read_json(folder / "exit.json"))
     made = told(here, prometheus=True, azure_connection_string="env:TEST_INSIGHTS")
     text = scraped(made) + json.dumps(ingestion.taken)
     text += "".join(
@@ -717,7 +718,7 @@ def everything(here, tmp_path, monkeypatch):
         restarts=2,
     )
     folders.metrics(folder, step=1, loss=2.0, tokens_per_second=10.0)
-    folders.wait_for(lambda: (process.read_json(folder / "attempts.json") or {}).get("attempts") == 2)
+    until(lambda: (process.read_json(folder / "attempts.json") or {}).get("attempts") == 2)
     firing = [{"alert": rule.name, "severity": rule.severity, "instance": "x"} for rule in RULES]
     process.write_json(here / "platform" / "alerts.json", {"firing": firing, "outbox": []})
     made = told(here, prometheus=True)
