@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,10 +48,16 @@ def artifacts(
 
 
 def verify(
-    ref: Annotated[str, typer.Argument(help="KIND/NAME or KIND/NAME@VERSION.")],
+    ref: Annotated[
+        str,
+        typer.Argument(metavar="[REF]", help="KIND/NAME or KIND/NAME@VERSION. Without it, everything in the store."),
+    ] = "",
     as_json: Json = False,
 ) -> None:
-    """Check every byte of an artifact against its manifest, and a checkpoint or model against its signature."""
+    """Check every byte of an artifact against its manifest, and a checkpoint or model against its signature.
+
+    Without a reference: all artifacts, all records, refs and histories, and the audit log.
+    """
     from tasks.endpoints.known import served_model
     from tasks.registry.access import note_access
     from tasks.registry.verification import problems_of, refusal
@@ -61,6 +68,9 @@ def verify(
         model = short_ref(served_model(home(), ref))
         raise ValueError(f"{ref} has no files of its own; verify what it serves: headway verify {model}")
     store = open_store(home())
+    if not ref:
+        _verify_everything(store, home() / "keys", as_json)
+        return
     manifest, problems = problems_of(store, ref, keys=home() / "keys")
     note_access(home(), manifest.ref, bytes=manifest.bytes, what="verify")
     fields: dict[str, Any] = {
@@ -74,6 +84,26 @@ def verify(
         raise CommandError(refusal(manifest, problems), fields)
     words = f"{manifest.ref}: {fields['files']} file(s), {fields['bytes']} bytes, all as published"
     say(fields, words, as_json=as_json)
+
+
+def _verify_everything(store: Any, keys: Path, as_json: bool) -> None:
+    from tasks.errors import IntegrityError
+    from tasks.registry.verification import everything
+
+    looked, damaged = 0, {}
+    for name, problems in everything(store, keys=keys):
+        looked += 1
+        if problems:
+            damaged[name] = [problem.model_dump() for problem in problems]
+    fields = {"ok": not damaged, "looked_at": looked, "problems": damaged}
+    if damaged:
+        said = "; ".join(f"{name}: {found[0]['path']} ({found[0]['problem']})" for name, found in damaged.items())
+        error = IntegrityError(
+            f"{len(damaged)} of {looked} are not as they were written: {said}",
+            remedy="`headway verify REF` says how to get an artifact back; documents come back with `headway restore`.",
+        )
+        raise CommandError(error, fields)
+    say(fields, f"{looked} artifacts and documents, all as they were written", as_json=as_json)
 
 
 def _files(store: Any, manifest: Any) -> list[dict[str, Any]]:

@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from tasks.storage.store import Store
+from tasks.errors import IntegrityError
+from tasks.storage.store import Document, Store
 
 FOLDER = "audit"
 HEAD = "heads/audit.json"
@@ -76,6 +77,12 @@ def append(store: Store, entry: Mapping[str, Any]) -> Link:
 def newest(store: Store) -> Link:
     """The newest entry as the head has it; `NOTHING` for an empty log. One that is being written just now may be missing."""
     return _head(store)[0] or _newest(store)
+
+
+def entry_of(store: Store, number: int) -> dict[str, Any]:
+    """What an entry says; empty when there is none of that number."""
+    found = store.read(_key(number)) if number else None
+    return dict(json.loads(found.data)) if found else {}
 
 
 def between(store: Store, after: int, to: int) -> Iterator[tuple[Link, bytes]]:
@@ -177,7 +184,7 @@ def _head(store: Store) -> tuple[Link | None, str | None]:
     try:
         said = json.loads(document.data)
         return Link(int(said["number"]), str(said["hash"])), document.etag
-    except (ValueError, TypeError, KeyError):
+    except (IntegrityError, ValueError, TypeError, KeyError):
         return None, document.etag
 
 
@@ -201,8 +208,15 @@ def _documents(store: Store, keys: Sequence[str]) -> Iterator[tuple[str, bytes |
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for start in range(0, len(keys), AT_ONCE * 16):
             some = keys[start : start + AT_ONCE * 16]
-            documents = pool.map(store.read, some)
-            yield from ((key, found.data if found else None) for key, found in zip(some, documents, strict=True))
+            yield from zip(some, map(_bytes, pool.map(store.read, some)), strict=True)
+
+
+def _bytes(document: Document | None) -> bytes | None:
+    """What a document says; of one that is damaged nothing, which is no entry."""
+    try:
+        return document.data if document else None
+    except IntegrityError:
+        return b""
 
 
 def _number(key: str) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tasks.registry.audit import actor, audited
 from tasks.registry.versions import is_noted, note
-from tasks.storage.history import current
+from tasks.storage.history import current, newest_publication
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import Store, counts_as_newest
 from tasks.surroundings import surroundings
@@ -29,9 +29,11 @@ def publish(
     manifest = store.publish(folder, kind=kind, inputs=inputs, provenance=signed, link=link)
     name = provenance.name
     before, becomes_current = current(store, kind, name), counts_as_newest(manifest)
-    said = {"what": manifest.ref, "before": before, "after": manifest.version}
-    with audited(store, f"publish {kind}", right="publish", **said):
-        if before == manifest.version or (not becomes_current and is_noted(store, manifest)):
+    said = {"what": manifest.ref, "before": before, "after": manifest.version, "manifest": manifest.digest}
+    with audited(store, f"publish {kind}", right="publish", **said) as entry:
+        known = newest_publication(store, kind, name, manifest.version)
+        as_known = known is None or known.manifest in ("", manifest.digest)  # what was damaged is published anew
+        if as_known and (before == manifest.version or (not becomes_current and is_noted(store, manifest))):
             return manifest
         note(
             store,
@@ -41,5 +43,7 @@ def publish(
             version=manifest.version,
             current=becomes_current,
             flow_run=provenance.flow_run,
+            manifest=manifest.digest,
+            entry=entry,
         )
     return manifest

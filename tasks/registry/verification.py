@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.artifacts import parse_ref
 from tasks.errors import IntegrityError
+from tasks.registry import audit_chain
 from tasks.registry.signatures import KINDS, remedy_for, require_signed
 from tasks.signing.bundle import SIGNATURE
+from tasks.storage.history import newest_publication
 from tasks.storage.manifest import Manifest, Problem, remake
 from tasks.storage.store import Store, find
 from tasks.tokenizing.checking import look
+
+MANIFEST = "manifest.json"
+AS_WRITTEN = "as it was written"
 
 
 def problems_of(store: Store, ref: str, *, keys: Path) -> tuple[Manifest, list[Problem]]:
@@ -20,12 +26,53 @@ def problems_of(store: Store, ref: str, *, keys: Path) -> tuple[Manifest, list[P
     `keys` is the home's folder of keys; the trust policy lies beside it.
     """
     manifest = find(store, *parse_ref(ref))
-    problems = store.verify(manifest)
+    problems = [*store.verify(manifest), *_manifest_problems(store, manifest)]
     if manifest.content.kind in KINDS and not problems:
         problems = _signature_problems(store, manifest, keys.parent)
     if manifest.content.kind == "tokens" and not problems:
         problems = _format_problems(store.fetch(manifest))
     return manifest, problems
+
+
+def everything(store: Store, *, keys: Path) -> Iterator[tuple[str, list[Problem]]]:
+    """Every artifact, every document and the audit log, each by its name, with everything that is wrong with it."""
+    for listed in sorted(store.versions()):
+        ref = f"{listed.kind}/{listed.name}@{listed.version}"
+        try:
+            yield ref, problems_of(store, ref, keys=keys)[1]
+        except IntegrityError as error:
+            yield ref, [Problem(path=MANIFEST, problem="sha256", expected=AS_WRITTEN, actual=error.message)]
+    for key in store.list(""):
+        yield key, _document_problems(store, key)
+    broken = audit_chain.check(store).broken
+    told = (
+        [Problem(path=str(broken.number), problem="sha256", expected=AS_WRITTEN, actual=broken.words)] if broken else []
+    )
+    yield "audit log", told
+
+
+def _document_problems(store: Store, key: str) -> list[Problem]:
+    try:
+        found = store.read(key)
+        json.loads(found.data if found else b"null")
+    except (IntegrityError, ValueError) as error:
+        return [Problem(path=key, problem="sha256", expected=AS_WRITTEN, actual=str(error))]
+    return []
+
+
+def _manifest_problems(store: Store, manifest: Manifest) -> list[Problem]:
+    """Whether the manifest, where it came from included, is the one that history and audit log saw published."""
+    kind, name = manifest.content.kind, manifest.provenance.name
+    noted = newest_publication(store, kind, name, manifest.version)
+    if noted is None or not noted.manifest:  # it was copied or restored here, or an older release published it
+        return []
+    said = audit_chain.entry_of(store, noted.entry or 0)
+    known = (noted.manifest, said.get("manifest") if said.get("what") == manifest.ref else None)
+    return [
+        Problem(path=MANIFEST, problem="sha256", expected=wanted or "an entry of the audit log", actual=manifest.digest)
+        for wanted in known
+        if wanted != manifest.digest
+    ][:1]
 
 
 def refusal(manifest: Manifest, problems: list[Problem]) -> IntegrityError:

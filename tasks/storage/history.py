@@ -42,6 +42,10 @@ class Change(BaseModel):
     host: str = ""
     flow_run: str | None = None
     reason: str = ""
+    manifest: str = ""
+    """Digest of the whole manifest that was published (`Manifest.digest`); empty where an older release wrote this."""
+    entry: int | None = None
+    """Number of the entry of the audit log that says so too."""
 
 
 def changes(store: Documents, kind: str, name: str) -> list[Change]:
@@ -63,6 +67,12 @@ def published_as(store: Documents, kind: str, name: str, version: str) -> int:
         if change and change.action == "publish" and change.version == version:
             return change.number
     return 0
+
+
+def newest_publication(store: Documents, kind: str, name: str, version: str) -> Change | None:
+    """The newest change that published a version."""
+    found = (change for change in reversed(changes(store, kind, name)) if change.version == version)
+    return next((change for change in found if change.action == "publish"), None)
 
 
 def note_change(store: Documents, kind: str, name: str, *, action: Action, version: str, **said: Any) -> Change:

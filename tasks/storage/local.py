@@ -29,6 +29,7 @@ from tasks.storage.manifest import (
     parse_manifest,
     require_intact,
 )
+from tasks.storage.seal import sealed
 from tasks.storage.store import Document, Listed
 
 HEADROOM_BYTES = 64 << 20
@@ -148,17 +149,17 @@ class LocalStore:
             data = self._document(key).read_bytes()
         except FileNotFoundError:
             return None
-        return Document(data, _etag(data))
+        return Document(key, data, _etag(data))
 
     def create(self, key: str, data: bytes) -> bool:
-        return _create(self._document(key), data)
+        return _create(self._document(key), sealed(data, key=key))
 
     def replace(self, key: str, data: bytes, *, etag: str | None) -> bool:
         with locked(self.root / ".lock"):
             now = self.read(key)
             if (now.etag if now else None) != etag:
                 return False
-            _write(self._document(key), data)
+            _write(self._document(key), sealed(data, key=key))
             return True
 
     def list(self, prefix: str) -> list[str]:

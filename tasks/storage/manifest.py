@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks.errors import IntegrityError
 from tasks.settings import digest
+from tasks.storage.seal import opened, sealed
 
 SCHEMA = "headway/manifest/1"
 CHUNK = 4 << 20
@@ -86,6 +87,12 @@ class Manifest(_Part):
     @property
     def version(self) -> str:
         return digest(self.content.model_dump(mode="json"))
+
+    @property
+    def digest(self) -> str:
+        """sha256 of all that it says, but for where the store put the bytes: that changes when an older version is promoted."""
+        said = self.model_dump(mode="json", exclude={"schema_": True, "provenance": {"blob_versions"}})
+        return digest(said)
 
     @property
     def ref(self) -> str:
@@ -206,7 +213,7 @@ def hash_file(path: Path, copy_to: Callable[[bytes], object] | None = None) -> t
 def manifest_bytes(manifest: Manifest) -> bytes:
     """A manifest as it is written into a store."""
     parts = manifest.model_dump(mode="json", exclude={"schema_"})
-    return json.dumps({"schema": SCHEMA, **parts}, indent=1, ensure_ascii=False).encode()
+    return sealed(json.dumps({"schema": SCHEMA, **parts}, indent=1, ensure_ascii=False).encode())
 
 
 def parse_manifest(data: bytes, *, where: str, kind: str, name: str, version: str) -> Manifest:
@@ -215,7 +222,7 @@ def parse_manifest(data: bytes, *, where: str, kind: str, name: str, version: st
     Raises ValueError for one of a schema that this Headway does not know, IntegrityError for one that was edited.
     """
     try:
-        value = dict(json.loads(data))
+        value = dict(json.loads(opened(data, where=where)))
         schema = value.pop("schema")
         manifest = Manifest.model_validate(value) if schema == SCHEMA else None
         if manifest:

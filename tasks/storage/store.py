@@ -7,19 +7,29 @@ Blob). See docs/DESIGN.md, "Artifact, store".
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from tasks.errors import Unknown
 from tasks.storage.history import current
 from tasks.storage.manifest import FileEntry, Manifest, Problem, Provenance
+from tasks.storage.seal import opened
 
 
-class Document(NamedTuple):
+@dataclass(frozen=True)
+class Document:
     """A small value under a key, and the tag that a compare-and-set names."""
 
-    data: bytes
+    key: str
+    written: bytes
+    """As it lies in the store, with its seal."""
     etag: str
+
+    @property
+    def data(self) -> bytes:
+        """What was to be kept. Raises IntegrityError when it is not what was written."""
+        return opened(self.written, where=self.key)
 
 
 class Listed(NamedTuple):

@@ -19,6 +19,7 @@ import pytest
 from tasks.errors import IntegrityError, Missing, Unknown
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
+from tasks.storage.seal import opened, sealed
 from tasks.storage.store import find
 
 pytestmark = pytest.mark.unit
@@ -218,7 +219,8 @@ def test_an_edited_manifest_is_refused(store, folder, edit):
 def test_a_manifest_of_a_later_schema_says_upgrade(store, folder):
     manifest = put(store, folder)
     path = stored_file(store, manifest, "a.bin").parents[1] / "manifest.json"
-    rewrite(path, path.read_bytes().replace(b"headway/manifest/1", b"headway/manifest/9"))
+    said = opened(path.read_bytes(), where="here")
+    rewrite(path, sealed(said.replace(b"headway/manifest/1", b"headway/manifest/9")))
     with pytest.raises(ValueError, match="upgrade Headway"):
         find(store, "dataset", "corpus")
 

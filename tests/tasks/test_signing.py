@@ -22,6 +22,7 @@ from tasks.signing.statement import STATEMENT, open_statement, seal_statement
 from tasks.storage import open_store
 from tasks.storage.history import note_change
 from tasks.storage.manifest import Provenance
+from tasks.storage.seal import opened, sealed
 from tasks.storage.store import find
 
 pytestmark = pytest.mark.unit
@@ -247,11 +248,11 @@ def test_an_older_version_that_is_put_forward_as_newly_published_is_refused(home
 )
 def test_a_manifest_with_another_lineage_is_refused(home, change):
     path = place(home) / "manifest.json"
-    said = json.loads(path.read_bytes())
+    said = json.loads(opened(path.read_bytes(), where="here"))
     said["provenance"] = {**said["provenance"], "host": "elsewhere", "blob_versions": {"model.onnx": "v"}}
-    path.write_text(json.dumps(said))
+    path.write_bytes(sealed(json.dumps(said).encode()))
     assert check(home)
-    path.write_text(json.dumps({**said, "provenance": {**said["provenance"], **change}}))
+    path.write_bytes(sealed(json.dumps({**said, "provenance": {**said["provenance"], **change}}).encode()))
     assert "lineage" in refused(home)
 
 

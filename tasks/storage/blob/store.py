@@ -32,6 +32,7 @@ from tasks.storage.manifest import (
     remake,
     require_intact,
 )
+from tasks.storage.seal import sealed
 from tasks.storage.store import Document, Listed
 
 READ_TRIES = 3
@@ -165,15 +166,15 @@ class BlobStore:
 
     def read(self, key: str) -> Document | None:
         found = self.container.get(layout.document_key(key))
-        return Document(found.data, found.etag) if found else None
+        return Document(key, found.data, found.etag) if found else None
 
     def create(self, key: str, data: bytes) -> bool:
-        return self.container.put(layout.document_key(key), data, new=True) is not None
+        return self.container.put(layout.document_key(key), sealed(data, key=key), new=True) is not None
 
     def replace(self, key: str, data: bytes, *, etag: str | None) -> bool:
         if etag is None:
             return self.create(key, data)
-        return self.container.put(layout.document_key(key), data, etag=etag) is not None
+        return self.container.put(layout.document_key(key), sealed(data, key=key), etag=etag) is not None
 
     def list(self, prefix: str) -> list[str]:
         folder = layout.document_key(prefix).rstrip("/") + "/"

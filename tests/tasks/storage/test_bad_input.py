@@ -15,6 +15,7 @@ from tasks.storage import open_named
 from tasks.storage.blob import lease
 from tasks.storage.history import changes
 from tasks.storage.manifest import Content, FileEntry, Manifest, Provenance, manifest_bytes
+from tasks.storage.seal import opened, sealed
 from tasks.storage.store import find
 
 fork = multiprocessing.get_context("fork")
@@ -145,7 +146,7 @@ def test_a_manifest_of_a_newer_headway_says_upgrade_and_is_left_as_it_is(stand, 
     manifest = put(stand.open(), source)
     name = next(each.name for each in stand.blobs().list_blobs() if each.name.endswith("manifest.json"))
     whole = stand.blobs().download_blob(name).readall()
-    newer = whole.replace(b"headway/manifest/1", b"headway/manifest/9")
+    newer = sealed(opened(whole, where=name).replace(b"headway/manifest/1", b"headway/manifest/9"))
     stand.blobs().upload_blob(name, newer, overwrite=True)
     store = stand.open()
     for ask in (lambda: find(store, "dataset", "corpus", manifest.version), lambda: list(store.manifests())):
