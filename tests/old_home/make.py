@@ -65,6 +65,7 @@ def kill_all(folder: Path) -> None:
 
 
 def main(archive: Path) -> None:
+    kill_all(HOME)  # what an earlier run of this left
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir()
     library = Path(sysconfig.get_path("stdlib"))
