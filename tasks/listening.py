@@ -1,7 +1,7 @@
 """How our servers listen: no client can make one wait for ever, or open more connections than it can hold.
 
-Shared by the bridge of events (deployments/bridge/webhook.py) and by the endpoints (tasks/jobs/serve.py). What a body may be, and
-how long it may take to arrive, is for whoever reads it.
+Shared by the bridge of events (deployments/bridge/webhook.py) and by the endpoints (tasks/jobs/serve.py). What a body may be is
+for whoever reads it; here is how long a request may take to arrive, whether anybody reads it or not.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-"""What a client is told whose request has begun and does not get to the end of its head."""
+"""What a client is told whose request has begun and does not get to its end."""
+BODY_GRACE_SECONDS = 1.0
+"""Beyond a body's time, for whoever reads it: an answer in its own words is better than LATE."""
 
 MOST_HELD = 65536
 """Bytes that wait for the end of a turn of the loop; beyond, the transport says itself when it cannot take more."""
 
 
-def impatient(*, head_seconds: float, connections: int) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, which waits no longer than that for the head of a request, with a bound on open connections.
+def impatient(*, read_seconds: float, connections: int) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, which waits no longer than that for the head of a request and again for its body, whatever becomes of
+    the request, with a bound on open connections.
 
     Beyond `connections` uvicorn answers 503 (its `limit_concurrency`); beyond twice as many, a connection is closed at once.
     """
 
     class Impatient(_Impatient):
-        head, most = head_seconds, connections
+        seconds, most = read_seconds, connections
 
     return Impatient
 
@@ -85,35 +88,48 @@ class _Together:
 
 
 class _Impatient(H11Protocol):  # type: ignore[misc]
-    """Closes a connection on which no request begins in time: uvicorn waits for ever for the end of a head."""
+    """Closes a connection whose request does not arrive in time: uvicorn waits for ever for the end of a head or of a body.
 
-    head = 10.0
+    Who answers without having read the body, a refusal among them, is not asked: a client that goes on sending it, byte by byte,
+    would hold the connection.
+    """
+
+    seconds = 10.0
     most = 128
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        self.waiting: asyncio.TimerHandle | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.awaited: object = None
         super().connection_made(_Together(transport, self.loop))
         if len(self.connections) > 2 * self.most:
             transport.abort()
         self._watch()
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+    def handle_events(self) -> None:
+        super().handle_events()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self.waiting:
-            self.waiting.cancel()
+        if self.timer:
+            self.timer.cancel()
 
     def _watch(self) -> None:
-        if self.conn.their_state is not h11.IDLE and self.waiting:
-            self.waiting.cancel()
-            self.waiting = None
-        elif self.conn.their_state is h11.IDLE and not self.waiting:
-            self.waiting = self.loop.call_later(self.head, self._give_up)
+        """One timer for what is awaited now: the head of a request, or the body of this one."""
+        awaited = self.conn.their_state, self.cycle
+        if awaited == self.awaited:
+            return
+        self.awaited = awaited
+        if self.timer:
+            self.timer.cancel()
+            self.timer = None
+        if awaited[0] is h11.IDLE:
+            self.timer = self.loop.call_later(self.seconds, self._give_up)
+        elif awaited[0] is h11.SEND_BODY:
+            self.timer = self.loop.call_later(self.seconds + BODY_GRACE_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
-        if self.conn.trailing_data[0] and self.conn.our_state is h11.IDLE:
+        begun = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]
+        if begun and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(LATE)
         self.transport.close()

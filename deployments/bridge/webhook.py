@@ -21,8 +21,8 @@ from deployments.platform.checks import choose_port
 from tasks import listening, process
 from tasks.events.ledger import Ledger
 
-HEAD_SECONDS = 10.0
-"""In which the head of a request arrives."""
+READ_SECONDS = 10.0
+"""In which the head of a request arrives, and again its body."""
 CONNECTIONS = 128
 """Beyond, a request is answered 503; beyond twice as many, a connection is closed at once."""
 GRACE_SECONDS = 5
@@ -87,7 +87,7 @@ def _server(answers: Answers, notes: Notes) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             answers,
-            http=listening.impatient(head_seconds=HEAD_SECONDS, connections=CONNECTIONS),
+            http=listening.impatient(read_seconds=READ_SECONDS, connections=CONNECTIONS),
             ws="none",
             lifespan="off",
             loop="asyncio",

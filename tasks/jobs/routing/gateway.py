@@ -166,7 +166,7 @@ class Gateway:
         listener = self._open(host, port)
         config = uvicorn.Config(
             app,
-            http=impatient(head_seconds=limits.read_seconds, connections=limits.connections),
+            http=impatient(read_seconds=limits.read_seconds, connections=limits.connections),
             lifespan="off",
             access_log=False,
             log_level="warning",

@@ -40,7 +40,7 @@ class Proxy:
     def __init__(self, table: Table, counts: Counts, breaker: Breaker, *, limits: LimitsConfig) -> None:
         """`limits`: those of the edge before it."""
         self._table, self._counts, self._breaker = table, counts, breaker
-        self._timeout, self._most_bytes = limits.request_seconds, limits.body_bytes
+        self._timeout = limits.request_seconds
         self._patience = min(limits.loading_seconds, limits.request_seconds)
         self._copies: set[asyncio.Task[None]] = set()
 
@@ -51,9 +51,6 @@ class Proxy:
             await say(send, 200, {"alive": True})
             return
         asked = await self._asked(scope, receive)
-        if asked is None:
-            await say(send, 413, error(413, f"a body may have {self._most_bytes} bytes"))
-            return
         me, gone = asyncio.current_task(), False
 
         def leave(_: asyncio.Future[Message]) -> None:
@@ -213,16 +210,14 @@ class Proxy:
         if failed:
             self._breaker.look()
 
-    async def _asked(self, scope: Message, receive: Receive) -> Asked | None:
-        """The whole request; None for one with too large a body."""
+    async def _asked(self, scope: Message, receive: Receive) -> Asked:
+        """The whole request; the edge has read its body already, within its limits."""
         body = bytearray()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise asyncio.CancelledError
             body += message.get("body", b"")
-            if len(body) > self._most_bytes:
-                return None
             if not message.get("more_body"):
                 break
         query = scope["query_string"]

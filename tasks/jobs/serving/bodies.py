@@ -24,11 +24,15 @@ class Unread(Exception):
         self.status, self.why = status, why
 
 
-async def read_body(headers: Mapping[bytes, bytes], receive: Receive, *, most: int, seconds: float) -> bytes:
-    """The body of a request with JSON in it. Raises Unread: 400, 408, 413, 415; of what is too large, no more is read."""
+def require_json(headers: Mapping[bytes, bytes]) -> None:
+    """Raise Unread (415) for a body that does not say that it is JSON."""
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/json":  # what any page on the web may send without asking first is another type
         raise Unread(415, "type", "the body must be JSON, with `Content-Type: application/json`")
+
+
+async def read_body(headers: Mapping[bytes, bytes], receive: Receive, *, most: int, seconds: float) -> bytes:
+    """The body of a request. Raises Unread: 400, 408, 413; of what is too large, no more is read."""
     announced = headers.get(b"content-length", b"0")
     if announced.isdigit() and int(announced) > most:
         raise Unread(413, "size", f"the body has {int(announced)} bytes; at most {most} are taken")

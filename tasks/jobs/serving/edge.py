@@ -13,7 +13,8 @@ import asyncio
 import json
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tasks.access_config import LOOPBACK, AccessConfig
 from tasks.endpoints.routes import SECRET, TRAFFIC, USER
-from tasks.jobs.serving.bodies import Unread, read_body, require_flat
+from tasks.jobs.serving.bodies import Unread, read_body, require_flat, require_json
 from tasks.jobs.serving.keys import Door, Nobody
 from tasks.jobs.serving.metrics import Metrics
 from tasks.jobs.serving.quotas import Quotas
@@ -108,6 +109,8 @@ class Edge:
     async def _handle(self, scope: Scope, receive: Receive, send: Send, answer: _Answer, request_id: str) -> None:
         headers = dict(scope["headers"])
         self._require_host(headers)
+        if scope["method"] != "POST":  # before anything waits for it: whoever asks so has no body to send
+            receive = _replayed(await self._read(headers, receive, most=0), receive)
         if scope["path"] == "/livez" and scope["method"] in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
@@ -175,12 +178,16 @@ class Edge:
             raise Refused(429, what, said, retry_after=seconds)
 
     async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-        try:
-            body = await read_body(headers, receive, most=self._limits.body_bytes, seconds=self._limits.read_seconds)
+        """The body of a request with JSON in it."""
+        with _refusing():
+            require_json(headers)
+            body = await self._read(headers, receive, most=self._limits.body_bytes)
             require_flat(body, depth=self._limits.depth)
-        except Unread as error:
-            raise Refused(error.status, error.why, str(error), close=True) from error
         return body
+
+    async def _read(self, headers: Mapping[bytes, bytes], receive: Receive, *, most: int) -> bytes:
+        with _refusing():
+            return await read_body(headers, receive, most=most, seconds=self._limits.read_seconds)
 
     def _marked(self, send: Send, answer: _Answer, request_id: str) -> Send:
         """Notes how far an answer is, and that it has an id."""
@@ -244,6 +251,14 @@ async def send_json(send: Send, status: int, said: Any, *, headers: Mapping[str,
 def _public(headers: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
     kept = [(name, value) for name, value in headers if name not in PRIVATE]
     return [*kept, (b"x-request-id", request_id.encode()), (TRAFFIC.encode(), USER.encode())]
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except Unread as error:
+        raise Refused(error.status, error.why, str(error), close=True) from error
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

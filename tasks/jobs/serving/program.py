@@ -106,7 +106,7 @@ class Program:
         return _Server(
             uvicorn.Config(
                 self.front,
-                http=listening.impatient(head_seconds=limits.read_seconds, connections=limits.connections),
+                http=listening.impatient(read_seconds=limits.read_seconds, connections=limits.connections),
                 ws="none",
                 lifespan="off",
                 access_log=False,

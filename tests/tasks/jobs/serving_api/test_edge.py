@@ -227,6 +227,26 @@ def test_bodies_are_bounded():
     assert asyncio.run(other(**{"Content-Type": "application/json; charset=utf-8"})) == 200
 
 
+def test_whoever_asks_for_something_sends_no_body_and_nothing_waits_for_one():
+    """GET, HEAD and what else is no POST, with a key or without one."""
+    inner = Inner()
+    app = edge(inner, limits=LimitsConfig(read_seconds=0.1))
+
+    async def slow():
+        await asyncio.sleep(60)
+        yield b"a"
+
+    async def asking(method, path, content):
+        async with client(app) as one:
+            return (await one.request(method, path, content=content)).status_code
+
+    for method, path in [("GET", "/"), ("GET", "/livez"), ("HEAD", "/readyz"), ("GET", "/v1/models"), ("DELETE", "/a")]:
+        assert asyncio.run(asking(method, path, b"a")) == 413
+        assert asyncio.run(asking(method, path, slow())) == 408
+        assert inner.reached == 0
+    assert asyncio.run(asking("GET", "/v1/models", b"")) == 200 and inner.reached == 1
+
+
 @pytest.mark.parametrize(
     "body", [b'"' + b'\\"' * 500_000, b'{"a":"' + b"\\" * 999_999, b'"' * 1_000_000, b"[]" * 500_000, b"{" * 1_000_000]
 )
