@@ -1,8 +1,8 @@
-"""Files on machines reached through SSH: read, write, and bring a folder there or here by what changed.
+"""Files on machines reached through SSH: write, and bring a folder there or here by what changed.
 
 The connection is connection.py. A folder's file is moved when size or time of change (in nanoseconds) differ; one of APPENDED
 grows at its end, and only the new end is moved to here. Nothing is deleted on either side, no reader sees half a file, and
-names that begin with a dot stay where they are.
+names that begin with a dot stay where they are. A name of theirs that would lead out of our folder is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import asyncssh
 
 from tasks.compute.connection import ROOM, Connection, Ran
 from tasks.errors import Missing
+from tasks.names import require_inside
 
 APPENDED = (".jsonl", ".log")
 """Files that are only ever written at their end."""
@@ -32,20 +33,6 @@ class _Listed:
     """Nanoseconds since 1970."""
 
 
-def read(connection: Connection, path: str) -> bytes | None:
-    """The bytes of a remote file; None when there is none."""
-
-    async def work() -> bytes | None:
-        async with (await connection.opened()).start_sftp_client() as sftp:
-            try:
-                async with sftp.open(path, "rb") as file:
-                    return _bytes(await file.read())
-            except asyncssh.SFTPNoSuchFile:
-                return None
-
-    return connection.wait(connection.limited(work(), seconds=FILE_SECONDS, what=f"reading {path}"))
-
-
 def write(connection: Connection, path: str, data: bytes) -> None:
     """Write a remote file whole, with the folders above it; readable by its owner only."""
 
@@ -59,12 +46,6 @@ def write(connection: Connection, path: str, data: bytes) -> None:
     connection.wait(connection.limited(work(), seconds=_limit(len(data)), what=f"writing {path}"))
 
 
-def names(connection: Connection, folder: str) -> list[str]:
-    """Names in a remote folder, sorted; none when there is no such folder."""
-    said = connection.run(f"ls -1A -- {shlex.quote(folder)}")
-    return sorted(said.stdout.splitlines()) if said.code == 0 else []
-
-
 def push(connection: Connection, folder: Path, remote: str, *, skip: Sequence[str] = ()) -> list[str]:
     """Bring a local folder's changed files to a remote folder; returns their names. `skip` are names at its top."""
     there = _remote_files(connection, remote)
@@ -75,12 +56,15 @@ def push(connection: Connection, folder: Path, remote: str, *, skip: Sequence[st
 
 
 def pull(connection: Connection, remote: str, folder: Path, *, skip: Sequence[str] = ()) -> list[str]:
-    """Bring a remote folder's changed files to a local folder; returns their names. `skip` are names at its top."""
-    here, moved = _local_files(folder), []
-    for name, stat in _remote_files(connection, remote).items():
-        if here.get(name) != stat and not _in(name, skip):
-            connection.wait(_get(connection, f"{remote}/{name}", folder / name, stat))
-            moved.append(name)
+    """Bring a remote folder's changed files to a local folder; returns their names. `skip` are names at its top.
+
+    Raises IntegrityError for a name that leads out of the folder; then nothing was brought.
+    """
+    here, there = _local_files(folder), _remote_files(connection, remote)
+    moved = [name for name, stat in there.items() if here.get(name) != stat and not _in(name, skip)]
+    require_inside(moved, where=f"{remote} on {connection.address}")
+    for name in moved:
+        connection.wait(_get(connection, f"{remote}/{name}", folder / name, there[name]))
     return moved
 
 
@@ -97,13 +81,16 @@ def _local_files(folder: Path) -> dict[str, _Listed]:
 
 
 def _remote_files(connection: Connection, remote: str) -> dict[str, _Listed]:
-    """One command lists them all; SFTP as OpenSSH speaks it knows times of change in whole seconds only."""
+    """One command lists them all; SFTP as OpenSSH speaks it knows times of change in whole seconds only.
+
+    Between the fields stands what no name can hold: a name with a line break in it would be read as several.
+    """
     where = shlex.quote(remote)
-    said = connection.run(f"test ! -d {where} || find {where} -type f -printf '%P\\n%s\\n%T@\\n'")
+    said = connection.run(f"test ! -d {where} || find {where} -type f -printf '%P\\0%s\\0%T@\\0'")
     if said.code and not said.stdout:
         raise _refused(connection, f"listing {remote}", said)
-    lines = said.stdout.splitlines()
-    stats = zip(lines[0::3], lines[1::3], lines[2::3], strict=True)
+    fields = said.stdout.split("\0")[:-1]
+    stats = zip(fields[0::3], fields[1::3], fields[2::3], strict=True)
     return {name: _Listed(int(size), _nanoseconds(time)) for name, size, time in stats if not _passing(name)}
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,12 +17,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from tasks.errors import IntegrityError
+from tasks.names import is_plain
 from tasks.settings import digest
 from tasks.storage.seal import opened, sealed
 
 SCHEMA = "headway/manifest/1"
 CHUNK = 4 << 20
-_NOT_PLAIN = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 class _Part(BaseModel):
@@ -138,7 +137,7 @@ def require_plain_paths(paths: Iterable[str]) -> None:
     """Raise ValueError unless every path stays inside the artifact, and means one file on every file system."""
     seen: dict[str, str] = {}
     for path in paths:
-        if _NOT_PLAIN.search(path) or any(part in ("", ".", "..") for part in path.split("/")):
+        if not is_plain(path):
             raise ValueError(f"{path!r} is no path inside an artifact: no leading /, no .., no \\, no control sign")
         other = seen.setdefault(path.casefold(), path)
         if other != path:

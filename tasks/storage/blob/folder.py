@@ -8,6 +8,7 @@ again. What a job's folder holds, and who writes what of it, is for its users: t
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from azure.storage.blob import BlobProperties
 
+from tasks.names import require_inside
 from tasks.storage.blob.client import BLOCK, Container
 from tasks.storage.blob.parallel import in_parallel
 from tasks.storage.blob.transfer import check_stored, upload
@@ -23,6 +25,8 @@ from tasks.storage.manifest import FileEntry
 SEGMENT = 1 << 20
 """Bytes of one segment of a file that grows: what is sent at most again when a line is added."""
 GROWING = (".log", ".jsonl")
+_SEGMENT = re.compile(r"(.+\.(?:log|jsonl))@(\d{6,})", re.DOTALL)
+"""The second segment of a file that grows, and those after it."""
 LAST = ("receipt", "manifest", "LATEST", "result", "exit")
 """Beginnings of names that tell of others, in the order in which they move: each after all that it tells of."""
 Wanted = Callable[[str], bool]
@@ -54,14 +58,18 @@ class BlobFolder:
         self._before: dict[str, Seen] = {}
 
     def pull(self, wanted: Wanted = everything) -> None:
-        """Bring what changed there, and delete what is gone there. Raises Missing, IntegrityError."""
+        """Bring what changed there, and delete what is gone there. Raises Missing, IntegrityError.
+
+        Nothing is brought while a name that is wanted leads out of the folder.
+        """
         listed = {blob.name.removeprefix(self.prefix): blob for blob in self.container.listing(self.prefix)}
         news = [name for name, blob in listed.items() if self._there.get(name) != blob.etag and self._may(name, wanted)]
+        self._require_inside(news)
         for group in _in_order(news):
             in_parallel(lambda name: self._receive(name, listed[name]), group)
         for name in [name for name in self._there if name not in listed and self._may(name, wanted)]:
             del self._there[name]
-            if "@" not in name:
+            if _file_of(name) == name:
                 (self.local / name).unlink(missing_ok=True)
                 self._here.pop(name, None)
 
@@ -83,10 +91,10 @@ class BlobFolder:
 
     def ignore_what_lies_there(self, wanted: Wanted) -> None:
         """Take what is there now as known, without bringing it: only what changes from now on comes."""
-        for blob in self.container.listing(self.prefix):
-            name = blob.name.removeprefix(self.prefix)
-            if wanted(name):
-                self._there[name] = str(blob.etag)
+        listed = {blob.name.removeprefix(self.prefix): str(blob.etag) for blob in self.container.listing(self.prefix)}
+        known = [name for name in listed if wanted(name)]
+        self._require_inside(known)
+        self._there |= {name: listed[name] for name in known}
 
     def has(self, name: str) -> bool:
         """Whether a file lies there."""
@@ -95,15 +103,18 @@ class BlobFolder:
     def clear(self, wanted: Wanted) -> None:
         """Remove what lies there."""
         names = [blob.name.removeprefix(self.prefix) for blob in self.container.listing(self.prefix)]
-        for group in reversed(_in_order(name for name in names if wanted(name.partition("@")[0]))):
+        for group in reversed(_in_order(name for name in names if wanted(_file_of(name)))):
             in_parallel(lambda name: self.container.remove(self.prefix + name), group)
             for name in group:
                 self._there.pop(name, None)
 
     def _may(self, name: str, wanted: Wanted) -> bool:
         """Whether a blob may come: it is asked for, and the file here is as it was when it last went or came."""
-        name = name.partition("@")[0]
+        name = _file_of(name)
         return wanted(name) and (self.theirs or self._here.get(name) == _seen(self.local / name))
+
+    def _require_inside(self, names: Iterable[str]) -> None:
+        require_inside(names, where=f"{self.container.uri}/{self.prefix}")
 
     def _look(self) -> Iterable[tuple[str, Seen]]:
         for parent, _, files in os.walk(self.local):
@@ -116,14 +127,14 @@ class BlobFolder:
         return seen.size > BLOCK and not name.endswith(GROWING) and self._before.get(name) != seen
 
     def _receive(self, name: str, blob: BlobProperties) -> None:
-        path = self.local / name.partition("@")[0]
+        path = self.local / _file_of(name)
         try:
             came = self._received(path, name, blob)
         except FileNotFoundError:  # its folder was deleted here meanwhile, as retention does
             return
         if came:
             self._there[name] = came
-            self._note(name.partition("@")[0])
+            self._note(_file_of(name))
 
     def _received(self, path: Path, name: str, blob: BlobProperties) -> str | None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -160,7 +171,7 @@ class BlobFolder:
         found = self.container.get(self.prefix + name)
         if found is None:
             return None
-        start = int(name.partition("@")[2] or 0) * SEGMENT
+        start = _number_of(name) * SEGMENT
         path.touch()
         with open(path, "r+b") as file:
             file.seek(start)
@@ -191,12 +202,12 @@ class BlobFolder:
                 there = f"{name}@{number:06d}" if number else name
                 if written := self.container.put(self.prefix + there, data):
                     self._there[there] = written.etag
-        for there in [known for known in self._there if known.startswith(f"{name}@")]:
-            if int(there.partition("@")[2]) > seen.size // SEGMENT:
+        for there in [known for known in self._there if _file_of(known) == name]:
+            if _number_of(there) > seen.size // SEGMENT:
                 self._remove(there)
 
     def _remove(self, name: str) -> None:
-        for there in [known for known in self._there if known == name or known.startswith(f"{name}@")]:
+        for there in [known for known in self._there if name in (known, _file_of(known))]:
             self.container.remove(self.prefix + there)
             del self._there[there]
         self._here.pop(name, None)
@@ -213,6 +224,18 @@ def _seen(path: Path) -> Seen | None:
     except FileNotFoundError:
         return None
     return Seen(status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+def _file_of(name: str) -> str:
+    """The file that a blob is, or is a segment of."""
+    segment = _SEGMENT.fullmatch(name)
+    return segment[1] if segment else name
+
+
+def _number_of(name: str) -> int:
+    """Which segment of its file a blob is."""
+    segment = _SEGMENT.fullmatch(name)
+    return int(segment[2]) if segment else 0
 
 
 def _folder(name: str) -> str:

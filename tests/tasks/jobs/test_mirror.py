@@ -5,13 +5,18 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import quote
 
 import azurite
 import pytest
+from azure.storage.blob import generate_container_sas
 from azurite import ACCOUNT
 
+from tasks.errors import IntegrityError
 from tasks.jobs.mirror import Mirror
 from tasks.jobs.mirror_place import Where, environment, where_we_are
 from tasks.jobs.qualify.storage_blob import through
@@ -265,6 +270,45 @@ def test_neither_side_overwrites_what_the_other_changed(store, tmp_path):
     one.push()
     two.pull()
     assert not (two.local / "said.json").exists()
+
+
+@pytest.mark.parametrize("name", ["../../policy.yaml", "/policy.yaml", "a\nb"])
+def test_a_blob_whose_name_leads_out_of_the_folder_brings_nothing(store, blobs, tmp_path, name):
+    """Clients take the dots out of an address; whoever writes it by hand does not."""
+    container = open_container(store)
+    sas = generate_container_sas(
+        ACCOUNT,
+        store.uri.split("/")[3],
+        account_key=azurite.KEY,
+        permission="w",
+        expiry=datetime.now(UTC) + timedelta(days=1),
+    )
+    for blob in ("jobs/one/good", f"jobs/one/{name}"):
+        address = f"{container.blob('').url.rstrip('/')}/{quote(blob, safe='')}?{sas}"
+        asked = urllib.request.Request(address, b"theirs", {"x-ms-blob-type": "BlockBlob"}, method="PUT")
+        urllib.request.urlopen(asked).close()
+    assert f"jobs/one/{name}" in [blob.name for blob in container.listing("jobs/")]
+    container.put("policy.yaml", b"theirs")  # where an address with dots in it ends
+    (tmp_path / "policy.yaml").write_text("ours")
+    side = BlobFolder(container, "jobs/one", tmp_path / "jobs" / "one", theirs=True)
+    for look in (side.pull, lambda: side.ignore_what_lies_there(lambda _: True)):
+        with pytest.raises(IntegrityError) as refused:
+            look()
+        assert repr(name) in refused.value.message
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["policy.yaml"]
+    assert (tmp_path / "policy.yaml").read_text() == "ours"
+
+
+def test_a_name_with_an_at_in_it_is_a_file_of_its_own(store, tmp_path):
+    container = open_container(store)
+    one, two = (BlobFolder(container, "jobs/at", tmp_path / name) for name in "ab")
+    names = ["out/model", "out/model@1.bin", "rank-0.log", "rank-0.log@new.jsonl"]
+    for name in names:
+        (one.local / name).parent.mkdir(parents=True, exist_ok=True)
+        (one.local / name).write_text(name)
+    one.push()
+    two.pull()
+    assert {name: (two.local / name).read_text() for name in names} == {name: name for name in names}
 
 
 def test_what_tells_of_others_waits_for_a_large_file_that_still_grows(store, tmp_path):
