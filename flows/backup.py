@@ -58,7 +58,7 @@ def copy(to: str, keep: int) -> dict[str, Any]:
         "removed": len(made.pruned),
     }
     _leave("backup", found, f"backup to {to}")
-    return {**found, "damaged": list(made.contents.damaged)}
+    return {**found, "damaged": list(made.contents.damaged), "kept_out": list(made.kept_out)}
 
 
 @task(name="drill", persist_result=False)  # type: ignore[untyped-decorator]

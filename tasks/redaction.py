@@ -97,9 +97,14 @@ def without_secrets(environment: Mapping[str, str], keep: tuple[str, ...] = ()) 
     return {name: value for name, value in environment.items() if handed_on(name, value)}
 
 
+def secret_settings(settings: Mapping[str, Any]) -> list[str]:
+    """Dotted names of the settings that hold a secret."""
+    return [name for name, text in _leaves("", settings) if redact(text) != text]
+
+
 def require_no_secrets(settings: Mapping[str, Any]) -> None:
     """Raise ValueError when a setting holds a secret: settings are written into lineage, reports and Prefect's database."""
-    found = [name for name, text in _leaves("", settings) if redact(text) != text]
+    found = secret_settings(settings)
     if found:
         raise ValueError(
             f"{', '.join(found)}: the value is a secret, or holds one. Settings are kept in lineage, reports and Prefect's "

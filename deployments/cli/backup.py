@@ -113,6 +113,7 @@ def _tell_made(made: Any, to: str, as_json: bool) -> None:
         "documents": len(said.documents),
         "left_out": list(made.left_out),
         "damaged": list(said.damaged),
+        "kept_out": list(made.kept_out),
         "pruned": list(made.pruned),
     }
     if said.damaged:
@@ -128,7 +129,13 @@ def _tell_made(made: Any, to: str, as_json: bool) -> None:
         f"Backed up to {to} at {said.at}: {len(said.artifacts)} artifact(s), of which {len(made.sent)} were new "
         f"({made.sent_bytes / 1e6:.1f} MB), and {len(said.documents)} document(s)"
     )
-    say(fields, words + (f"; {len(made.pruned)} old one(s) removed" if made.pruned else ""), as_json=as_json)
+    words += f"; {len(made.pruned)} old one(s) removed" if made.pruned else ""
+    if made.kept_out:
+        words += (
+            f"\nNot in it, as secrets: {', '.join(made.kept_out)} of the platform's settings. Write env:NAME there, and keep "
+            "the secret where you keep others"
+        )
+    say(fields, words, as_json=as_json)
 
 
 @contextmanager

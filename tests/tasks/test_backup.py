@@ -15,7 +15,11 @@ import yaml
 from lineage_stand import publish_lineage, publish_one
 from store_stand import standing
 
+from tasks.access_config import AccessConfig
+from tasks.endpoints.keys import add_key, keys_file, own_key, read_keys
 from tasks.errors import IntegrityError, Missing, Unknown
+from tasks.jobs.serving.keys import Door
+from tasks.process import write_text
 from tasks.registry import audit_chain
 from tasks.registry.ancestry import walk
 from tasks.registry.audit import entries
@@ -280,6 +284,66 @@ def test_private_keys_go_only_when_asked_for(home, made, target, other):
     bring_back(with_keys, target)
     kept = with_keys / "keys" / "signing.pem"
     assert kept.read_bytes() == (home / "keys" / "signing.pem").read_bytes() and kept.stat().st_mode & 0o077 == 0
+
+
+def files_of(target):
+    return target.fetch(backups(target)[0]) / "home"
+
+
+def test_an_endpoint_that_asked_for_keys_asks_for_them_in_the_new_home(home, made, target, other):
+    endpoint = home / "endpoints" / "tiny"
+    _, shown = add_key(endpoint, "team-a")
+    own = own_key(endpoint)
+    save(home, target)
+    bring_back(other, target)
+    restored = other / "endpoints" / "tiny"
+    assert Door(AccessConfig(), keys_file(restored)).guarded
+    assert read_keys(restored).caller(shown) == "team-a"
+    assert keys_file(restored).stat().st_mode & 0o077 == 0
+    assert not {path.name for path in files_of(target).rglob("*.key")}
+    assert not any(key in path.read_text() for path in files_of(target).rglob("*.json") for key in (shown, own))
+    assert own_key(restored) not in ("", own), "Headway's own commands get a new one"
+
+
+def test_passwords_in_the_platforms_settings_stay_where_they_are(home, made, target, other):
+    channels = [
+        {"name": "on-call", "url": "mailtos://ops:very%20secret@smtp.example.org?to=oncall@example.org"},
+        {"name": "team", "url": "env:TEAM_WORKFLOW", "occasions": ["failed"]},
+        {"name": "chat", "url": "slack://TokenA/TokenB/TokenC"},
+    ]
+    told = {"notifications": channels, "telemetry": {"otlp_endpoint": "https://me:hunter22hunter@otel.example.org"}}
+    write_text(home / "platform.yaml", yaml.safe_dump(told))
+    made = save(home, target)
+    assert made.kept_out == ("notifications.on-call.url", "notifications.chat.url", "telemetry.otlp_endpoint")
+    held = (files_of(target) / "platform.yaml").read_text()
+    assert not [secret for secret in ("very%20secret", "TokenA", "hunter22hunter") if secret in held]
+    bring_back(other, target)
+    back = yaml.safe_load((other / "platform.yaml").read_text())
+    assert [one["url"] for one in back["notifications"]] == [
+        "env:ADDRESS_OF_ON_CALL",
+        "env:TEAM_WORKFLOW",
+        "env:ADDRESS_OF_CHAT",
+    ]
+    assert back["notifications"][1] == channels[1]
+    assert yaml.safe_load((home / "platform.yaml").read_text()) == told
+
+
+def test_settings_without_secrets_come_back_as_they_were_written_and_for_their_owner_alone(home, made, target, other):
+    text = "# ours\nparallel_runs: 2\nnotifications: [{name: team, url: 'env:TEAM'}]\n"
+    write_text(home / "platform.yaml", text)
+    save(home, target)
+    bring_back(other, target)
+    assert (other / "platform.yaml").read_text() == text
+    restored = [
+        path
+        for path in other.rglob("*")
+        if path.is_file() and path.relative_to(other).parts[0] not in ("store", "locks")
+    ]
+    assert (other / "platform.yaml") in restored
+    assert [path for path in restored if path.stat().st_mode & 0o077] == []
+    write_text(home / "platform.yaml", "notifications: [")
+    with pytest.raises(ValueError, match="platform.yaml of the home"):
+        save(home, target)
 
 
 def test_a_home_that_is_not_empty_is_left_alone(home, made, target, other):

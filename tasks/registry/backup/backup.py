@@ -40,6 +40,8 @@ class Made:
     """References of the artifacts that the target did not have."""
     sent_bytes: int
     left_out: tuple[str, ...]
+    kept_out: tuple[str, ...] = ()
+    """Settings of the platform that hold a secret in clear text: after a restore they are to be given again."""
     pruned: tuple[str, ...] = ()
     """Times of the backups that went, as too old."""
 
@@ -87,7 +89,7 @@ def _make(home: Path, store: Store, target: Store, folder: Path, *, with_keys: b
     """Documents before artifacts: what a document names was published before it was written."""
     at = contents.now()
     documents = snapshot.take_documents(store, folder)
-    snapshot.take_files(home, folder, with_keys=with_keys)
+    kept_out = snapshot.take_files(home, folder, with_keys=with_keys)
     chosen, left = selected(store, lambda one: _held(target, one))
     sent, damaged = _send(home, store, target, chosen, tell)
     left += [one for one in chosen if one.ref in damaged]
@@ -108,6 +110,7 @@ def _make(home: Path, store: Store, target: Store, folder: Path, *, with_keys: b
         sent=tuple(one.ref for one in sent),
         sent_bytes=sum(one.bytes for one in sent),
         left_out=tuple(one.ref for one in left),
+        kept_out=kept_out,
     )
 
 

@@ -188,22 +188,19 @@ def _write_files(home: Path, files: Path, said: Contents) -> None:
             continue
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if target.parent.name == snapshot.KEYS else 0o777)
         partial = target.with_name(f".{target.name}.restoring")
+        partial.unlink(missing_ok=True)
+        partial.touch(mode=0o600)  # as they were in the old home: nobody else's to read
         shutil.copyfile(path, partial)
         _fit(partial, path.relative_to(files), home, said)
-        private = path.relative_to(files).parts[0] in (snapshot.KEYS, "policy.yaml", "trust.yaml")
-        partial.chmod(0o600 if private else 0o644)
         partial.replace(target)
 
 
 def _fit(path: Path, name: Path, home: Path, said: Contents) -> None:
     if name.as_posix() == snapshot.MLFLOW:
-        path.chmod(0o644)
         relocate_database(path, said.home, home.as_uri())
-    elif name.parts[0] == "endpoints":
-        path.chmod(0o644)
+    elif name.name == snapshot.ENDPOINT:
         _rewrite_endpoint(path, home, said)
     elif name.name == "stores.yaml":
-        path.chmod(0o644)
         _work_locally(path)
 
 

@@ -1,6 +1,7 @@
 """The documents and small files of a home, as they are at one moment, into the folder that becomes the backup.
 
-Left out: jobs, logs, reports, Prefect's own database, a tracking server's, and, unless asked for, private keys.
+Left out: jobs, logs, reports, Prefect's own database, a tracking server's; and what is secret: private keys, unless asked for,
+and what stands in the platform's settings where its name should. Of an endpoint's keys the home itself has digests only.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
+import yaml
+
+from tasks.redaction import redact_value, secret_settings
 from tasks.registry.backup.contents import DOCUMENTS, FILES
 from tasks.storage.store import Document, Store
 
-SETTINGS = ("platform.yaml", "policy.yaml", "stores.yaml", "trust.yaml", "layout.json")
-ENDPOINTS = "endpoints/*/endpoint.json"
+PLATFORM = "platform.yaml"
+SETTINGS = (PLATFORM, "policy.yaml", "stores.yaml", "trust.yaml", "layout.json")
+ENDPOINT = "endpoint.json"
+ENDPOINTS = (f"endpoints/*/{ENDPOINT}", "endpoints/*/keys.json")
 ACCESS = "access/*.jsonl"
 MLFLOW = "mlflow/mlflow.db"
 KEYS = "keys"
@@ -54,9 +60,13 @@ def documents_in(folder: Path) -> Iterator[tuple[str, bytes]]:
             yield str(said["key"]), said["text"].encode("utf-8", "surrogateescape")
 
 
-def take_files(home: Path, folder: Path, *, with_keys: bool) -> None:
-    """Copy settings, public keys, what each endpoint serves, who read what, and MLflow's database to below the folder."""
-    found = [home / name for name in SETTINGS] + sorted(home.glob(ENDPOINTS)) + sorted(home.glob(ACCESS))
+def take_files(home: Path, folder: Path, *, with_keys: bool) -> tuple[str, ...]:
+    """Copy settings, public keys, what each endpoint serves and to whom, who read what, and MLflow's database into the folder.
+
+    Returns the names of the settings of the platform that were secrets, and did not come along.
+    """
+    found = [home / name for name in SETTINGS] + sorted(home.glob(ACCESS))
+    found += [path for pattern in ENDPOINTS for path in sorted(home.glob(pattern))]
     found += sorted((home / KEYS).glob("*" if with_keys else "*.pub"))
     for path in found:
         if path.is_file():
@@ -66,6 +76,31 @@ def take_files(home: Path, folder: Path, *, with_keys: bool) -> None:
     if (home / MLFLOW).is_file():
         (folder / FILES / MLFLOW).parent.mkdir(parents=True, exist_ok=True)
         copy_database(home / MLFLOW, folder / FILES / MLFLOW)
+    platform = folder / FILES / PLATFORM
+    return _without_secrets(platform) if platform.is_file() else ()
+
+
+def _without_secrets(path: Path) -> tuple[str, ...]:
+    """Take what is secret out of a copy of the platform's settings; returns the names of what went.
+
+    The address of a channel is secret whatever its form (docs/notifications.md), and becomes a name of a variable; `env:NAME`
+    stays as it is.
+    """
+    try:
+        told, gone = dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {}), []
+        for channel in told.get("notifications") or ():
+            if not str(channel["url"]).startswith("env:"):
+                channel["url"] = "env:ADDRESS_OF_" + str(channel["name"]).upper().replace("-", "_")
+                gone.append(f"notifications.{channel['name']}.url")
+    except (yaml.YAMLError, TypeError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{PLATFORM} of the home holds no settings of the platform ({type(error).__name__}): give them again with "
+            "`headway up --config FILE`"
+        ) from error
+    gone += secret_settings(told)
+    if gone:
+        path.write_text(yaml.safe_dump(redact_value(told), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return tuple(gone)
 
 
 def copy_database(source: Path, target: Path) -> None:
