@@ -176,21 +176,45 @@ class Container:
 
     def copy(self, name: str, version: str) -> None:
         """Make an old version the current one again, by a copy inside the account. Raises Missing when it comes to no end."""
-        target, url = self.blob(name), self._source(name, version)
-        status: Any = self.ask(lambda: target.start_copy_from_url(url), name)["copy_status"]
+        url = self._source(name, version)
+        self._copied(name, self.ask(lambda: self.blob(name).start_copy_from_url(url), name))
+
+    def appear(self, draft: str, name: str) -> bool | None:
+        """Have what was `put` under one name appear under another that nothing has; False when something has it by now.
+
+        None when the draft is gone: the service itself reads it, so whoever removes it has fenced off whoever wrote it.
+        """
+        known = self.head(draft)
+        url = self._source(draft, "")
+        try:
+            begun = self._found(
+                name, lambda: self.blob(name).start_copy_from_url(url, match_condition=MatchConditions.IfMissing)
+            )
+        except _Unmet:
+            there = self.head(name)
+            mark = (known.metadata or {}).get("writer") if known else None
+            return there is not None and mark is not None and (there.metadata or {}).get("writer") == mark
+        if begun is None:
+            return None
+        self._copied(name, begun)
+        return True
+
+    def _copied(self, name: str, begun: dict[str, Any]) -> None:
+        """Wait for the end of a copy. Raises IntegrityError when it comes to none."""
+        status = begun["copy_status"]
         while status == "pending":
             time.sleep(COPY_POLL_SECONDS)
-            status = self.ask(target.get_blob_properties, name).copy.status
+            status = self.ask(self.blob(name).get_blob_properties, name).copy.status
         if status != "success":
             raise IntegrityError(f"{self.uri}/{name} was not copied: {status}", remedy="Run it again.")
 
     def _source(self, name: str, version: str) -> str:
-        """The address of an old version, which the service reads in its own name: a signature goes with it.
+        """The address of a blob or an old version, which the service reads in its own name: a signature goes with it.
 
         The SDK puts a snapshot into the address of its client, but no version id.
         """
         url = self.blob(name, version).url
-        said = [] if version.startswith("snapshot:") else [f"versionid={quote(version, safe='')}"]
+        said = [] if version.startswith("snapshot:") or not version else [f"versionid={quote(version, safe='')}"]
         if isinstance(self._credential, AzureSasCredential):
             said.append(self._credential.signature.lstrip("?"))
         return "&".join([url + ("" if "?" in url or not said else "?" + said.pop(0)), *said])

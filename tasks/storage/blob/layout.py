@@ -1,6 +1,7 @@
 """Where what lies below a store's prefix, and which names may be part of it. Pure.
 
-`artifacts/KIND/NAME/files/PATH`, `artifacts/KIND/NAME/versions/VERSION/manifest.json`, `documents/KEY`.
+`artifacts/KIND/NAME/files/PATH`, `artifacts/KIND/NAME/versions/VERSION/manifest.json`, `documents/KEY`; and for a moment
+`artifacts/KIND/NAME/drafts/ID`, a manifest that is about to appear.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ def version_folder(kind: str, name: str, version: str) -> str:
 
 def folder_of(manifest: Manifest) -> str:
     return version_folder(manifest.content.kind, manifest.provenance.name, manifest.version)
+
+
+def drafts_folder(place: str) -> str:
+    """Of a name's folder: where manifests lie that a deletion may still hold up."""
+    return f"{place}drafts/"
 
 
 def files_folder(manifest: Manifest) -> str:

@@ -6,7 +6,8 @@ A publication that is cut off leaves nothing that anybody sees, and the next one
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+import uuid
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -69,18 +70,41 @@ class Publication:
             gone = self.reused - versions.stored_sizes(self.container, manifest).keys()
             if gone:
                 manifest = self._again(manifest, sorted(gone))
-            require()
-            return self._write(manifest)
+            return self._appear(manifest, require)
 
     def replace(self, there: Manifest, damaged: set[str]) -> Manifest:
-        """Upload what is damaged of a version, and have its manifest name the new bytes. Nobody deletes it meanwhile."""
+        """Upload what is damaged of a version, and have its manifest name the new bytes. Nobody deletes it meanwhile.
+
+        Raises Lost when somebody did all the same, because we were stopped for longer than a lease lasts.
+        """
         key = layout.folder_of(there) + layout.MANIFEST
         with lease.held(self.container, f"{self.place}lease") as require:
+            before = self.container.head(key)
             gone = {file.path for file in there.content.files} - versions.stored_sizes(self.container, there).keys()
             mended = self._again(there, sorted(damaged | gone))
             require()
-            self.container.put(key, manifest_bytes(mended), metadata=_published())
+            etag = str(before.etag) if before else ""
+            if not etag or not self.container.put(key, manifest_bytes(mended), etag=etag, metadata=_published()):
+                raise lease.lost(self.container, f"{self.place}lease")
         return mended
+
+    def _appear(self, manifest: Manifest, require: Callable[[], None]) -> Manifest | None:
+        """Make a manifest that stands on files of others appear, but not when a deletion began after `require` was asked.
+
+        A deletion removes all drafts before it looks what is needed (removal.py); the service then refuses to copy this one.
+        """
+        draft = layout.drafts_folder(self.place) + uuid.uuid4().hex
+        written = self.container.put(draft, manifest_bytes(manifest), metadata=_published())
+        try:
+            require()
+            appeared = self.container.appear(draft, layout.folder_of(manifest) + layout.MANIFEST)
+        finally:
+            self.container.remove(draft)
+            if written and written.version:
+                self.container.remove(draft, written.version)
+        if appeared is None:
+            raise lease.lost(self.container, f"{self.place}lease")
+        return manifest if appeared else None
 
     def _bring(self, path: str, kept: list[Kept]) -> Brought:
         source = self.folder / path

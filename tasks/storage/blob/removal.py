@@ -1,6 +1,7 @@
 """Removing a version for good: its manifest first, then the bytes that no other version of its name refers to.
 
 Only what the version names goes away, and copies of it that a promotion made: what another publication has just uploaded stays.
+A publication that was stopped before its manifest appeared, and whose lease ran out meanwhile, loses its draft first.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def remove(container: Container, manifest: Manifest, mode: Mode, others: Callabl
             require()
             _remove(container, blob)
 
+        in_parallel(gone, list(container.listing(layout.drafts_folder(place), include=(mode,))))
         container.remove(layout.folder_of(manifest) + layout.MANIFEST)
         in_parallel(gone, list(container.listing(layout.folder_of(manifest), include=(mode,))))
         kept = _named(others())

@@ -89,6 +89,59 @@ def test_who_lost_its_lease_goes_no_further(stand):
         assert "run the same command again" in told(lost)
 
 
+@versions
+def test_a_lease_runs_from_when_it_was_asked_for(stand, monkeypatch):
+    answer = stand.relay.answer
+
+    def late(request):
+        said = answer(request)
+        if request.header("x-ms-lease-action") == "acquire":
+            time.sleep(lease.FRESH_SECONDS)
+        return said
+
+    monkeypatch.setattr(stand.relay, "answer", late)
+    with lease.held(stand.open().container, "artifacts/dataset/corpus/lease") as require:
+        stand.break_leases()
+        with pytest.raises(lease.Lost):
+            require()
+
+
+@blob
+@pytest.mark.parametrize("damaged", [False, True], ids=["on files of the deleted one", "the deleted one itself"])
+def test_a_publisher_stopped_for_longer_than_its_lease_names_no_file_that_is_gone(
+    stand, source, tmp_path, monkeypatch, damaged
+):
+    """It is stopped after its last question, and before what makes its version appear has arrived."""
+    store = stand.open()
+    first = put(store, source)
+    if damaged:
+        gone = next(blob.name for blob in stand.blobs().list_blobs() if blob.name.endswith("b.bin"))
+        stand.blobs().delete_blob(gone, delete_snapshots="include" if stand.kind == "snapshots" else None)
+        for one in stand.blobs().list_blobs(include=["versions"] if stand.kind == "versions" else []):
+            if one.name == gone:
+                stand.blobs().delete_blob(gone, version_id=one.version_id)
+    else:
+        fill(source, d=b"more")
+    answer, stopped = stand.relay.answer, []
+
+    def stopping(request):
+        if request.method == "PUT" and request.place[1].endswith("/manifest.json") and not stopped:
+            stopped.append(True)
+            stand.break_leases()
+            stand.open().delete(first)
+        return answer(request)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stand.relay, "answer", stopping)
+        with pytest.raises(lease.Lost) as lost:
+            put(store, source)
+    assert stopped and "run the same command again" in told(lost)
+    assert list(store.manifests()) == []
+    again = put(store, source)
+    assert store.verify(again) == [] and contents(store.fetch(again)) == contents(source)
+    assert not [blob.name for blob in stand.blobs().list_blobs() if "/drafts/" in blob.name]
+
+
 # Blobs that are gone
 
 
