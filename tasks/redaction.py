@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -160,8 +161,9 @@ def _known() -> _Known:
 
 
 def _stamp(path: Path) -> tuple[Path, int]:
+    """When a file of a login was written; 0 where there is none, or one that is not ours to read, and so not ours to tell."""
     try:
-        return path, path.stat().st_mtime_ns
+        return path, path.stat().st_mtime_ns if os.access(path, os.R_OK) else 0
     except OSError:
         return path, 0
 
@@ -171,8 +173,9 @@ def _compiled(environment: frozenset[tuple[str, str]], files: tuple[tuple[Path, 
     known: set[str] = set()
     for name, value in environment:
         known |= _secrets_of(value, whole=_named_secret(name, value))
-    for path, changed in files:
-        known |= _secrets_of(path.read_text(encoding="utf-8").strip(), whole=True) if changed else set()
+    for path, _ in (file for file in files if file[1]):
+        with suppress(OSError):
+            known |= _secrets_of(path.read_text(encoding="utf-8").strip(), whole=True)
     values = sorted({spelt for secret in known for spelt in _spellings(secret)}, key=lambda text: (-len(text), text))
     return _Known(tuple(values), re.compile("|".join([*map(re.escape, values), _FORMS])))
 

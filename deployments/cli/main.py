@@ -83,6 +83,7 @@ def _look_at_home(
         typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is, and end."),
     ] = False,
 ) -> None:
+    from contextlib import nullcontext, suppress
     from functools import partial
 
     from deployments.platform.checks import no_file, not_newer
@@ -90,9 +91,11 @@ def _look_at_home(
     from tasks.settings import home
     from tasks.storage import open_files
 
-    if context.invoked_subcommand != "doctor":  # which says this with all else that it finds
+    doctor = context.invoked_subcommand == "doctor"  # it says what is wrong with the home with all else that it finds
+    if not doctor:
         no_file(home())
-    not_newer(home())
+    with suppress(PermissionError) if doctor else nullcontext():
+        not_newer(home())
     use_files(partial(open_files, home()))
 
 

@@ -5,13 +5,13 @@ Progress and errors for people go to stderr. See docs/DESIGN.md, "Output for mac
 
 from __future__ import annotations
 
-import errno
 import json
 import sys
 import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from deployments.cli.disk import of_the_disk
 from tasks.errors import GateFailed, HeadwayError, IntegrityError
 
 SCHEMA = "headway/output/1"
@@ -76,7 +76,7 @@ def exit_code(error: BaseException) -> int:
     """0 done, 1 a bug of ours, 2 usage, 3 gate, 4 job, 5 integrity, 6 missing, 130 interrupted."""
     if isinstance(error, HeadwayError):
         return error.exit_code
-    if isinstance(error, ModuleNotFoundError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+    if isinstance(error, ModuleNotFoundError) or of_the_disk(error):
         return 6
     if isinstance(error, ValueError):
         return 2
@@ -87,8 +87,9 @@ def describe(error: BaseException) -> dict[str, Any]:
     """An error as `{type, stage, message, remedy, checks}`."""
     known = isinstance(error, HeadwayError)
     remedy = error.remedy if isinstance(error, HeadwayError) else ""
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        remedy = "Free room on the disk, or set HEADWAY_HOME to a folder on a larger one; the same command goes on."
+    message = error.message if isinstance(error, HeadwayError) else str(error)
+    if disk := of_the_disk(error):
+        message, remedy = disk
     if isinstance(error, ModuleNotFoundError):
         remedy = (
             "Install what this needs: pip install -c constraints.txt -e '.[local]'. `headway doctor` names all of it."
@@ -100,7 +101,7 @@ def describe(error: BaseException) -> dict[str, Any]:
     return {
         "type": type(error).__name__,
         "stage": error.stage if isinstance(error, GateFailed) else None,
-        "message": (error.message if isinstance(error, HeadwayError) else str(error)) or "interrupted",
+        "message": message or "interrupted",
         "remedy": remedy,
         "checks": error.checks if isinstance(error, GateFailed) else [],
         **({"problems": error.problems} if isinstance(error, IntegrityError) else {}),

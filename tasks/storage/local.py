@@ -118,7 +118,9 @@ class LocalStore:
         return _read_manifest(self.root / "artifacts" / kind / name / version / "manifest.json")
 
     def manifests(self, kind: str = "", name: str = "") -> Iterator[Manifest]:
-        found = self.root.glob(f"artifacts/{kind or '*'}/{name or '*'}/*/manifest.json")
+        """What may not be looked into is an error: a glob would pass it by, and say that nothing is there."""
+        names = (each for above in _below(self.root / "artifacts", kind) for each in _below(above, name))
+        found = [Path(version) / "manifest.json" for each in names for version in _folders(each) if version.is_dir()]
         for path in sorted(found, key=lambda p: (p.parts[-4], p.parts[-3], -_mtime(p))):
             manifest = _read_manifest(path)
             if manifest:
@@ -247,6 +249,11 @@ def _folders(path: os.PathLike[str]) -> list[os.DirEntry[str]]:
             return [entry for entry in entries if entry.name[0] != "."]
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _below(folder: Path, name: str) -> list[Path]:
+    """The folder of a name below another one; without a name, of all names."""
+    return [folder / name] if name else [Path(each) for each in _folders(folder)]
 
 
 def _stamp(path: str) -> str:

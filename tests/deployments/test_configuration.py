@@ -236,6 +236,11 @@ ERRORS = [
     (IntegrityError("torn", problems=[{"path": "a"}], remedy="Restore."), 5, "IntegrityError", "Restore."),
     (Missing("no room", remedy="Free some."), 6, "Missing", "Free some."),
     (OSError(errno.ENOSPC, "No space left on device"), 6, "OSError", None),
+    (OSError(errno.EROFS, "Read-only file system", "/home/x"), 6, "OSError", None),
+    (PermissionError(errno.EACCES, "Permission denied", "/nowhere/x"), 6, "PermissionError", None),
+    (NotADirectoryError(errno.ENOTDIR, "Not a directory", "/nowhere/x"), 6, "NotADirectoryError", None),
+    (PermissionError(errno.EPERM, "Operation not permitted"), 1, "PermissionError", None),
+    (FileNotFoundError(errno.ENOENT, "No such file", "/nowhere/x"), 1, "FileNotFoundError", None),
     (Cancelled("stopped"), 130, "Cancelled", ""),
     (KeyboardInterrupt(), 130, "KeyboardInterrupt", "The same command goes on from where it stopped."),
 ]
