@@ -32,7 +32,7 @@ def backup(config: BackupConfig) -> dict[str, Any]:
         config: Where to, how many backups stay, and whether the new one is proved by restoring it.
     """
     config = checked(BackupConfig, config)
-    with started_by("run", f"backup to {config.to}"):
+    with started_by("publish", f"backup to {config.to}"):
         made = copy(config.to, config.keep)
         proved = prove(config.to) if config.drill else None
         damaged = made["damaged"]

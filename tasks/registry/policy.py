@@ -54,7 +54,7 @@ class Policy(BaseModel):
     asked: Rights = Field(RIGHTS, alias="asks")
     """Rights that are asked for. What is not in here, everybody may."""
     persons: dict[Name, Person] = {}
-    automatic: dict[str, Rights] = {"schedule": ("run",), "prefect": ("run",), "bridge": ("publish", "run")}
+    automatic: dict[str, Rights] = {"schedule": ("publish", "run"), "prefect": ("run",), "bridge": ("publish", "run")}
     """What flow runs may do that nobody with a name started: by a `schedule`, or in the page of `prefect`."""
 
     @model_validator(mode="after")
@@ -215,9 +215,10 @@ def _words(problem: Any) -> str:
 
 
 def _without_right(name: str, right: Right) -> Refused:
+    where = f"to `{name}` under automatic" if name in AUTOMATIC else f"to `may` of {name}"
     return Refused(
         f"{name} may not {right.replace('_', ' ')}",
-        remedy=f"Ask somebody who may, or have the right added: may: [{right}] in the policy.",
+        remedy=f"Ask somebody who may, or have {right} added {where} in the policy.",
     )
 
 

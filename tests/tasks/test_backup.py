@@ -23,7 +23,7 @@ from tasks.process import write_text
 from tasks.registry import audit_chain
 from tasks.registry.ancestry import walk
 from tasks.registry.audit import entries
-from tasks.registry.backup.backup import back_up
+from tasks.registry.backup.backup import back_up, prune
 from tasks.registry.backup.contents import backups
 from tasks.registry.backup.drill import drill
 from tasks.registry.backup.restore import MARK, restore
@@ -235,6 +235,21 @@ def test_old_backups_go_and_with_them_what_only_they_named(home, made, target, o
     assert len(third.pruned) == 2 and [one.version for one in backups(target)] == [third.manifest.version]
     assert newer.ref not in [one.ref for one in target.manifests()]
     assert drill(home, target).artifacts == 4
+
+
+@pytest.mark.parametrize("damage", ["documents.jsonl", "backup.json", "the artifact"])
+def test_nothing_goes_before_all_that_stays_was_read(home, made, target, damage):
+    first = save(home, target)
+    publish_one(home, "checkpoint", "other", "one")
+    second = save(home, target)
+    if damage == "the artifact":
+        shutil.rmtree(target.root / "artifacts" / "model" / "tiny" / made["model"].version)
+    else:
+        flip(target.root / "artifacts" / "backup" / "home" / second.manifest.version / "files" / damage)
+    with pytest.raises(IntegrityError, match="no old backup was removed") as raised:
+        prune(target, 1)
+    assert [one["path"] for one in raised.value.problems] == [made["model"].ref if damage == "the artifact" else damage]
+    assert [one.version for one in backups(target)] == [second.manifest.version, first.manifest.version]
 
 
 def test_a_backup_of_a_time(home, made, target, other):

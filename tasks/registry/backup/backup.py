@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tasks.artifacts import parse_ref
 from tasks.errors import IntegrityError
 from tasks.process import locked
 from tasks.registry import foreign
@@ -72,17 +73,33 @@ def back_up(
 def prune(target: Store, keep: int) -> tuple[str, ...]:
     """Remove all backups but the newest ones, and every artifact that none of these names; returns the times of what went.
 
-    The store holds nothing but backups (`_claim`), so what none names is of old ones, or of one that was killed.
+    The store holds nothing but backups (`_claim`), so what none names is of old ones, or of one that was killed. Raises
+    IntegrityError, and removes nothing, when one that stays is damaged or lacks something.
     """
     found = contents.backups(target)
-    old = found[keep:]
+    kept, old = found[:keep], found[keep:]
+    named = {ref for one in kept for ref in _whole(target, one)}
     for one in old:
         target.delete(one)
-    named = {ref for one in found[:keep] for ref in contents.read(contents.fetch(target, one)).artifacts}
     for one in list(target.manifests()):
         if one.content.kind != contents.KIND and one.ref not in named:
             target.delete(one)
     return tuple(one.provenance.created for one in old)
+
+
+def _whole(target: Store, backup: Manifest) -> Iterable[str]:
+    """The artifacts that a backup names, once every byte of it was read where it lies, and each of them is there."""
+    problems = target.verify(backup)
+    said = {} if problems else contents.read(contents.fetch(target, backup)).artifacts
+    there = {ref: target.manifest(*parse_ref(ref)) for ref in said}
+    lost = [ref for ref, one in there.items() if one is None or not target.present(one)]
+    if problems or lost:
+        raise IntegrityError(
+            f"no old backup was removed from {target.uri}: the one of {backup.provenance.created}, which is to stay, is damaged",
+            problems=[*(one.model_dump() for one in problems), *({"path": ref, "problem": "missing"} for ref in lost)],
+            remedy="Look at the disk that it lies on. It goes by itself once as many newer backups are there as are to stay.",
+        )
+    return said
 
 
 def _make(home: Path, store: Store, target: Store, folder: Path, *, with_keys: bool, tell: Tell) -> Made:
