@@ -11,10 +11,12 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from prefect.context import FlowRunContext
 from prefect.runtime import deployment
 from prefect.runtime import flow_run as runtime
 from prefect.settings import PREFECT_UI_URL
 
+from flows.cause import covered_elsewhere
 from tasks import process
 from tasks.prefect_notes import Away, ask
 from tasks.registry.audit import Actor, acting, actor
@@ -49,16 +51,16 @@ def setting(*path: str) -> str:
 
 
 @contextmanager
-def started_by(right: Right, what: str) -> Iterator[None]:
+def started_by(right: Right, what: str, *, cause: str = "") -> Iterator[None]:
     """Act as whoever stands behind this flow run, if the policy lets them start it. Raises Refused.
 
-    That is the person of the command line; else who started it before it was resumed; else `bridge` where an event did,
-    `schedule`, or `prefect` for its page.
+    That is the person of the command line; else who started it before it was resumed; else `schedule`; `bridge` where one of its
+    automations did, and the ledger gives this run the batch of events that is its `cause`; or `prefect` for its page.
     """
     known = actor()
     if known.identity == "account" and deployment.get_id():
         kept = (process.read_json(home() / "runs" / str(runtime.get_id()) / "handle.json") or {}).get("actor")
-        known = Actor.model_validate(kept) if kept else Actor(name=_automatic(), identity="automatic")
+        known = Actor.model_validate(kept) if kept else Actor(name=_automatic(cause), identity="automatic")
     with nullcontext() if known.identity == "account" else acting(known.name):
         require(home(), right, what=what)
         before = sys.unraisablehook
@@ -77,10 +79,13 @@ def _keep_interrupt(told: Callable[[Any], object], unraisable: Any) -> None:
         told(unraisable)
 
 
-def _automatic() -> str:
-    if runtime.get_parameters().get("cause"):
-        return "bridge"
-    return "schedule" if "auto-scheduled" in runtime.get_tags() else "prefect"
+def _automatic(cause: str) -> str:
+    """By what Prefect's server noted when it made the run: tags and parameters say what whoever started it wrote there."""
+    context = FlowRunContext.get()
+    maker = context.flow_run.created_by if context and context.flow_run else None
+    if maker and maker.type == "SCHEDULE":
+        return "schedule"
+    return "bridge" if maker and maker.type == "AUTOMATION" and cause and not covered_elsewhere(cause) else "prefect"
 
 
 def cancelled() -> bool:

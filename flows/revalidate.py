@@ -66,7 +66,7 @@ def revalidate(dataset: str, config: RevalidateConfig, cause: str = "") -> Reval
         cause: The events that asked for this run. Leave it empty: who starts a run by events fills it in.
     """
     config = checked(RevalidateConfig, config)
-    with started_by("run", f"revalidate {config.model} on dataset {dataset}"):
+    with started_by("run", f"revalidate {config.model} on dataset {dataset}", cause=cause):
         if holder := covered_elsewhere(cause):
             return Completed(message=f"nothing done: flow run {holder} covers the same events")  # type: ignore[no-any-return]
         with lifecycle(

@@ -1,4 +1,4 @@
-"""A flow that events start, as the shipped ones do: its first act is the claim. It counts starts and works in a folder."""
+"""A flow that events start, as the shipped ones do: its first act is the claim. It counts starts, who started it, and works."""
 
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from prefect import flow
 from prefect.runtime import flow_run
 from flows.cause import covered_elsewhere
+from flows.prefect_run import started_by
+from tasks.registry.audit import actor
 
 
 def count(folder, what, cause, dataset):
@@ -22,6 +24,8 @@ def caused(dataset: str = "", cause: str = "", folder: str = "", config: dict | 
     count(folder, "starts", cause, dataset)
     while (Path(folder) / "wait").exists():
         time.sleep(0.05)
+    with started_by("run", "a test", cause=cause):
+        count(folder, "actors", cause or "-", actor().name)
     if covered_elsewhere(cause):
         return
     count(folder, "works", cause, dataset)

@@ -4,15 +4,18 @@ import random
 import threading
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import httpx
 import pytest
+from caused import make_batch
 from caused_flow import deploy, install
 from live_prefect import kill, lines, live, until
 from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from deployments.bridge.dispatch import AGAIN_SECONDS, Dispatch
@@ -130,6 +133,35 @@ def test_one_event_starts_one_run_with_its_version_and_a_repetition_none(stand):
         "completed",
     )
     assert [(event["status"], event["batches"]) for event in again] == [("duplicate", [])] * 2
+
+
+def test_who_started_a_run_is_what_prefect_noted_and_not_what_the_run_was_told(stand, client, platform):
+    """Tags and parameters are whatever somebody wrote there; a batch of events that another run has gives no name either."""
+    one, actors = stand(), {}
+
+    def actor_of(run):
+        until(lambda: run.id in {UUID(line[0]) for line in lines(one.folder / "actors")})
+        return next(line[2] for line in lines(one.folder / "actors") if UUID(line[0]) == run.id)
+
+    one.ledger.receive(one.event(1))
+    one.over()
+    (run,) = one.runs()
+    actors["by an event"] = actor_of(run)
+    told = {"scheduled": {"tags": ["auto-scheduled"]}, "by a batch": {"parameters": {"cause": run.parameters["cause"]}}}
+    fresh = make_batch(platform.home, "model.degraded", "model/tiny", deployment=f"caused/{one.name}")
+    told["by a batch that nobody has"] = {"parameters": {"cause": fresh}}
+    for name, said in told.items():
+        actors[name] = actor_of(client.create_flow_run_from_deployment(one.deployment, **said))
+    client.create_deployment_schedules(one.deployment, [(IntervalSchedule(interval=timedelta(days=1)), True)])
+    now = datetime.now(UTC)
+    between = {"start_time": str(now - timedelta(days=1)), "end_time": str(now), "min_runs": 1, "max_runs": 1}
+    client.request("POST", "/deployments/{id}/schedule", path_params={"id": one.deployment}, json=between)
+    (planned,) = [each for each in one.runs() if each.auto_scheduled and each.expected_start_time <= now]
+    assert {**actors, "scheduled in truth": actor_of(planned)} == {
+        "by an event": "bridge",
+        **dict.fromkeys(told, "prefect"),
+        "scheduled in truth": "schedule",
+    }
 
 
 @pytest.mark.parametrize("events", [250, pytest.param(1000, marks=pytest.mark.long)])
