@@ -24,6 +24,7 @@ from tasks.registry.revalidations import revalidations
 from tasks.report.data import duration, short
 from tasks.report.evidence import FILE as PAGE
 from tasks.report.evidence import evidence_markdown
+from tasks.settings import digest
 
 
 @contextmanager
@@ -43,8 +44,9 @@ def agreed(dataset: str, config: RetrainConfig, cause: str) -> Iterator[str]:
     noted = newest if newest.get("dataset") == data.ref else {}
     question = f"Retrain model/{config.training.model} on {short(data.ref)}?"
     details = "\n\n".join(part for part in (_evidence(run, noted), _events(run, cause)) if part)
-    subject = noted.get("ref") or data.ref
-    given = approve(question, details, config.approval, kind="retrain", subject=subject)
+    subject, settings = noted.get("ref") or data.ref, digest(config.model_dump(mode="json", exclude={"approval"}))
+    terms = {"model": config.training.model, "dataset": data.ref, "settings": settings}
+    given = approve(question, details, config.approval, kind="retrain", subject=subject, terms=terms)
     run.results["approval"] = f"Retraining approved by {given.person}: {given.reason}"
     with acting(given.person) if load_policy(run.home).asks("approve") else nullcontext():
         yield data.ref

@@ -1,13 +1,13 @@
 """A person's approval, once for all flows: the run pauses with a form, reminds, and expires. See docs/approval.md.
 
-How Prefect shows the form is flows/pause.py, who may approve is tasks/registry/policy.py. An approval is kept in the store under
-what was asked about, so it is asked for once: a run that is resumed, retried or started again goes on with it.
+How Prefect shows the form is flows/pause.py, who may approve is tasks/registry/policy.py. An approval is kept, so it is asked for
+once: a run that is resumed, retried or started again goes on with it while it counts (tasks/registry/approvals.py).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 from prefect.events import emit_event
@@ -17,6 +17,7 @@ from tasks.artifacts import Value, parse_ref
 from tasks.config import ApprovalConfig
 from tasks.errors import GateFailed, Refused
 from tasks.lifecycle import Lifecycle, current
+from tasks.registry.approvals import Approval, keep, standing, words
 from tasks.registry.audit import acting, audited
 from tasks.registry.policy import Right, authorise, load_policy
 from tasks.settings import digest
@@ -26,75 +27,73 @@ NEEDED = "headway.approval.needed"
 """The Prefect event of a question and of each reminder; notifications are automations on it."""
 
 
-class Approval(Value):
-    """A person said yes."""
-
-    kind: str
-    """What was asked: deploy, promote, ..."""
-    subject: str
-    """Reference of what it was asked about."""
-    person: str
-    reason: str
-    time: float
-    """Seconds since the epoch."""
-    flow_run: str
-
-
 class Question(Value):
     """What somebody is asked, until when, and how often they are reminded."""
 
     kind: str
     subject: str
+    terms: dict[str, str]
     text: str
     details: str
     right: Right
     asked: float
     expires: float
+    valid_hours: float
     remind_seconds: float
+
+    @property
+    def about(self) -> str:
+        return words(self.kind, self.subject, self.terms)
 
     def form(self, refused: str) -> str:
         """The text above the form, in Markdown."""
         until = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.expires))
         again = f"**Not accepted: {refused}** Please answer again." if refused else ""
-        parts = (f"**{self.text}**", again, self.details, f"Without an answer the run ends at {until}.")
+        counts = f"An approval counts for {self.valid_hours:g} hours, for exactly this: `{self.about}`."
+        parts = (f"**{self.text}**", again, self.details, counts, f"Without an answer the run ends at {until}.")
         return "\n\n".join(part for part in parts if part)
 
 
 def approve(
-    text: str, details: str, config: ApprovalConfig, *, kind: str, subject: str, right: Right = "approve"
+    text: str,
+    details: str,
+    config: ApprovalConfig,
+    *,
+    kind: str,
+    subject: str,
+    terms: Mapping[str, str] | None = None,
+    right: Right = "approve",
 ) -> Approval:
     """Pause the running flow until a person approves. Raises GateFailed when somebody rejects, or nobody answers in time.
 
-    `details` is Markdown. `subject` is the reference of an artifact: the same kind of question about it is asked once.
+    `details` is Markdown. `subject` is the reference of an artifact, `terms` what else the question names: the same kind of
+    question about exactly this is not asked again while an approval of it counts.
     """
-    run = current()
-    given = given_before(run, kind, subject)
+    run, terms = current(), dict(terms or {})
+    given = standing(run.home, run.store, kind, subject, terms, right=right, hours=config.valid_hours)
     if given:
         return _told(run, given)
     now = time.time()
     question = Question(
         kind=kind,
         subject=subject,
+        terms=terms,
         text=text,
         details="\n\n".join(part for part in (details, _rejected_before(run, kind, subject)) if part),
         right=right,
         asked=now,
         expires=now + config.expire_minutes * 60,
         remind_seconds=config.remind_minutes * 60,
+        valid_hours=config.valid_hours,
     )
     with _pause(run, question) as pause:
-        answer = _decided(run, question, pause)
-    return _told(run, _conclude(run, question, answer))
-
-
-def given_before(run: Lifecycle, kind: str, subject: str) -> Approval | None:
-    """The approval of this very subject, when there is one."""
-    found = run.journal.get(_key("approvals", kind, subject))
-    return Approval.model_validate(found) if found else None
+        answer, proven = _decided(run, question, pause)
+    return _told(run, _conclude(run, question, answer, proven))
 
 
 def _told(run: Lifecycle, given: Approval) -> Approval:
-    """Who approved, and why, as tags of the run in MLflow; of two approvals in one run, both."""
+    """Have the run know that it was approved, and MLflow who did and why; of two approvals in one run, both."""
+    run.approved.add(given.place)
     tags = run.results.setdefault("tags", {})
     for name, said in (("headway.approved_by", given.person), ("headway.approval_reason", given.reason)):
         tags[name] = "; ".join(part for part in (tags.get(name), said) if part)
@@ -103,26 +102,27 @@ def _told(run: Lifecycle, given: Approval) -> Approval:
 
 @contextmanager
 def _pause(run: Lifecycle, question: Question) -> Iterator[Pause]:
-    pause = Pause(f"{question.kind}-{digest(question.subject)[:10]}", run.home)
+    pause = Pause(f"{question.kind}-{digest(question.about)[:10]}", run.home)
     try:
         yield pause
     finally:
         pause.leave()
 
 
-def _decided(run: Lifecycle, question: Question, pause: Pause) -> Form:
-    """The answer of somebody who may give it; anybody else is told so, and the question stays."""
+def _decided(run: Lifecycle, question: Question, pause: Pause) -> tuple[Form, bool]:
+    """The answer of somebody who may give it, and whether a token proved who; anybody else is told so, and the question stays."""
     refused = ""
     while True:
         answer = _answer(run, question, pause, refused)
         token = answer.token.get_secret_value()
-        what = f"{answer.decision} {question.kind} of {question.subject}"
+        what = f"{answer.decision} {question.about}"
         try:
+            proven = load_policy(run.home).asks(question.right)
             authorise(run.home, question.right, answer.person, token, what=what, reason=answer.reason)
         except Refused as error:
             refused = f"{error.message}."
         else:
-            return answer
+            return answer, proven
 
 
 def _answer(run: Lifecycle, question: Question, pause: Pause, refused: str) -> Form:
@@ -165,24 +165,27 @@ def _remind(run: Lifecycle, question: Question) -> None:
     )
 
 
-def _conclude(run: Lifecycle, question: Question, answer: Form) -> Approval:
+def _conclude(run: Lifecycle, question: Question, answer: Form, proven: bool) -> Approval:
     """Write the decision down, in the name of who decided. A name that nobody asked a token for is what it claims to be."""
     approval = Approval(
         kind=question.kind,
         subject=question.subject,
+        terms=question.terms,
+        right=question.right,
         person=answer.person,
+        proven=proven,
         reason=answer.reason,
         time=time.time(),
         flow_run=(run.flow_run or {})["id"],
     )
-    known = load_policy(run.home).asks(question.right)
-    what, claimed = f"{question.kind} {question.subject}", "" if known else answer.person
-    said = {"right": question.right, "what": what, "claimed": claimed, "reason": answer.reason}
-    with acting(answer.person) if known else nullcontext(), audited(run.store, answer.decision, **said):
+    with acting(answer.person) if proven else nullcontext():
         if answer.decision == "approve":
-            run.journal.put(_key("approvals", question.kind, question.subject), approval.model_dump())
+            keep(run.home, run.store, approval)
             return approval
-        run.journal.append(_key("rejections", question.kind, question.subject), approval.model_dump())
+        claimed = "" if proven else answer.person
+        said = {"right": question.right, "what": question.about, "claimed": claimed, "reason": answer.reason}
+        with audited(run.store, "reject", **said):
+            run.journal.append(_rejections(question.kind, question.subject), approval.model_dump())
     raise GateFailed(
         f"{answer.person} rejected it: {answer.reason}",
         stage="approve",
@@ -192,11 +195,11 @@ def _conclude(run: Lifecycle, question: Question, answer: Form) -> Approval:
 
 
 def _rejected_before(run: Lifecycle, kind: str, subject: str) -> str:
-    prefix = _key("rejections", kind, subject)
+    prefix = _rejections(kind, subject)
     found = [run.journal.get(f"{prefix}/{key.rpartition('/')[2]}") for key in run.journal.list(prefix)]
     told = [f"- by {one['person']}: {one['reason']}" for one in found if one]
     return "\n".join(["Rejected before:", "", *told]) if told else ""
 
 
-def _key(folder: str, kind: str, subject: str) -> str:
-    return "/".join((folder, kind, *parse_ref(subject)))
+def _rejections(kind: str, subject: str) -> str:
+    return "/".join(("rejections", kind, *parse_ref(subject)))

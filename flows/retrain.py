@@ -28,7 +28,7 @@ from tasks.artifacts import Cluster, Endpoint, Evaluation, Model, Pending, Token
 from tasks.benchmark import benchmark
 from tasks.config import RetrainConfig
 from tasks.continuing import ContinueFrom
-from tasks.deploy import deploy, sample
+from tasks.deploy import deploy, sample, terms
 from tasks.evaluate import champion_checkpoint, compare, evaluate
 from tasks.export import export
 from tasks.lifecycle import current, lifecycle
@@ -36,8 +36,8 @@ from tasks.outcast import require_proof
 from tasks.plan import plan
 from tasks.promotion import challenge
 from tasks.registry.audit import acting
-from tasks.registry.policy import load_policy, require
-from tasks.registry.refs import place_of, read_ref
+from tasks.registry.policy import load_policy
+from tasks.registry.refs import place_of
 from tasks.stage import recorded
 from tasks.train import train
 
@@ -72,7 +72,7 @@ def retrain(
     """
     config = checked(RetrainConfig, config)
     continue_from = checked(ContinueFrom, continue_from) if continue_from else None
-    with started_by("run", f"retrain {config.training.model} on dataset {dataset}"):
+    with started_by("run", f"retrain {config.training.model} on dataset {dataset}", cause=cause):
         if holder := covered_elsewhere(cause):
             return Completed(message=f"nothing done: flow run {holder} covers the same events")  # type: ignore[no-any-return]
         with (
@@ -143,19 +143,15 @@ def champion_scores(
 
 
 def allowed(model: Model, scores: Evaluation, config: RetrainConfig) -> AbstractContextManager[None]:
-    """Let another model take the endpoint when a person approves, or without that when who runs this may promote.
+    """Wait until a person approves that the model takes the endpoint, where the settings want it; without that, the stage asks
+    whether who runs this may promote. Nobody is asked where the stage has nothing to do.
 
-    What is done inside is done in the name of who approved. Raises GateFailed, Refused.
+    What is done inside is done in the name of who approved. Raises GateFailed.
     """
     run = current()
     if isinstance(model, Model):
         challenge(run, model)
-    unchanged = isinstance(model, Model) and read_ref(run.store, f"{model.name}/champion") == model.ref
-    if unchanged or run.beyond("deploy"):
-        return nullcontext()
-    if not config.approval.before_deploy:
-        if run.spool:
-            require(run.home, "promote", what=f"{model.ref} to endpoint/{config.deployment.endpoint}")
+    if not config.approval.before_deploy or run.beyond("deploy") or recorded(deploy, model, config.served):
         return nullcontext()
     if run.spool is None:
         run.results["approval"] = "approval required"
@@ -164,7 +160,8 @@ def allowed(model: Model, scores: Evaluation, config: RetrainConfig) -> Abstract
     from flows.words import reasons
 
     question = f"Deploy model/{model.name}@{model.version[:12]} to endpoint/{config.deployment.endpoint}?"
-    given = approve(question, reasons(run, model, scores), config.approval, kind="deploy", subject=model.ref)
+    details, asked = reasons(run, model, scores, config.served), terms(config.served)
+    given = approve(question, details, config.approval, kind="deploy", subject=model.ref, terms=asked)
     run.results["approval"] = f"Approved by {given.person}: {given.reason}"
     return acting(given.person) if load_policy(run.home).asks("approve") else nullcontext()
 

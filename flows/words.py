@@ -9,7 +9,9 @@ from tasks.artifacts import Endpoint, Evaluation, Model
 from tasks.lifecycle import Lifecycle
 from tasks.outcomes import status_of
 from tasks.prefect_notes import number, table
+from tasks.registry.changes import flat
 from tasks.report.data import duration, short
+from tasks.serving_config import DeploymentConfig
 
 SHOWN = {
     "validate": ("documents", "bytes", "quarantined", "warnings"),
@@ -42,8 +44,9 @@ def report(run: Lifecycle, *, html: str, mlflow: str | None) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def reasons(run: Lifecycle, model: Model, scores: Evaluation) -> str:
-    """What speaks for a new model: its scores beside the champion's, its checks, and what it was made from."""
+def reasons(run: Lifecycle, model: Model, scores: Evaluation, serving: DeploymentConfig) -> str:
+    """What speaks for a new model: its scores beside the champion's, its checks, what it was made from, and how it is served."""
+    told = flat("deployment", serving.model_dump(mode="json", exclude_defaults=True))
     wanted = [name for name in SHOWN["evaluate"] if name in scores.metrics]
     checks = [
         ["passed" if check["passed"] else "**failed**", check["name"], number(check["measured"]), check["limit"]]
@@ -55,6 +58,7 @@ def reasons(run: Lifecycle, model: Model, scores: Evaluation) -> str:
         table(["score", "value"], [[name, number(scores.metrics[name])] for name in wanted]),
         table(["", "check", "measured", "limit"], checks) if checks else "",
         f"Made from `{short(run.results['dataset'])}`, settings `{run.config_digest[:12]}`; model `{short(model.ref)}`.",
+        table(["how it is served, beside the defaults", ""], [[name, number(value)] for name, value in told.items()]),
     ]
     return "\n\n".join(part for part in parts if part)
 

@@ -36,6 +36,8 @@ class ApprovalConfig(Settings):
     """Time between two reminders while it waits."""
     expire_minutes: float = Field(1440.0, gt=0)
     """Time after which a run that nobody approved ends, its gate closed."""
+    valid_hours: float = Field(72.0, gt=0)
+    """Time for which an approval counts, for exactly what was asked; after it the same question is asked again."""
 
 
 def _fewest_machines(config: Any) -> Any:

@@ -14,9 +14,9 @@ from tasks.artifacts import Endpoint, Model
 from tasks.endpoints.known import ask, endpoint_of, require_accepted
 from tasks.formats.onnx_data import require_data_beside
 from tasks.process import locked
-from tasks.promotion import crown, logged, require_same_champion, require_signed
+from tasks.promotion import crown, logged, require_right, require_same_champion, require_signed
 from tasks.serving_config import DeploymentConfig, ExportConfig
-from tasks.settings import home
+from tasks.settings import config_digest, home
 from tasks.stage import stage
 from tasks.workbench import fetch, home_folder, manifest_of, note
 
@@ -24,19 +24,26 @@ SAMPLE_TOKENS = 64
 
 
 def serves(model: Model, config: DeploymentConfig) -> bool:
-    """Whether the endpoint, as observed, serves the wanted model where it is wanted."""
+    """Whether the endpoint, as observed, serves the wanted model where it is wanted, and under these settings."""
     served = endpoint_of(home(), config.endpoint, config.backend).observe()
     same_port = served is not None and config.port in (None, served.port)
-    return served is not None and served.ready and same_port and served.model_ref == model.ref
+    return served is not None and served.ready and same_port and served.model_ref == model.ref and served.under(config)
+
+
+def terms(config: DeploymentConfig) -> dict[str, str]:
+    """What a person's word on a deploy is bound to, beside the model: see tasks/registry/approvals.py."""
+    return {"endpoint": config.endpoint, "settings": config_digest(config)}
 
 
 @stage(version=1, reconciles=serves)
 def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
     """Serve a model, register it, and make it the champion. Raises IntegrityError before anything is started.
 
-    Raises GateFailed for a model that a person rolled back here, and when the new model lost its traffic again; Conflict when
-    another model became the champion after this one was compared.
+    Raises Refused unless a person approved exactly this, or who runs it may promote; GateFailed for a model that a person rolled
+    back here, and when the new model lost its traffic again; Conflict when another model became the champion after this one was
+    compared.
     """
+    require_right("deploy", model, terms(config), what=f"{model.ref} to endpoint/{config.endpoint}")
     require_accepted(home_folder(""), config.endpoint, model.ref)
     require_same_champion(model)
     require_signed(model)  # before any byte is moved; fetch then holds every byte to the digests that were signed

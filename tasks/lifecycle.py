@@ -68,6 +68,8 @@ class Lifecycle:
     error: BaseException | None = None
     champion_place: Document | Literal["now"] | None = "now"
     """Where the champion's ref stood when the model was compared with it; `now`: it was not compared."""
+    approved: set[str] = field(default_factory=set)
+    """What a person said yes to in this run, by its place (tasks/registry/approvals.py)."""
     results: dict[str, Any] = field(default_factory=dict)
     """What the flow leaves for those who ask afterwards: the endpoint, a sample, the report; `tags` are for MLflow."""
 

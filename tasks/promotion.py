@@ -5,7 +5,7 @@ The rest of a stage's tools is tasks/workbench.py; whose signature counts is tas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -13,7 +13,9 @@ from tasks.artifacts import Artifact, Model, parse_ref
 from tasks.lifecycle import Lifecycle, code_version
 from tasks.lineage import words
 from tasks.registry import signatures
+from tasks.registry.approvals import asked_about
 from tasks.registry.audit import audited
+from tasks.registry.policy import require
 from tasks.registry.promoting import compared_with
 from tasks.registry.refs import aliases, move_ref
 from tasks.storage.manifest import Manifest
@@ -27,6 +29,13 @@ def logged(action: str, **details: Any) -> Iterator[None]:
     run = (at_work().lifecycle.flow_run or {}).get("id")
     with audited(at_work().lifecycle.store, action, **details, **({"flow_run": run} if run else {})):
         yield
+
+
+def require_right(kind: str, subject: Artifact, terms: Mapping[str, str], *, what: str) -> None:
+    """Raise Refused unless a person approved exactly this in this run, or who acts may promote."""
+    run = at_work().lifecycle
+    if asked_about(kind, subject.ref, terms) not in run.approved:
+        require(run.home, "promote", what=what)
 
 
 def crown(model: Model, *, reason: str) -> None:

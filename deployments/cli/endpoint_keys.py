@@ -93,7 +93,7 @@ def _folder(name: str) -> tuple[str, Path]:
     return bare, home() / "endpoints" / bare
 
 
-def _told(action: str, bare: str, details: dict[str, str]) -> AbstractContextManager[int]:
+def _told(action: str, bare: str, details: dict[str, str]) -> AbstractContextManager[object]:
     """An entry in the audit log around a change. No key is ever part of one."""
     from tasks.registry.audit import audited
     from tasks.settings import home

@@ -18,7 +18,7 @@ from tasks.azureml_door import open_files, rest
 from tasks.endpoints.azureml_probes import ask_golden
 from tasks.endpoints.azureml_render import Rendering, model_name, model_prefix, require_complete
 from tasks.endpoints.azureml_rollout import AzureTraffic, Record, online_of
-from tasks.endpoints.endpoint import Candidate, Journal, Served, ServedFrom
+from tasks.endpoints.endpoint import Candidate, Journal, Served, ServedFrom, served
 from tasks.endpoints.journal import Journal as Changes
 from tasks.endpoints.local_rollback import ask_for_traffic_back
 from tasks.endpoints.refused import remember_refused
@@ -28,6 +28,7 @@ from tasks.errors import HeadwayError, JobFailed
 from tasks.formats.reference import quantiles_of
 from tasks.process import read_json, write_json
 from tasks.serving_config import DeploymentConfig
+from tasks.settings import config_digest
 
 COLOURS = ("blue", "green")
 PORT = 443
@@ -55,7 +56,7 @@ class AzureMlEndpoint:
         deployment = online_of(record).deployment(record["azure_name"], record["colour"]) or {"properties": {}}
         up = deployment["properties"].get("provisioningState") == "Succeeded"
         ready = up and traffic.get(record["colour"]) == 100
-        return Served(self.name, model_ref=record["model_ref"], url=record["url"], port=record["port"], ready=ready)
+        return served(self.name, record, ready=ready)
 
     def serves_from(self) -> ServedFrom | None:
         """See ServingEndpoint.serves_from. The files are those here; the server there compares its own at each start."""
@@ -129,7 +130,7 @@ class AzureMlEndpoint:
             self.changes.write("commit")
             told("switched", {})
             finish(traffic, self.changes)
-        return Served(self.name, model_ref=candidate.model_ref, url=green["url"], port=PORT, ready=True)
+        return served(self.name, green)
 
     def ask_back(self, reason: str) -> float | None:
         """See ServingEndpoint.ask_back."""
@@ -141,7 +142,7 @@ class AzureMlEndpoint:
         record: Record | None = read_json(self._record)
         last = self.changes.last_change()
         if record and taken and last and last.begun["time"] == taken and last.last("reverted"):
-            return _served(self.name, record)
+            return served(self.name, record)
         before = (record or {}).get("previous")
         if not record or not before:
             raise ValueError(f"no model stood before the one that endpoint/{self.name} serves: there is no way back")
@@ -158,7 +159,7 @@ class AzureMlEndpoint:
         self.changes.write("commit")
         _tell(journal, "switched", model_ref=before["model_ref"], deployment=before["colour"])
         finish(self._traffic(), self.changes)
-        return _served(self.name, before)
+        return served(self.name, before)
 
     def settle(self) -> str | None:
         """See ServingEndpoint.settle."""
@@ -211,6 +212,7 @@ class AzureMlEndpoint:
             "colour": colour,
             "azure_name": made.name,
             "azureml": made.config.model_dump(mode="json"),
+            "settings": config_digest(made.deployment),
             "expires": time.time() + hours * 3600 if hours else 0.0,
         }
 
@@ -271,10 +273,6 @@ class AzureMlEndpoint:
 def _same(there: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
     up = there["properties"].get("provisioningState") == "Succeeded"
     return bool(up and (there.get("tags") or {}).get("headway.spec") == body["tags"]["headway.spec"])
-
-
-def _served(name: str, record: Record) -> Served:
-    return Served(name, model_ref=record["model_ref"], url=record["url"], port=record["port"], ready=True)
 
 
 def _tell(journal: Journal | None, event: str, **details: Any) -> None:

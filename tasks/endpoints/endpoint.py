@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tasks.serving_config import DeploymentConfig
+from tasks.settings import config_digest
 
 Journal = Callable[[str, dict[str, Any]], None]
 """Called with `starting`, `answering`, `step`, `switched` or `stopped` and its details, before the effect."""
@@ -27,6 +28,18 @@ class Served:
     port: int
     ready: bool
     """False while a server that crashed is being started again."""
+    settings: str = ""
+    """Digest of the settings that it was deployed with; empty where a release before this one deployed it."""
+
+    def under(self, config: DeploymentConfig) -> bool:
+        """Whether it serves under these very settings, as far as anybody wrote down."""
+        return self.settings in ("", config_digest(config))
+
+
+def served(name: str, record: Mapping[str, Any], *, ready: bool = True) -> Served:
+    """What an endpoint's record says is served."""
+    told = {key: record[key] for key in ("model_ref", "url", "port")}
+    return Served(name, **told, ready=ready, settings=record.get("settings", ""))
 
 
 @dataclass(frozen=True)

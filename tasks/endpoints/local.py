@@ -16,7 +16,7 @@ from typing import Any
 
 from tasks import process
 from tasks.endpoints.client import ready_state
-from tasks.endpoints.endpoint import Candidate, Journal, Served, ServedFrom
+from tasks.endpoints.endpoint import Candidate, Journal, Served, ServedFrom, served
 from tasks.endpoints.gateway import Gateway
 from tasks.endpoints.journal import Journal as Changes
 from tasks.endpoints.keys import require_guarded
@@ -44,6 +44,7 @@ from tasks.formats.reference import quantiles_of
 from tasks.formats.variants import smaller_rungs
 from tasks.process import read_json, write_json
 from tasks.serving_config import DeploymentConfig
+from tasks.settings import config_digest
 
 STOP_SECONDS = 30.0
 TAKE_BACK_SECONDS = 5.0
@@ -68,8 +69,7 @@ class LocalEndpoint:
             return None
         state = ready_state(record["url"]) or {}
         answers = bool(state.get("ready")) and state.get("model") == record["model_ref"]
-        ready = answers or self._asleep(record)
-        return Served(self.name, model_ref=record["model_ref"], url=record["url"], port=record["port"], ready=ready)
+        return served(self.name, record, ready=answers or self._asleep(record))
 
     def serves_from(self) -> ServedFrom | None:
         """See ServingEndpoint.serves_from."""
@@ -155,7 +155,7 @@ class LocalEndpoint:
             take_over(traffic, self.changes, told=told)
         self._held.close()
         self._stop_strays()
-        return Served(name=self.name, model_ref=candidate.model_ref, url=_url(port), port=port, ready=True)
+        return served(self.name, traffic.green)
 
     def ask_back(self, reason: str) -> float | None:
         """See ServingEndpoint.ask_back."""
@@ -165,7 +165,7 @@ class LocalEndpoint:
         """See ServingEndpoint.go_back."""
         told = journal or (lambda event, details: None)
         record = go_back(self.folder, self.changes, reason=reason, taken=taken, told=told)
-        return Served(self.name, model_ref=record["model_ref"], url=record["url"], port=record["port"], ready=True)
+        return served(self.name, record)
 
     def settle(self) -> str | None:
         """See ServingEndpoint.settle."""
@@ -203,6 +203,7 @@ class LocalEndpoint:
             "model_ref": candidate.model_ref,
             "folder": str(candidate.folder),
             "colour": other(before.get("colour", COLOURS[0])) if before else COLOURS[0],
+            "settings": config_digest(candidate.config) if candidate.config else "",
         }
         blue = {**before, "colour": before.get("colour", COLOURS[0])} if before else None
         config = candidate.config or DeploymentConfig()

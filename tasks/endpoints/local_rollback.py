@@ -22,6 +22,8 @@ from tasks.process import ProcessSpec, read_json, write_json
 
 START_SECONDS = 60.0
 """For a server of a release that did not write down what its deploy was given."""
+MIXED = "mixed"
+"""In the place of a digest of settings: those of two deploys hold."""
 Told = Callable[[str, dict[str, Any]], None]
 
 
@@ -53,6 +55,8 @@ def go_back(endpoint: Path, changes: Journal, *, reason: str, taken: float | Non
 
 def _swap(endpoint: Path, changes: Journal, record: Record, *, reason: str, told: Told) -> Record:
     before: Record = {**record["previous"], "port": record["port"], "url": record["url"]}
+    if before.get("settings", "") != record.get("settings", ""):  # its servers have its own, the gateway the other's
+        before["settings"] = MIXED
     settings = read_json(endpoint / "gateway" / "gateway.json") or {}
     config = {
         "keep_warm_seconds": _keep_warm(endpoint, changes),

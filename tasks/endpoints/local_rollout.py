@@ -25,7 +25,7 @@ from tasks.process import read_json, write_json
 REMEMBERED_SECONDS = 600.0
 """For which the old model's answers count as usual."""
 Record = dict[str, Any]
-"""endpoint.json: name, port, url, model_ref, folder, colour, since, and `previous`, a record without one."""
+"""endpoint.json: name, port, url, model_ref, folder, colour, settings, since, and `previous`, a record without one."""
 
 
 class LocalTraffic:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from tasks.errors import HeadwayError
 from tasks.redaction import redact_value
 from tasks.registry import audit_chain
+from tasks.registry.audit_chain import Link
 from tasks.storage.store import Store
 
 AUTOMATIC = ("schedule", "prefect", "bridge")
@@ -91,27 +92,27 @@ def account() -> str:
         return f"uid {os.getuid()}"
 
 
-def audit(store: Store, action: str, *, outcome: Literal["done", "refused", "failed"] = "done", **details: Any) -> int:
-    """Append one entry to the audit log; returns its number. For what is about to change, use `audited`."""
+def audit(store: Store, action: str, *, outcome: Literal["done", "refused", "failed"] = "done", **details: Any) -> Link:
+    """Append one entry to the audit log; returns its number and hash. For what is about to change, use `audited`."""
     now = actor()
     who = {"who": now.name, "identity": now.identity, "host": socket.gethostname(), "account": account()}
     entry = {"action": action, **redact_value(details), "outcome": outcome, **who}
-    return audit_chain.append(store, entry).number
+    return audit_chain.append(store, entry)
 
 
 @contextmanager
-def audited(store: Store, action: str, **details: Any) -> Iterator[int]:
+def audited(store: Store, action: str, **details: Any) -> Iterator[Link]:
     """Write an entry, then make the change inside. When it raises, a second entry says that the first one's change failed.
 
     A process that is killed inside leaves the first entry alone: a change that is told and did not happen, never one that
     happened and is not told.
     """
-    number = audit(store, action, **details)
+    entry = audit(store, action, **details)
     try:
-        yield number
+        yield entry
     except BaseException as error:
         with suppress(HeadwayError, OSError):  # what went wrong with the change is what the caller must hear
-            audit(store, action, **{**details, "outcome": "failed", "of": number, "why": _why(error)})
+            audit(store, action, **{**details, "outcome": "failed", "of": entry.number, "why": _why(error)})
         raise
 
 

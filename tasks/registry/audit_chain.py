@@ -100,6 +100,18 @@ def backwards(store: Store) -> Iterator[tuple[int, bytes]]:
             yield _number(key), data
 
 
+def linked(store: Store, link: Link) -> bytes | None:
+    """An entry's bytes, if it is the one that was written, and stands in the chain: the next one, or the end, names it."""
+    found = store.read(_key(link.number))
+    if found is None or hash_of(found.data) != link.hash:
+        return None
+    after = store.read(_key(link.number + 1))
+    if after is None:
+        last = newest(store)  # behind while an entry is being written, or when its writer was killed
+        return found.data if last.number < link.number or last == link else None
+    return None if _between(link, link.number + 1, after.data) else found.data
+
+
 def check(store: Store, *, contains: Sequence[str] = (), shipped: Link | None = None) -> Checked:
     """Walk the whole chain.
 

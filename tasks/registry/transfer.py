@@ -17,6 +17,7 @@ from tasks.errors import HeadwayError, IntegrityError, Missing
 from tasks.registry import foreign
 from tasks.registry.access import note_access
 from tasks.registry.audit import audit, audited
+from tasks.registry.audit_chain import Link
 from tasks.registry.verification import problems_of
 from tasks.registry.versions import is_noted, note
 from tasks.signing.bundle import SIGNATURE, SIGNATURES
@@ -176,7 +177,7 @@ def _arrive(source: Store, target: Store, manifest: Manifest, home: Path, *, the
     return arrived
 
 
-def _audited(source: Store, target: Store, manifest: Manifest, *, reason: str) -> AbstractContextManager[int]:
+def _audited(source: Store, target: Store, manifest: Manifest, *, reason: str) -> AbstractContextManager[Link]:
     kind, name = manifest.content.kind, manifest.provenance.name
     what, before = f"{manifest.ref} from {source.uri}", current(target, kind, name)
     versions = {"before": before, "after": manifest.version}

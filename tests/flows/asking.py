@@ -1,7 +1,7 @@
 """A flow that asks a person, as a program: tests/flows/test_approval.py starts it, answers, kills it and resumes it.
 
-Its arguments are one JSON object: subject, expire_minutes, remind_minutes, and `resume`, the id of a flow run that is taken up
-again as the platform does it. It prints what came of it as one JSON object.
+Its arguments are one JSON object: subject, `terms`, expire_minutes, remind_minutes, and `resume`, the id of a flow run that is
+taken up again as the platform does it. It prints what came of it as one JSON object.
 """
 
 import json
@@ -29,7 +29,8 @@ def asking(subject: str, config: ApprovalConfig) -> dict:
     with lifecycle(
         "asking", config, subject=subject.split("/")[1][:20], stages=(), cancelled=cancelled, flow_run=flow_run()
     ):
-        return approve("Go on?", "Because of **this**.", config, kind="test", subject=subject).model_dump()
+        about = {"subject": subject, "terms": ARGUMENTS.get("terms")}
+        return approve("Go on?", "Because of **this**.", config, kind="test", **about).model_dump()
 
 
 def run() -> dict:

@@ -14,6 +14,7 @@ from base64 import b64encode
 from pathlib import Path
 
 import pytest
+from support import everything_reused
 from waiting import limit, until
 
 ASKING = Path(__file__).parent / "asking.py"
@@ -162,6 +163,9 @@ def test_the_form_asks_and_an_approval_lets_the_run_go_on_once_for_all(home, sta
     [entry] = audited(home, subject)
     assert (entry["action"], entry["claimed"], entry["reason"]) == ("approve", "anna", "it is good")
     assert asking.state(run)["type"] == "COMPLETED"
+    elsewhere = start(subject=subject, terms={"endpoint": "other"})
+    text, _ = elsewhere.form(elsewhere.waits())  # it is asked, and says what about
+    assert f"An approval counts for 72 hours, for exactly this: `test {subject} (endpoint other)`." in text
 
 
 @pytest.mark.long
@@ -284,6 +288,39 @@ def test_training_waits_for_a_person_who_sees_its_plan(home, done):
     said = json.loads(out)
     assert command.returncode == 3 and "too dear" in said["error"]["message"], err
     assert {stage["name"]: stage["status"] for stage in said["stages"]}["train"] == "not_run"
+
+
+def test_who_may_only_run_gives_the_champion_to_no_endpoint_and_no_settings_that_it_does_not_have(
+    home, done, tmp_path, monkeypatch
+):
+    path, tokens = policy_of(home, tmp_path, ("root", []), ("ben", ["run"]), ("anna", ["approve"]))
+    monkeypatch.setenv("HEADWAY_POLICY", str(path))
+    monkeypatch.setenv("HEADWAY_TOKEN", tokens["ben"])
+    mine, other = ("--as", "ben"), ("--set", "deployment.degrade=false")
+    before = home.ok("endpoint", "list").said["endpoints"]
+    assert home.retrain(*mine).statuses() == everything_reused()  # nothing would change: nobody is asked
+    for changed in (("--set", "deployment.endpoint=elsewhere"), other, ("--from", "deploy")):
+        refused = home.retrain(*mine, *changed)
+        assert refused.code == 2 and "ben may not promote" in refused.stderr, refused.stderr
+    assert home.ok("endpoint", "list").said["endpoints"] == before
+
+    asked = (*mine, *other, "--set", "approval.before_deploy=true")
+    assert "approval required" in home.retrain("--dry-run", *asked).said["stages"][-1]["why"]
+    process = home.start("retrain", "-c", "tiny", *asked, "--json")
+    [waiting] = until(lambda: [w for w in home.ok("approve").said["waiting"] if w["flow"] == "retrain"], timeout=180)
+    monkeypatch.setenv("HEADWAY_TOKEN", tokens["anna"])
+    home.ok("approve", waiting["flow_run"][:8], "--approve", "--as", "anna", "--reason", "it is the champion")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0 and json.loads(out)["stages"][-1]["status"] == "ran", err
+    deployed, *_ = home.ok("audit-log", "--what", "endpoint/tiny").said["entries"]
+    assert (deployed["action"], deployed["who"]) == ("deploy", "anna")
+    monkeypatch.setenv("HEADWAY_TOKEN", tokens["ben"])
+    assert home.retrain(*asked).statuses() == everything_reused()
+    elsewhere = home.retrain("--dry-run", *asked, "--set", "deployment.endpoint=elsewhere")
+    assert "approval required" in elsewhere.said["stages"][-1]["why"]
+    monkeypatch.delenv("HEADWAY_POLICY")
+    back = home.retrain()  # it was deployed under these settings before, and does not serve under them now
+    assert back.statuses() == {**everything_reused(), "deploy": "ran"}
 
 
 @pytest.mark.long

@@ -262,6 +262,9 @@ def test_going_back_takes_seconds_and_loses_nothing_at_50_requests_a_second(endp
     endpoint.serve()
     roll_out(endpoint.beside(), AT_ONCE, endpoint.journal)
     assert process.alive(process.read_json(endpoint.folder / "servers" / "blue" / "handle.json")) is warm
+    record = process.read_json(endpoint.folder / "endpoint.json")
+    record = {**record, "settings": "one", "previous": {**record["previous"], "settings": "one" if warm else "two"}}
+    process.write_json(endpoint.folder / "endpoint.json", record)
     with Clients(endpoint.port, rate=50) as clients:
         until(lambda: clients.got[GREEN] > 20)
         began = time.monotonic()
@@ -272,6 +275,7 @@ def test_going_back_takes_seconds_and_loses_nothing_at_50_requests_a_second(endp
     print(f"back after {took:.2f} s, warm {warm}")
     assert took < 5 and not clients.failed and clients.got[GREEN] - green <= 4  # those were under way
     assert (back["model_ref"], model_now(endpoint)) == (BLUE, BLUE)
+    assert back["settings"] == ("one" if warm else "mixed")  # the gateway keeps what the last deploy set
     assert refused_models(endpoint.folder)[GREEN]["reason"] == "worse"
     accept(endpoint.folder, GREEN)
     assert refused_models(endpoint.folder) == {}

@@ -389,6 +389,7 @@ def test_a_model_is_replaced_without_losing_a_request(endpoint, model):
         "name",
         "port",
         "previous",
+        "settings",
         "since",
         "url",
     ]
