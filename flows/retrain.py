@@ -159,8 +159,9 @@ def allowed(model: Model, scores: Evaluation, config: RetrainConfig) -> Abstract
     from flows.approval import approve
     from flows.words import reasons
 
-    question = f"Deploy model/{model.name}@{model.version[:12]} to endpoint/{config.deployment.endpoint}?"
     details, asked = reasons(run, model, scores, config.served), terms(config.served)
+    where = f"endpoint/{asked['endpoint']} under settings {asked['settings'][:12]}"
+    question = f"Deploy model/{model.name}@{model.version[:12]} to {where}?"
     given = approve(question, details, config.approval, kind="deploy", subject=model.ref, terms=asked)
     run.results["approval"] = f"Approved by {given.person}: {given.reason}"
     return acting(given.person) if load_policy(run.home).asks("approve") else nullcontext()

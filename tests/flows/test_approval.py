@@ -290,31 +290,46 @@ def test_training_waits_for_a_person_who_sees_its_plan(home, done):
     assert {stage["name"]: stage["status"] for stage in said["stages"]}["train"] == "not_run"
 
 
-def test_who_may_only_run_gives_the_champion_to_no_endpoint_and_no_settings_that_it_does_not_have(
-    home, done, tmp_path, monkeypatch
-):
+@pytest.fixture
+def shown(home, done, tmp_path, monkeypatch):
+    """Who acts from now on, by a role policy: ben, who may run, or anna, who may approve."""
     path, tokens = policy_of(home, tmp_path, ("root", []), ("ben", ["run"]), ("anna", ["approve"]))
     monkeypatch.setenv("HEADWAY_POLICY", str(path))
-    monkeypatch.setenv("HEADWAY_TOKEN", tokens["ben"])
-    mine, other = ("--as", "ben"), ("--set", "deployment.degrade=false")
+    return lambda name: monkeypatch.setenv("HEADWAY_TOKEN", tokens[name])
+
+
+OTHER = ("--set", "deployment.degrade=false")
+
+
+def test_who_may_only_run_gives_the_champion_to_no_endpoint_and_no_settings_that_it_does_not_have(home, shown):
+    shown("ben")
     before = home.ok("endpoint", "list").said["endpoints"]
-    assert home.retrain(*mine).statuses() == everything_reused()  # nothing would change: nobody is asked
-    for changed in (("--set", "deployment.endpoint=elsewhere"), other, ("--from", "deploy")):
-        refused = home.retrain(*mine, *changed)
+    assert home.retrain("--as", "ben").statuses() == everything_reused()  # nothing would change: nobody is asked
+    for changed in (("--set", "deployment.endpoint=elsewhere"), OTHER):
+        refused = home.retrain("--as", "ben", *changed)
         assert refused.code == 2 and "ben may not promote" in refused.stderr, refused.stderr
+        plan = home.retrain("--dry-run", *changed, "--set", "approval.before_deploy=true").said["stages"]
+        assert "approval required" in plan[-1]["why"]
     assert home.ok("endpoint", "list").said["endpoints"] == before
 
-    asked = (*mine, *other, "--set", "approval.before_deploy=true")
-    assert "approval required" in home.retrain("--dry-run", *asked).said["stages"][-1]["why"]
+
+@pytest.mark.long
+def test_other_settings_are_deployed_in_the_name_of_who_approved_them_and_the_first_ones_again_after_that(
+    home, shown, monkeypatch
+):
+    shown("ben")
+    assert home.retrain("--as", "ben", "--from", "deploy").code == 2
+    asked = ("--as", "ben", *OTHER, "--set", "approval.before_deploy=true")
     process = home.start("retrain", "-c", "tiny", *asked, "--json")
     [waiting] = until(lambda: [w for w in home.ok("approve").said["waiting"] if w["flow"] == "retrain"], timeout=180)
-    monkeypatch.setenv("HEADWAY_TOKEN", tokens["anna"])
+    assert "to endpoint/tiny under settings " in waiting["question"]
+    shown("anna")
     home.ok("approve", waiting["flow_run"][:8], "--approve", "--as", "anna", "--reason", "it is the champion")
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0 and json.loads(out)["stages"][-1]["status"] == "ran", err
     deployed, *_ = home.ok("audit-log", "--what", "endpoint/tiny").said["entries"]
     assert (deployed["action"], deployed["who"]) == ("deploy", "anna")
-    monkeypatch.setenv("HEADWAY_TOKEN", tokens["ben"])
+    shown("ben")
     assert home.retrain(*asked).statuses() == everything_reused()
     elsewhere = home.retrain("--dry-run", *asked, "--set", "deployment.endpoint=elsewhere")
     assert "approval required" in elsewhere.said["stages"][-1]["why"]
