@@ -16,9 +16,11 @@ from deployments.bridge import routes
 from deployments.cli.configuration import SHIPPED, changed, load
 from deployments.settings import PlatformConfig, ScheduleConfig
 from tasks.config import BackupConfig, QualifyConfig, RetrainConfig, RevalidateConfig, ValidateConfig, WatchConfig
-from tasks.settings import Settings
+from tasks.settings import Settings, digest
 
 POOL = "headway"
+OURS = "headway-"
+"""What the names of our schedules at Prefect begin with; all others are people's."""
 FORMS: dict[str, type[Settings]] = {
     "retrain": RetrainConfig,
     "revalidate": RevalidateConfig,
@@ -140,15 +142,16 @@ def _deployment(flow: str, preset: str, config: PlatformConfig) -> Deployment:
 
 
 def _schedules(flow: str, preset: str, config: PlatformConfig) -> Iterator[Schedule]:
-    for number, schedule in enumerate(config.schedules):
+    numbers = {slug_of(schedule): number for number, schedule in enumerate(config.schedules)}
+    for slug, schedule in by_slug(config).items():
         if schedule.deployment == f"{flow}/{preset}":
-            yield _schedule(flow, preset, number, schedule)
+            yield _schedule(flow, preset, f"schedules.{numbers[slug]} ({schedule.deployment})", schedule)
 
 
-def _schedule(flow: str, preset: str, number: int, schedule: ScheduleConfig) -> Schedule:
-    told = _changed(f"schedules.{number} ({schedule.deployment})", flow, preset, schedule.dataset, schedule.set)
+def _schedule(flow: str, preset: str, where: str, schedule: ScheduleConfig) -> Schedule:
+    told = _changed(where, flow, preset, schedule.dataset, schedule.set)
     return Schedule(
-        slug=slug_of(number), cron=schedule.cron, timezone=schedule.timezone, active=schedule.active, parameters=told
+        slug=slug_of(schedule), cron=schedule.cron, timezone=schedule.timezone, active=schedule.active, parameters=told
     )
 
 
@@ -160,9 +163,15 @@ def _changed(where: str, flow: str, preset: str, dataset: str, overrides: tuple[
         raise ValueError(f"{where}: {error}") from error
 
 
-def slug_of(number: int) -> str:
-    """The name, at Prefect, of the schedule that stands at this place in the settings, counted from 0."""
-    return f"headway-{number}"
+def by_slug(config: PlatformConfig) -> dict[str, ScheduleConfig]:
+    """The schedules of the settings by their names at Prefect. Two that start the same at the same times are one: the later."""
+    return {slug_of(schedule): schedule for schedule in config.schedules}
+
+
+def slug_of(schedule: ScheduleConfig) -> str:
+    """The name of a schedule at Prefect, made of what it starts and when: it stays when others come before it, or go."""
+    what = (schedule.deployment, schedule.cron, schedule.timezone, schedule.dataset, *schedule.set)
+    return f"{OURS}{digest(what)[:12]}"
 
 
 def _as_yaml(deployment: Deployment) -> dict[str, Any]:

@@ -12,13 +12,12 @@ from pathlib import Path
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.responses import DeploymentResponse
 
-from deployments.catalogue import slug_of
+from deployments.catalogue import OURS
 from tasks import process
 
 MOST = 100
 """Times made up for after one silence."""
 NOTED_EVERY_SECONDS = 30.0
-OURS = slug_of(0).removesuffix("0")
 
 
 class Backfill:

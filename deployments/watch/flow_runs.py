@@ -21,6 +21,8 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 PAGE = 200
 AT_WORK = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 """States in which a run of a deployment holds one of its slots."""
+KEPT = "Kept while its deployment was changed"
+"""What the state of a run says that was due when `headway up` changed its deployment (deployments/registration.py)."""
 
 
 def flow_runs(
@@ -41,6 +43,11 @@ def flow_runs(
 def history(client: SyncPrefectClient, run: UUID) -> list[State[Any]]:
     """The states that a flow run went through, oldest first."""
     return sorted(client.read_flow_run_states(run), key=lambda state: state.timestamp)
+
+
+def untried(state: State[Any]) -> bool:
+    """Whether the state of a scheduled run is one of a run that no worker looked at."""
+    return state.name in ("Scheduled", "Late") or state.message == KEPT
 
 
 def at(seconds: float) -> str:

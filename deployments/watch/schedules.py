@@ -1,7 +1,8 @@
 """Runs that schedules made: delayed by chance, and those that were missed. Prefect makes and starts them; this tends them.
 
-Which schedule of the settings a run belongs to says the name that Prefect keeps on it (deployments/registration.py). Runs of
-schedules that people made in Prefect's page are left alone, and so is every run that was ever started.
+Which schedule of the settings a run belongs to says the name that the schedule that made it has at Prefect now, so one that was
+changed answers for the times before, too (deployments/registration.py). Runs of schedules that people made in Prefect's page are
+left alone, and so is every run that was ever started.
 
 **Missed** is a run that no worker looked at within two minutes of its time. One that a worker did look at in time waits for its
 turn, however long: another run of its deployment is at work, or as many as may be at once. It is never cancelled. A worker's
@@ -22,17 +23,15 @@ from prefect.client.schemas.filters import FlowRunFilterStartTime
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelled, Scheduled
 
-from deployments.catalogue import POOL, slug_of
+from deployments.catalogue import POOL, by_slug
 from deployments.settings import PlatformConfig, ScheduleConfig
 from deployments.watch.backfill import Backfill
-from deployments.watch.flow_runs import AT_WORK, at, flow_runs, history
+from deployments.watch.flow_runs import AT_WORK, at, flow_runs, history, untried
 
 GRACE_SECONDS = 120.0
 """A run that a worker looks at so long after its time was not missed."""
 AHEAD_SECONDS = 15.0
 """A worker may take a run up ten seconds ahead of its time; one that is nearer is not delayed any more."""
-UNTRIED = ("Scheduled", "Late")
-"""Names of the states of a run that no worker looked at."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +59,14 @@ class Waiting:
 
 
 class Schedules:
-    """State: names of deployments, and of each run when it was due and first looked at. Neither changes any more."""
+    """State: of each run when it was due and first looked at, which does not change any more."""
 
     def __init__(self, home: Path, config: PlatformConfig) -> None:
         self.config = config
-        self.schedules = {slug_of(number): schedule for number, schedule in enumerate(config.schedules)}
+        self.schedules = by_slug(config)
         self._backfill = Backfill(home, [s.deployment for s in config.schedules if s.missed == "run_all" and s.active])
-        self._names: dict[UUID, str] = {}
+        self._slugs: dict[UUID, dict[UUID, str | None]] = {}
+        """Of each deployment the names of its schedules, as this look found them."""
         self._tries: dict[UUID, tuple[float, float]] = {}
 
     def tick(self, client: SyncPrefectClient, now: float) -> None:
@@ -90,12 +90,12 @@ class Schedules:
 
     def _waiting(self, client: SyncPrefectClient) -> list[Waiting]:
         """Runs of our schedules that were never started."""
-        found = []
+        found, self._slugs = [], {}
         for run in flow_runs(client, StateType.SCHEDULED, by_schedule=True):
             slug = self._slug(client, run)
             if slug is None or run.run_count or run.state is None:
                 continue
-            if run.state.name in UNTRIED:
+            if untried(run.state):
                 when = run.state.state_details.scheduled_time or run.expected_start_time
                 found.append(Waiting(run, slug, when.timestamp(), None))
             else:
@@ -106,20 +106,19 @@ class Schedules:
 
     def _slug(self, client: SyncPrefectClient, run: FlowRun) -> str | None:
         """Name of the schedule of ours that made the run; None for another one's, or one of former settings."""
-        slug = run.created_by.display_value if run.created_by else None
-        schedule = self.schedules.get(slug or "")
-        if schedule is None or run.deployment_id is None:
+        if run.deployment_id is None or run.created_by is None or run.created_by.id is None:
             return None
-        if run.deployment_id not in self._names:
-            deployment = client.read_deployment(run.deployment_id)
-            self._names[run.deployment_id] = f"{client.read_flow(deployment.flow_id).name}/{deployment.name}"
-        return slug if self._names[run.deployment_id] == schedule.deployment else None
+        if run.deployment_id not in self._slugs:
+            there = client.read_deployment_schedules(run.deployment_id)
+            self._slugs[run.deployment_id] = {schedule.id: schedule.slug for schedule in there}
+        slug = self._slugs[run.deployment_id].get(run.created_by.id)
+        return slug if slug in self.schedules else None
 
     def _first_try(self, client: SyncPrefectClient, run: FlowRun) -> tuple[float, float]:
         """When it was due, and when a worker first looked at it."""
         due = run.expected_start_time.timestamp()
         for state in history(client, run.id):
-            if state.name not in UNTRIED:
+            if not untried(state):
                 return due, state.timestamp.timestamp()
             due = (state.state_details.scheduled_time or run.expected_start_time).timestamp()
         return due, due

@@ -18,7 +18,8 @@ from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.server.schemas.schedules import CronSchedule as ServerCron
 from prefect.states import Pending, Running, Scheduled
 
-from deployments.catalogue import slug_of
+from deployments import registration
+from deployments.catalogue import catalogue, slug_of
 from deployments.settings import PlatformConfig, ScheduleConfig
 from deployments.watch.flow_runs import flow_runs, history
 from deployments.watch.schedules import AHEAD_SECONDS, GRACE_SECONDS, Schedules, chance
@@ -26,7 +27,6 @@ from tasks import process
 
 HOURLY = f"{(datetime.now(UTC).minute + 30) % 60} * * * *"
 """Half an hour from now: no run becomes due while these tests look."""
-OURS = slug_of(0)
 EVERY_STATE = tuple(StateType)
 
 
@@ -42,12 +42,13 @@ def client(platform):
         yield made
 
 
-def scheduled(platform, client, name, *, rule=None, slug=OURS, parameters=None, **told):
+def scheduled(platform, client, name, *, rule=None, slug=None, parameters=None, **told):
     """A deployment with one schedule, and the settings that belong to it."""
     rule = rule or CronSchedule(cron=HOURLY, timezone="UTC")
-    made = DeploymentScheduleCreate(schedule=rule, slug=slug, parameters=parameters or {})
+    settings = ScheduleConfig(deployment=f"probe/{name}", cron=HOURLY, **told)
+    made = DeploymentScheduleCreate(schedule=rule, slug=slug or slug_of(settings), parameters=parameters or {})
     client.create_deployment_schedules(platform.deployment(client, name), [made])
-    return PlatformConfig(schedules=(ScheduleConfig(deployment=f"probe/{name}", cron=HOURLY, **told),))
+    return PlatformConfig(schedules=(settings,))
 
 
 def passed(platform, client, name, hours=5):
@@ -190,7 +191,7 @@ def test_all_times_of_a_long_silence(platform, client):
         tended(platform, client, config)
         over = [run for run in runs(platform, client, "silence") if run.expected_start_time <= now]
         assert len(over) == 12
-        assert {run.created_by.display_value for run in over} == {OURS}
+        assert {run.created_by.display_value for run in over} == {slug_of(config.schedules[0])}
 
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -209,6 +210,54 @@ def test_days_when_clocks_change(day, fires):
     looks = [day.astimezone(UTC) + timedelta(minutes=15 * step) for step in range(-40, 60)]
     found = {next(iter(rule._get_dates_generator(n=1, start=look))).astimezone(BERLIN) for look in looks}
     assert [when.isoformat() for when in sorted(found) if when.date() == day.date()] == [fires]
+
+
+def registered(platform, client, *schedules):
+    """Register one deployment of the catalogue with these schedules, as `headway up` does; returns when that began."""
+    config = PlatformConfig(schedules=tuple(ScheduleConfig(deployment="watch/tiny", **told) for told in schedules))
+    began = datetime.now(UTC)
+    registration.register(client, [one for one in catalogue(config) if one.full_name == "watch/tiny"])
+    platform.made["registered"] = client.read_deployment_by_name("watch/tiny").id
+    return config, began
+
+
+def test_changed_and_removed_schedules_cost_no_run_of_any_other_and_say_what_became_of_theirs(platform, client):
+    """What was missed is settled by the settings of now; what is delayed by chance stays; what is to come is there at once."""
+    minute = datetime.now(UTC).minute
+    edited, same = ({"cron": f"{(minute + ahead) % 60} * * * *"} for ahead in (20, 30))
+    registered(platform, client, edited, same)
+    over = passed(platform, client, "registered", hours=3)
+    mine = {run.id: run.created_by.display_value for run in runs(platform, client, "registered")}
+    of_same = [run for run in over if mine[run] == slug_of(ScheduleConfig(deployment="watch/tiny", **same))]
+    of_edited = [run for run in over if run not in of_same]
+    assert (len(of_edited), len(of_same)) == (3, 3)
+    later = datetime.now(UTC) + timedelta(minutes=9)
+    client.set_flow_run_state(of_same[-1], Scheduled(scheduled_time=later))
+
+    changed = {"cron": f"{(minute + 40) % 60} * * * *", "missed": "skip"}
+    config, began = registered(platform, client, same, changed)
+    assert [run.id for run in runs(platform, client, "registered") if run.id in over] == over
+    assert client.read_flow_run(of_same[-1]).state.state_details.scheduled_time == later
+    coming = [run.expected_start_time for run in runs(platform, client, "registered") if run.id not in over]
+    hour = began + timedelta(minutes=60)
+    assert {when.minute for when in coming if when < hour} == {(minute + 30) % 60, (minute + 40) % 60}
+    tended(platform, client, config)
+    assert names(client, of_edited) == ["Cancelled"] * 3
+    assert names(client, of_same) == ["Cancelled", "AwaitingConcurrencySlot", "AwaitingConcurrencySlot"]
+
+    registered(platform, client, changed)
+    gone = [client.read_flow_run(run).state for run in of_same[1:]]
+    assert {(state.name, state.message) for state in gone} == {("Cancelled", "Its schedule is gone from the settings")}
+    assert [one.slug for one in client.read_deployment(platform.made["registered"]).schedules] == [
+        slug_of(config.schedules[1])
+    ]
+
+
+def test_a_schedule_that_is_made_now_starts_in_the_next_minute_already(platform, client):
+    """Prefect's scheduler looks for new schedules once a minute."""
+    _, began = registered(platform, client, {"cron": "* * * * *"})
+    times = [run.expected_start_time for run in runs(platform, client, "registered")]
+    assert min(when for when in times if when >= began) - began <= timedelta(minutes=1)
 
 
 @pytest.fixture(scope="module")
