@@ -7,7 +7,7 @@ from typing import Any
 
 from prefect import flow, task
 
-from flows.inputs import checked
+from flows.inputs import configured
 from flows.prefect_run import named, setting, started_by
 from tasks.config import BackupConfig
 from tasks.errors import IntegrityError
@@ -31,7 +31,7 @@ def backup(config: BackupConfig) -> dict[str, Any]:
     Args:
         config: Where to, how many backups stay, and whether the new one is proved by restoring it.
     """
-    config = checked(BackupConfig, config)
+    config = configured(BackupConfig, config)
     with started_by("publish", f"backup to {config.to}"):
         made = copy(config.to, config.keep)
         proved = prove(config.to) if config.drill else None

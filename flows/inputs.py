@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
+from flows.prefect_run import config_of_deployment
 from tasks.artifacts import Check, Dataset, Validation, parse_ref
 from tasks.errors import Unknown
 from tasks.lifecycle import current
@@ -20,6 +21,16 @@ REMEDY = (
     "Correct it where the run was started: in the form; for a deployment, `headway up` registers what is shipped again; for a "
     "schedule, `set` in the platform's settings. docs/configuration.md lists all settings"
 )
+
+
+def configured(form: type[C], value: Any) -> C:
+    """The configuration of the running flow run; what it does not name is as in its deployment, not as in the class.
+
+    Raises ValueError as `checked` does.
+    """
+    if isinstance(value, dict) and not _whole(form, value):
+        value = _over(form, config_of_deployment(), value)
+    return checked(form, value)
 
 
 def checked(form: type[C], value: Any) -> C:
@@ -82,6 +93,34 @@ def _accepted(store: Store, manifest: Manifest) -> Validation | None:
         checks=checks,
         subject=Dataset(name=subject.provenance.name, version=subject.version, uri=store.uri_of(subject)),
     )
+
+
+def _whole(form: type[Settings], value: dict[str, Any]) -> bool:
+    """Whether a value names every setting of its class, section by section."""
+    return all(
+        name in value and (not isinstance(value[name], dict) or section is None or _whole(section, value[name]))
+        for name, section in _sections(form).items()
+    )
+
+
+def _over(form: type[Settings], below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """The settings of both; where both name a section its settings are merged, anything else, maps too, is that of `above`."""
+    both = {
+        name: _over(section, below[name], above[name])
+        for name, section in _sections(form).items()
+        if section is not None and isinstance(below.get(name), dict) and isinstance(above.get(name), dict)
+    }
+    return {**below, **above, **both}
+
+
+def _sections(form: type[Settings]) -> dict[str, type[Settings] | None]:
+    """Each setting of a class, with the class of what is a section."""
+    return {name: _section(field.annotation) for name, field in form.model_fields.items()}
+
+
+def _section(annotation: Any) -> type[Settings] | None:
+    kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+    return next((kind for kind in kinds if issubclass(kind, Settings)), None)
 
 
 def _sentence(problem: Any) -> str:

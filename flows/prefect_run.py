@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.runtime import deployment
 from prefect.runtime import flow_run as runtime
@@ -48,6 +49,15 @@ def setting(*path: str) -> str:
     for key in path:
         value = value.get(key) if isinstance(value, dict) else getattr(value, key, None)
     return str(value or "")
+
+
+def config_of_deployment() -> dict[str, Any]:
+    """The configuration that the running flow run's deployment holds; empty where it has none, as on the command line."""
+    identity = deployment.get_id()
+    if identity is None:
+        return {}
+    with get_client(sync_client=True) as client:
+        return dict(client.read_deployment(UUID(identity)).parameters.get("config") or {})
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.closing import close
-from flows.inputs import checked
+from flows.inputs import configured
 from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
 from tasks.artifacts import Qualification
@@ -30,7 +30,7 @@ def qualify(config: QualifyConfig) -> Qualification:
     Args:
         config: Which cluster, how it is measured, as which hardware it is judged, and what happens to bad machines.
     """
-    config = checked(QualifyConfig, config)
+    config = configured(QualifyConfig, config)
     with (
         started_by("run", f"qualify {config.cluster.name}"),
         lifecycle(

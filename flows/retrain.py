@@ -20,7 +20,7 @@ from flows.closing import close
 from flows.continuing import require_possible, start_of, with_origin
 from flows.data import tokenized, validated
 from flows.evaluated import read_by_suites, with_suites
-from flows.inputs import checked
+from flows.inputs import checked, configured
 from flows.mixture import beside, mixed_in
 from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
@@ -70,7 +70,7 @@ def retrain(
         cause: The events that asked for this run. Leave it empty: who starts a run by events fills it in.
         continue_from: Another run whose newest good checkpoint training begins with. Empty begins anew.
     """
-    config = checked(RetrainConfig, config)
+    config = configured(RetrainConfig, config)
     continue_from = checked(ContinueFrom, continue_from) if continue_from else None
     with started_by("run", f"retrain {config.training.model} on dataset {dataset}", cause=cause):
         if holder := covered_elsewhere(cause):

@@ -16,7 +16,7 @@ from flows.cause import covered_elsewhere
 from flows.closing import close
 from flows.data import tokenized, validated
 from flows.evaluated import read_by_suites, with_suites
-from flows.inputs import checked, datasets, resolve
+from flows.inputs import configured, datasets, resolve
 from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
 from flows.revalidated import concluded
@@ -65,7 +65,7 @@ def revalidate(dataset: str, config: RevalidateConfig, cause: str = "") -> Reval
         config: Whose champion is measured, on what, and by which limits.
         cause: The events that asked for this run. Leave it empty: who starts a run by events fills it in.
     """
-    config = checked(RevalidateConfig, config)
+    config = configured(RevalidateConfig, config)
     with started_by("run", f"revalidate {config.model} on dataset {dataset}", cause=cause):
         if holder := covered_elsewhere(cause):
             return Completed(message=f"nothing done: flow run {holder} covers the same events")  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ from prefect import flow
 
 from flows.closing import close
 from flows.data import validated
-from flows.inputs import checked
+from flows.inputs import configured
 from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
 from tasks.artifacts import Validation, parse_ref
@@ -33,7 +33,7 @@ def validate(dataset: str, config: ValidateConfig) -> Validation:
         dataset: NAME for the newest version of a dataset, or dataset/NAME@VERSION. `headway dataset list` shows them.
         config: By which rules it is judged, and where.
     """
-    config = checked(ValidateConfig, config)
+    config = configured(ValidateConfig, config)
     with (
         started_by("run", f"validate dataset {dataset}"),
         lifecycle(

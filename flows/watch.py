@@ -8,7 +8,7 @@ from typing import Any
 
 from prefect import flow, task
 
-from flows.inputs import checked
+from flows.inputs import configured
 from flows.prefect_run import named, setting, started_by
 from tasks.answer_watch import Seen, brief, history, look
 from tasks.config import WatchConfig
@@ -30,7 +30,7 @@ def watch(config: WatchConfig) -> list[dict[str, Any]]:
     Args:
         config: Which endpoints, and how much of the past is shown.
     """
-    config = checked(WatchConfig, config)
+    config = configured(WatchConfig, config)
     with started_by("run", f"watch {', '.join(config.endpoints) or 'all endpoints'}"):
         names = tuple(require_known(home(), name) for name in config.endpoints)
         seen = {one.endpoint: one for one in look(home(), time.time(), only=names)}

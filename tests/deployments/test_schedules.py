@@ -15,15 +15,20 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.filters import FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+from prefect.context import _deployment_id
 from prefect.server.schemas.schedules import CronSchedule as ServerCron
-from prefect.states import Pending, Running, Scheduled
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelled, Pending, Running, Scheduled
 
 from deployments import registration
-from deployments.catalogue import catalogue, slug_of
+from deployments.catalogue import catalogue, parameters, slug_of
+from deployments.platform.prefect_server import password
 from deployments.settings import PlatformConfig, ScheduleConfig
 from deployments.watch.flow_runs import flow_runs, history
 from deployments.watch.schedules import AHEAD_SECONDS, GRACE_SECONDS, Schedules, chance
+from flows.inputs import configured
 from tasks import process
+from tasks.config import RetrainConfig
 
 HOURLY = f"{(datetime.now(UTC).minute + 30) % 60} * * * *"
 """Half an hour from now: no run becomes due while these tests look."""
@@ -258,6 +263,29 @@ def test_a_schedule_that_is_made_now_starts_in_the_next_minute_already(platform,
     _, began = registered(platform, client, {"cron": "* * * * *"})
     times = [run.expected_start_time for run in runs(platform, client, "registered")]
     assert min(when for when in times if when >= began) - began <= timedelta(minutes=1)
+
+
+def test_a_run_that_names_a_part_of_the_configuration_has_the_rest_of_its_deployment(platform, client):
+    """As `prefect deployment run --param config=...` or a person's schedule starts it: Prefect replaces all of `config`."""
+    (tiny,) = (one for one in catalogue(PlatformConfig()) if one.full_name == "retrain/tiny")
+    registration.register(client, [tiny])
+    deployment = platform.made["tiny"] = client.read_deployment_by_name("retrain/tiny").id
+    part = {"training": {"learning_rate": 0.01, "mixture": {}}, "approval": {"before_deploy": True}}
+    run = client.create_flow_run_from_deployment(deployment, parameters={"config": part}, state=Cancelled())
+    assert run.parameters["config"] == part
+    named = _deployment_id.set(deployment)
+    try:
+        with temporary_settings(
+            {PREFECT_API_URL: f"{platform.url}/api", PREFECT_API_AUTH_STRING: password(platform.home)}
+        ):
+            found = configured(RetrainConfig, run.parameters["config"])
+            with pytest.raises(ValueError, match="training.learning_rat"):
+                configured(RetrainConfig, {"training": {"learning_rat": 0.01}})
+    finally:
+        _deployment_id.reset(named)
+    whole = parameters("retrain", "tiny", overrides=("training.learning_rate=0.01", "approval.before_deploy=true"))
+    assert found.model_dump(mode="json") == whole["config"] != RetrainConfig().model_dump(mode="json")
+    assert configured(RetrainConfig, whole["config"]) == found, "one that names all asks nobody"
 
 
 @pytest.fixture(scope="module")
