@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import os
 import re
+from datetime import UTC, datetime
+from functools import cache
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Annotated, Any, Literal
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from types import ModuleType
+from typing import Annotated, Literal
+from zoneinfo import available_timezones
 
 from pydantic import Field, field_validator
 
@@ -18,6 +22,8 @@ from deployments.event_settings import EventsConfig
 from tasks.errors import Missing
 from tasks.settings import Positive, Settings
 
+RANDOM = re.compile(r"[HR]($|[(/])", re.IGNORECASE)
+"""A field that stands for times by chance: what Prefect does not take (a bare one), or draws anew at every look."""
 Occasion = Literal["failed", "gate_closed", "approval_needed", "alert"]
 
 
@@ -44,21 +50,23 @@ class ScheduleConfig(Settings):
     @field_validator("cron")
     @classmethod
     def _five_fields(cls, value: str) -> str:
-        from cronsim import CronSim, CronSimError
-
+        fields, read = value.split(), _prefects_croniter()
+        if len(fields) != 5 or any(RANDOM.match(field) for field in fields) or not read.croniter.is_valid(value):
+            raise ValueError(
+                f"{value!r} is not a cron line of five fields that Prefect reads (minute, hour, day of month, month, "
+                "day of week); '0 3 * * 1' is every Monday at 03:00"
+            )
         try:
-            CronSim(value, _any_time())
-        except CronSimError as error:
-            raise ValueError(f"{value!r} is not a cron line ({error}); '0 3 * * 1' is every Monday at 03:00") from error
+            read.croniter(value, datetime.now(UTC)).get_next()
+        except read.CroniterBadDateError as error:
+            raise ValueError(f"{value!r} never comes: no month of the line has such a day") from error
         return value
 
     @field_validator("timezone")
     @classmethod
     def _known_zone(cls, value: str) -> str:
-        try:
-            ZoneInfo(value)
-        except (ZoneInfoNotFoundError, ValueError) as error:
-            raise ValueError(f"{value!r} is not a time zone; Europe/Berlin and UTC are") from error
+        if value not in available_timezones() - {"localtime", "Factory"}:
+            raise ValueError(f"{value!r} is not a time zone; Europe/Berlin and UTC are")
         return value
 
 
@@ -162,10 +170,18 @@ class PlatformConfig(Settings):
     """Flow runs that may be at work at once."""
 
 
-def _any_time() -> Any:
-    from datetime import UTC, datetime
-
-    return datetime.now(UTC)
+@cache
+def _prefects_croniter() -> ModuleType:
+    """What Prefect reads cron lines with. It is loaded beside Prefect, which must not be imported before `prepare`."""
+    prefect = find_spec("prefect")
+    if prefect is None or prefect.origin is None:
+        raise Missing("Prefect is not installed", remedy="pip install -c constraints.txt -e '.[local]'")
+    path = Path(prefect.origin).parent / "_vendor" / "croniter" / "croniter.py"
+    spec = spec_from_file_location("headway_prefects_croniter", path)
+    assert spec is not None and spec.loader is not None, path
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def kept(home: Path) -> Path:

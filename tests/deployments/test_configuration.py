@@ -10,7 +10,7 @@ import pytest
 from deployments.catalogue import as_prefect_yaml, presets
 from deployments.cli.configuration import SHIPPED, load, load_cluster
 from deployments.cli.output import CommandError, exit_code, say, say_error
-from deployments.settings import PlatformConfig
+from deployments.settings import PlatformConfig, ScheduleConfig
 from tasks.config import RetrainConfig
 from tasks.errors import Cancelled, GateFailed, HeadwayError, IntegrityError, JobFailed, Missing, Unknown
 from tasks.planning.size import parameter_count
@@ -332,3 +332,45 @@ def test_a_range_of_nodes_is_an_elastic_job_and_no_time_of_day(config):
     training = "training: {seed: 0x10, steps: 1_000, warmup_steps: 0, micro_batch_size: 2, global_batch_size: 12}"
     read = config(f"{training}\ncluster: {{backend: slurm, nodes: 3, ranks_per_node: 1}}")
     assert (read.training.seed, read.training.steps, read.cluster.nodes, read.cluster.elastic) == (16, 1000, 3, None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "0 3 * * 5L",
+        "0 3 * * * *",
+        "0 3 * *",
+        "@daily",
+        "0 25 * * *",
+        "0 3 LW * *",
+        "R 3 * * *",
+        "R/5 * * * *",
+        "H 3 * * *",
+        "",
+    ],
+)
+def test_a_cron_line_that_prefect_reads_otherwise_or_not_at_all_is_refused(line):
+    with pytest.raises(ValueError, match="not a cron line of five fields"):
+        ScheduleConfig(deployment="retrain/tiny", cron=line)
+
+
+@pytest.mark.parametrize(("line", "said"), [("0 0 30 2 *", "never comes"), ("0 0 31 4 *", "never comes")])
+def test_a_cron_line_that_never_comes_is_refused(line, said):
+    with pytest.raises(ValueError, match=said):
+        ScheduleConfig(deployment="retrain/tiny", cron=line)
+
+
+@pytest.mark.parametrize(
+    "line", ["0 3 * * 1", "*/5 0-6,22 * * *", "0 3 * jan sun", "0 3 L * *", "0 3 * * L5", "0 3 * * 1#2"]
+)
+@pytest.mark.integration
+def test_a_cron_line_that_is_accepted_is_one_of_prefects(line):
+    from prefect.client.schemas.schedules import CronSchedule
+
+    assert CronSchedule(cron=ScheduleConfig(deployment="retrain/tiny", cron=line).cron).cron == line
+
+
+@pytest.mark.parametrize("zone", ["Mars/Olympus", "europe/berlin", "localtime", "", "../UTC"])
+def test_what_is_no_time_zone_of_prefects_is_refused(zone):
+    with pytest.raises(ValueError, match="not a time zone"):
+        ScheduleConfig(deployment="retrain/tiny", cron="0 3 * * 1", timezone=zone)
