@@ -26,7 +26,7 @@ from prefect.states import Pending, Scheduled
 
 from deployments import registration
 from deployments.catalogue import POOL
-from deployments.platform import prefect_server, worker
+from deployments.platform import prefect_server, up, worker
 from deployments.watch.flow_runs import flow_runs
 from tasks import process
 from tasks.runlog import RunLog
@@ -81,9 +81,10 @@ class Live:
     def client(self) -> SyncPrefectClient:
         return SyncPrefectClient(api=f"{self.url}/api", auth_string=prefect_server.password(self.home))
 
-    def start_worker(self) -> None:
+    def start_worker(self, parallel_runs: int = 4) -> bool:
+        """As `headway up` does; whether it has this limit now."""
         with _environment(self.environment):
-            worker.start(self.home, 4)
+            return up.start_worker(self.home, parallel_runs)
 
     def clear(self) -> None:
         """Forget all runs and deployments, so that a worker finds nothing that an earlier test left."""

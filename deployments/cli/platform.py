@@ -42,7 +42,7 @@ def up(
         fields = {"seconds": round(time.monotonic() - began, 1), **_addresses(home())}
         say(fields, _welcome(fields, home(), new=new), as_json=as_json)
         if not detach:
-            _stay(home(), settings)
+            _stay(home())
             _stop(home())  # what was being restarted while somebody else stopped it
     except KeyboardInterrupt:
         if detach:
@@ -122,14 +122,14 @@ def _agreed(runs: list[Any], *, yes: bool) -> None:
         raise ValueError("nothing was stopped")
 
 
-def _stay(home: Path, settings: Any) -> None:
+def _stay(home: Path) -> None:
     """In the foreground: restart what dies, until somebody interrupts, or stops the platform from elsewhere."""
     from deployments.platform import up as platform
     from deployments.platform.down import stopped
 
     print("Ctrl-C stops the platform; `headway up --detach` would leave it running.", file=sys.stderr)
     while not stopped(home):
-        platform.restart_what_died(home, settings)
+        platform.restart_what_died(home)
         time.sleep(LOOK_EVERY_SECONDS)
 
 

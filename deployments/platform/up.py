@@ -17,6 +17,7 @@ from deployments.catalogue import POOL, catalogue
 from deployments.cli.configuration import load_file
 from deployments.platform import bridge, checks, mlflow_server, prefect_server, watch, worker
 from deployments.settings import PlatformConfig, kept
+from tasks import process
 from tasks.endpoints.known import settle_all
 from tasks.errors import Missing
 from tasks.process import locked, write_text
@@ -53,7 +54,8 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
         tracking = None if os.environ.get("MLFLOW_TRACKING_URI") else mlflow_server.start(home, mlflow_port)
         _deploy(home, server, config, say)
         say("worker")
-        worker.start(home, config.parallel_runs)
+        if not start_worker(home, config.parallel_runs):
+            say(f"the worker has runs at work: parallel_runs: {config.parallel_runs} counts once they are over")
         watch.start(home)
         bridge.start(home)
         for name, how in settle_all(home).items():
@@ -64,12 +66,35 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
         _worker_answers(home)
 
 
-def restart_what_died(home: Path, config: PlatformConfig) -> None:
-    """Start again every part whose supervising parent is gone. For whoever stays: the watch, and `up` in the foreground."""
+def start_worker(home: Path, parallel_runs: int) -> bool:
+    """Start the worker. One that runs with another limit is started anew, once it has nothing at work that would end with it.
+
+    Whether the worker that runs now has this limit.
+    """
+    found = worker.status(home)
+    if found and _limit(home) != str(parallel_runs):
+        if len(process.descendants(found["pid"])) > 1:  # more than the worker itself
+            return False
+        process.stop(home / "platform" / "worker")
+    worker.start(home, parallel_runs)
+    return True
+
+
+def _limit(home: Path) -> str:
+    """What the command line of the worker says; empty when it says nothing."""
+    argv = process.read_json(home / "platform" / "worker" / "process.json")["argv"]
+    return str(argv[argv.index("--limit") + 1]) if "--limit" in argv else ""
+
+
+def restart_what_died(home: Path) -> None:
+    """Start again every part whose supervising parent is gone, with the settings of now, and the worker when it has others.
+
+    For whoever stays: the watch, and `up` in the foreground.
+    """
     if not os.environ.get("MLFLOW_TRACKING_URI"):
         mlflow_server.start(home, None)
     prefect_server.prepare(home)
-    worker.start(home, config.parallel_runs)
+    start_worker(home, settings(home).parallel_runs)
     watch.start(home)
     bridge.start(home)
 

@@ -53,7 +53,7 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
         return duty
 
     return {
-        "parts": lambda now: up.restart_what_died(home, config),
+        "parts": lambda now: up.restart_what_died(home),
         "telemetry": telemetry.tick,
         "dead flow runs": asked(dead.tick),
         "schedules": asked(schedules.tick),
@@ -68,19 +68,22 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
 
 
 def main(home: Path) -> None:
-    """Watch until somebody stops it."""
+    """Watch until somebody stops it, or the settings change: then the process starts anew, by itself."""
     os.environ["HEADWAY_HOME"] = str(home)
     use_files(partial(open_files, home))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     clean_logs()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     prefect_server.prepare(home)
-    todo = duties(home, up.settings(home))
+    config = up.settings(home)
+    todo = duties(home, config)
     failing: dict[str, str] = {}
-    while True:
+    while up.settings(home) == config:
         for name, duty in todo.items():
             failing[name] = take(name, duty, failing.get(name, ""))
         time.sleep(EVERY_SECONDS)
+    logging.info("the settings have changed: starting anew")
+    os.execv(sys.executable, [sys.executable, "-m", "deployments.watch", str(home)])
 
 
 if __name__ == "__main__":

@@ -198,6 +198,17 @@ def test_up_refuses_a_trigger_that_could_not_start_anything(up, tmp_path):
     assert ran.code == 2 and "events.triggers.0: there is no deployment 'retrain/none'" in ran.said["error"]["message"]
 
 
+def test_new_settings_reach_the_watch_and_the_worker_that_run(up, tmp_path):
+    """Both were read once, at the first start."""
+    before, changed = parts(up), tmp_path / "changed.yaml"
+    changed.write_text(yaml.safe_dump({"alerts": {"disk_free_gb": 1e6}, "parallel_runs": 2}))
+    up.ok("up", "--detach", "-c", changed)
+    argv = process.read_json(up.path / "platform" / "worker" / "process.json")["argv"]
+    assert argv[argv.index("--limit") + 1] == "2" and parts(up)["worker"]["pid"] != before["worker"]["pid"]
+    until(lambda: "disk_nearly_full" in [alert["alert"] for alert in up.ok("status").said["alerts"]], every=1.0)
+    assert parts(up)["watch"]["pid"] == before["watch"]["pid"], "it starts anew by itself, under the same parent"
+
+
 def test_down_leaves_no_bridge(up):
     def bridges():
         said = subprocess.run(["ps", "-eww", "-o", "args="], capture_output=True, text=True, check=True).stdout

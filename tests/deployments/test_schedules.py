@@ -23,6 +23,7 @@ from prefect.states import Cancelled, Pending, Running, Scheduled
 from deployments import registration
 from deployments.catalogue import catalogue, parameters, slug_of
 from deployments.platform.prefect_server import password
+from deployments.platform.worker import status
 from deployments.settings import PlatformConfig, ScheduleConfig
 from deployments.watch.flow_runs import flow_runs, history
 from deployments.watch.schedules import AHEAD_SECONDS, GRACE_SECONDS, Schedules, chance
@@ -319,3 +320,16 @@ def test_a_run_that_may_not_wait_is_refused(worker, client, tmp_path):
     assert (state.name, state.message) == ("Cancelled", "Deployment concurrency limit reached.")
     (tmp_path / "first" / "go").touch()
     until(lambda: client.read_flow_run(first.id).state.is_completed())
+
+
+def test_a_worker_with_runs_at_work_gets_its_new_limit_afterwards(worker, client, tmp_path):
+    """Stopping it would stop them."""
+    worker.deployment(client, "busy")
+    run = worker.run(client, "busy", tmp_path)
+    until(lambda: lines(tmp_path / "starts"))
+    before = status(worker.home)["pid"]
+    assert not worker.start_worker(parallel_runs=3) and status(worker.home)["pid"] == before
+    (tmp_path / "go").touch()
+    until(lambda: client.read_flow_run(run.id).state.is_completed())
+    until(lambda: worker.start_worker(parallel_runs=3))
+    assert status(worker.home)["pid"] != before
