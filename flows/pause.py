@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
 
+from prefect.client.schemas.objects import State
+from prefect.exceptions import ObjectNotFound
 from prefect.input import RunInput
 from prefect.input.run_input import keyset_from_base_key
 from prefect.runtime import flow_run as runtime
@@ -62,8 +64,8 @@ class Pause:
             return
         details = {"deployment_concurrency_lease_id": lease}
         try:
-            state = ask(lambda client: client.read_flow_run(self.flow_run).state)
-            if state.is_paused() or state.is_running():
+            state = self._state()
+            if state and (state.is_paused() or state.is_running()):
                 ask(lambda c: c.set_flow_run_state(self.flow_run, Running(state_details=details), force=True))
             else:
                 ask(lambda client: client.release_concurrency_slots_with_lease(lease))
@@ -71,7 +73,9 @@ class Pause:
             pass  # nobody renews the lease once this process has ended; it runs out after five minutes
 
     def _turn(self, text: str, expires: float) -> Form | None:
-        state = ask(lambda client: client.read_flow_run(self.flow_run).state)
+        state = self._state()
+        if state is None:
+            raise Cancelled("somebody deleted the flow run in Prefect while it waited for an approval")
         if state.is_cancelling() or state.is_cancelled():
             raise Cancelled("the flow run was cancelled while it waited for an approval")
         if state.is_final():
@@ -83,6 +87,18 @@ class Pause:
             self._keep_lease(state)
             self._show(text, expires)
         return answer
+
+    def _state(self) -> State[Any] | None:
+        """The flow run's state; None when there is no such run any more. Raises Away."""
+
+        def read(client: Any) -> State[Any] | None:
+            try:
+                found: State[Any] = client.read_flow_run(self.flow_run).state
+            except ObjectNotFound:
+                return None
+            return found
+
+        return ask(read)
 
     def _show(self, text: str, expires: float) -> None:
         """The form is there before the run is paused: a paused run without a form could never be resumed."""

@@ -97,8 +97,16 @@ def _answer(flow_run: str, answer: dict[str, str]) -> None:
             "the Prefect server does not answer", remedy="Is it up? `headway status` tells, `headway up` starts it."
         )
     from prefect.client.schemas.responses import SetStateStatus
+    from prefect.exceptions import ObjectNotFound
 
     with prefect_server.client() as client:
+        try:  # Prefect answers an answer to a run that it does not have with HTTP 500
+            client.read_flow_run(UUID(flow_run))
+        except ObjectNotFound as error:
+            raise Missing(
+                f"Prefect has no flow run {flow_run} any more: somebody deleted it",
+                remedy="It ends within seconds. Start the run again: it reuses what is finished, and asks again.",
+            ) from error
         result = client.resume_flow_run(UUID(flow_run), run_input=answer)
     if result.status != SetStateStatus.ACCEPT:
         raise Missing(

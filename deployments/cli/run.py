@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated
+from uuid import uuid4
 
 import typer
 
@@ -27,7 +28,7 @@ def run(
     from deployments.platform import prefect_server, up
     from tasks.errors import Missing, Unknown
     from tasks.redaction import require_no_secrets
-    from tasks.registry.audit import audit
+    from tasks.registry.audit import audited
     from tasks.settings import home
     from tasks.storage import open_store
 
@@ -41,9 +42,9 @@ def run(
         raise Missing("the platform is not up", remedy="Start it: `headway up --detach`.")
     from deployments.registration import submit
 
-    what = f"{deployment} on the platform"
-    with asked("run", as_, what=what):
+    key = key or str(uuid4())
+    what = f"{deployment} on the platform, under the key {key}"
+    with asked("run", as_, what=what), audited(open_store(home()), "start run", right="run", what=what):
         flow_run, new = submit(deployment, told, key)
-        audit(open_store(home()), "start run", right="run", what=f"{what}: {flow_run['id']}")
     words = f"{'Started' if new else 'Already started under this key'}: {flow_run['url']}"
     say({"deployment": deployment, "flow_run": flow_run, "new": new}, words, as_json=as_json)

@@ -193,6 +193,21 @@ def test_prefect_deploy_makes_the_same_of_the_rendered_file(platform, tmp_path):
         assert after["parameter_openapi_schema"] == before[name]["parameter_openapi_schema"], name
 
 
+def test_a_run_that_cannot_be_noted_in_the_audit_log_does_not_start(platform):
+    """It started all the same, so a repetition of the failed command started two."""
+    log = platform.home.path / "store" / "documents" / "audit"
+    before = platform.api("/flow_runs/count", {})
+    log.rename(log.with_name("aside"))
+    log.write_text("as if nothing could be written here")
+    try:
+        ran = platform.home.run("run", "qualify/tiny")
+    finally:
+        log.unlink()
+        log.with_name("aside").rename(log)
+    assert ran.code and not ran.said.get("flow_run")
+    assert platform.api("/flow_runs/count", {}) == before
+
+
 @pytest.mark.long
 def test_one_key_is_one_flow_run(platform):
     said = [platform.home.ok("run", "qualify/tiny", "--key", "once").said for _ in range(2)]

@@ -89,11 +89,11 @@ class Asking:
         assert out, err
         return json.loads(out.splitlines()[-1])
 
-    def call(self, path, body=None):
+    def call(self, path, body=None, method=None):
         login = b64encode((self.home.path / "prefect" / "credentials").read_bytes()).decode()
         headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.server['url']}/api/{path}", data, headers)
+        request = urllib.request.Request(f"{self.server['url']}/api/{path}", data, headers, method=method)
         deadline = time.monotonic() + limit(60)
         while True:
             try:
@@ -240,6 +240,21 @@ def test_cancelling_a_run_that_waits_ends_it(start):
     asking.call(f"flow_runs/{run['id']}/set_state", wanted)
     told = asking.said()
     assert told["error"] == "Cancelled" and "waited for an approval" in told["message"]
+
+
+def test_a_run_that_is_deleted_in_the_page_while_it_waits_ends_and_an_answer_says_why_it_does_not_count(home, start):
+    """It waited on for its whole time, with its lock and place; an answer was HTTP 500, a bug of ours."""
+    asking = start()
+    run = asking.waits()
+    os.kill(asking.process.pid, signal.SIGSTOP)
+    asking.call(f"flow_runs/{run['id']}", method="DELETE")
+    ran = home.run("approve", run["id"], "--approve", "--reason", "it is good")
+    assert ran.code == 6 and "somebody deleted it" in ran.said["error"]["message"]
+    os.kill(asking.process.pid, signal.SIGCONT)
+    asking.process.communicate(timeout=limit(60))
+    events = (home.path / "runs" / run["id"] / "events.jsonl").read_text().splitlines()
+    closed = json.loads(events[-1])
+    assert (closed["event"], closed["status"]) == ("closed", "cancelled") and "deleted" in closed["error"]["message"]
 
 
 @pytest.mark.long
