@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from deployments.duties import Duty, take
 from deployments.event_settings import EventsConfig
-from deployments.platform import prefect_server, up
+from deployments.platform import bridge, prefect_server, up
 from tasks.events.ledger import Ledger
 from tasks.redaction import clean_logs
 
@@ -38,9 +39,9 @@ def duties(home: Path, config: EventsConfig, ledger: Ledger) -> dict[str, Callab
         "arrivals": lambda: _part("arrivals").Arrivals(home, config, ledger).tick,
     }
     if config.folders:
-        made["folders"] = lambda: _part("folders").Folders(home, config, ledger).tick
+        made["folders"] = lambda: _asked(_part("folders").Folders(home, config, ledger)).tick
     if config.queues:
-        made["queues"] = lambda: _part("queues").Queues(home, config, ledger).tick
+        made["queues"] = lambda: _asked(_part("queues").Queues(home, config, ledger)).tick
     if config.webhook:
         made["webhook"] = lambda: _listen(home, config, ledger)
     return made
@@ -56,11 +57,15 @@ def main(home: Path) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     prefect_server.prepare(home)
     os.environ["PREFECT_CLIENT_MAX_RETRIES"] = "0"  # the next turn is the retry; Prefect's own would outlast an outage
+    bridge.forget_problems(home)
     config, ledger = up.settings(home), Ledger(home)
-    for name, begin in duties(home, config.events, ledger).items():
+    todo = duties(home, config.events, ledger)
+    for name, begin in todo.items():
         threading.Thread(target=_turns, args=(name, begin), name=name, daemon=True).start()
     try:
         while up.settings(home) == config:
+            if _taken.keys() >= todo.keys() - {"dispatch"}:  # which waits for Prefect
+                _tell_problems(home, config.events)
             time.sleep(EVERY_SECONDS)
     finally:
         for close in _open:
@@ -71,6 +76,10 @@ def main(home: Path) -> None:
 
 _open: list[Callable[[], None]] = []
 """What is to be closed before the process ends."""
+_taken: dict[str, str] = {}
+"""Duties that were taken, and what went wrong with each the last time; empty: nothing."""
+_sources: list[Callable[[], dict[str, str]]] = []
+"""Sources that go on when a part of them does not answer: what that is, and why."""
 
 
 def _part(name: str) -> ModuleType:
@@ -79,8 +88,22 @@ def _part(name: str) -> ModuleType:
 
 def _listen(home: Path, config: EventsConfig, ledger: Ledger) -> Duty:
     """Open the HTTP bridge, whose server has a thread of its own: nothing is left to do."""
-    _open.append(_part("webhook").start(home, config, ledger).stop)
+    _open.append(_asked(_part("webhook").start(home, config, ledger)).stop)
     return lambda now: None
+
+
+def _asked(part: Any) -> Any:
+    """A part whose problems are told."""
+    _sources.append(part.problems)
+    return part
+
+
+def _tell_problems(home: Path, config: EventsConfig) -> None:
+    """Say which sources are broken, for `up`, `status`, `doctor` and the alerts."""
+    found = {name: why for name, why in list(_taken.items()) if why and name != "dispatch"}
+    for problems in list(_sources):
+        found |= problems()
+    bridge.tell_problems(home, config, found)
 
 
 def _turns(name: str, begin: Callable[[], Duty]) -> None:
@@ -93,7 +116,7 @@ def _turns(name: str, begin: Callable[[], Duty]) -> None:
         duty(now)
 
     while True:
-        failing = take(name, turn, failing)
+        _taken[name] = failing = take(name, turn, failing)
         time.sleep(EVERY_SECONDS)
 
 

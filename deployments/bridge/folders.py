@@ -62,6 +62,10 @@ class Folders:
     def __init__(self, home: Path, config: EventsConfig, ledger: Ledger) -> None:
         self._watches = [_Watch(folder, config.settle_seconds, ledger) for folder in config.folders]
 
+    def problems(self) -> dict[str, str]:
+        """What could not be looked at last time, and why."""
+        return {f"folder {_shown(path)}": why for watch in self._watches for path, why in watch.problems.items()}
+
     def tick(self, now: float) -> None:
         """Look at each folder whose rest is over, and tell the ledger what has settled."""
         for watch in self._watches:
@@ -94,7 +98,7 @@ class _Watch:
         self._told: dict[str, str] | None = None
         self._moving: dict[str, tuple[Stamp, float]] = {}
         self._next = 0.0
-        self._problems: dict[str, str] = {}
+        self.problems: dict[str, str] = {}
 
     def tick(self, now: float) -> None:
         if 0 < self._next - now <= LONGEST_REST_SECONDS:
@@ -156,11 +160,11 @@ class _Watch:
     def _say(self, problems: dict[str, str]) -> None:
         """What cannot be looked at is said in the log, once. It is no event: nothing arrived."""
         for path, why in problems.items():
-            if self._problems.get(path) != why:
+            if self.problems.get(path) != why:
                 log.warning("%s is watched for dataset/%s, and cannot be looked at: %s", path, self.folder.dataset, why)
-        for path in self._problems.keys() - problems.keys():
+        for path in self.problems.keys() - problems.keys():
             log.info("%s can be looked at again", path)
-        self._problems = problems
+        self.problems = problems
 
 
 def _look_at(entry: os.DirEntry[str], include: str, found: Look, waiting: list[str]) -> None:

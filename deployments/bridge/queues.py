@@ -76,6 +76,10 @@ class Queues:
         self.config, self.ledger = config, ledger
         self._pace = {queue: _Pace() for queue in config.queues}
 
+    def problems(self) -> dict[str, str]:
+        """Queues that did not answer last time, and why."""
+        return {f"queue {queue.url}": pace.said for queue, pace in self._pace.items() if pace.said}
+
     def tick(self, now: float) -> None:
         """Take in what the queues hold. A queue that does not answer is told in the log once, and keeps none of the others."""
         for queue, pace in self._pace.items():

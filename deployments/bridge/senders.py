@@ -75,6 +75,18 @@ class Senders:
         self._entra.check(token.strip())
 
 
+def unset(config: WebhookConfig) -> dict[str, str]:
+    """Secrets of the settings that this process does not have, by the name of their setting: whoever sends is answered 503."""
+    found = {}
+    for name, reference in (("secret", config.secret), ("hmac", config.hmac)):
+        try:
+            if reference:
+                _variable(reference)
+        except Unable as error:
+            found[f"webhook, {name}"] = str(error)
+    return found
+
+
 def _variable(reference: str) -> bytes:
     """The secret that env:NAME stands for. Raises Unable when it is not there."""
     name = reference.removeprefix("env:")

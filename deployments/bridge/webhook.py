@@ -16,6 +16,7 @@ import uvicorn
 from deployments.bridge.answers import PATH, Answers
 from deployments.bridge.intake import Intake
 from deployments.bridge.refusals import Notes
+from deployments.bridge.senders import unset
 from deployments.event_settings import EventsConfig, WebhookConfig
 from deployments.platform.checks import choose_port
 from tasks import listening, process
@@ -33,7 +34,7 @@ class Webhook:
 
     def __init__(self, noted: Path, listener: socket.socket, config: EventsConfig, ledger: Ledger) -> None:
         assert config.webhook
-        self._noted = noted
+        self._config, self._noted = config.webhook, noted
         self._port = int(listener.getsockname()[1])
         host = f"[{config.webhook.host}]" if ":" in config.webhook.host else config.webhook.host
         self.url = f"http://{host}:{self._port}{PATH}"
@@ -45,6 +46,10 @@ class Webhook:
         process.write_json(noted, {"url": self.url, "port": self._port, "since": time.time()})
         self._intake.start()
         self._thread.start()
+
+    def problems(self) -> dict[str, str]:
+        """What keeps senders from being believed, by setting."""
+        return unset(self._config)
 
     def stop(self) -> None:
         """Answer what is under way, and end; the port is kept for the next time."""

@@ -74,6 +74,7 @@ def examine(home: Path) -> Iterator[Finding]:
     yield _room(home)
     yield from store_findings(home)
     yield _server(home)
+    yield from _sources(home)
     yield from _endpoints(home)
 
 
@@ -128,6 +129,13 @@ def _server(home: Path) -> Finding:
 
     server = prefect_server.status(home)
     return Finding("prefect server", True, server["url"] if server else "not running; the next run starts it")
+
+
+def _sources(home: Path) -> Iterator[Finding]:
+    from deployments.platform import bridge
+
+    for name, why in bridge.problems(home).items():
+        yield Finding(f"events, {name}", False, why, "docs/events.md tells how each source is set up.")
 
 
 def _endpoints(home: Path) -> Iterator[Finding]:

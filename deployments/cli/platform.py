@@ -38,8 +38,8 @@ def up(
     new = not (home() / "prefect" / "credentials").exists()
     began = time.monotonic()
     try:
-        platform.up(home(), settings, _step, port=port, mlflow_port=mlflow_port)
-        fields = {"seconds": round(time.monotonic() - began, 1), **_addresses(home())}
+        broken = platform.up(home(), settings, _step, port=port, mlflow_port=mlflow_port)
+        fields = {"seconds": round(time.monotonic() - began, 1), **_addresses(home()), "broken_sources": broken}
         say(fields, _welcome(fields, home(), new=new), as_json=as_json)
         if not detach:
             _stay(home())
@@ -97,6 +97,7 @@ def _addresses(home: Path) -> dict[str, Any]:
 def _welcome(fields: dict[str, Any], home: Path, *, new: bool) -> str:
     lines = [f"Headway is up, after {fields['seconds']} s.", ""]
     lines += [f"  {name:<9}{fields[name]}" for name in ("prefect", "mlflow", "metrics") if fields[name]]
+    lines += [f"  no events from {name}: {why}" for name, why in fields["broken_sources"].items()]
     kept = home / "prefect" / "credentials"
     if new and kept.exists():
         user, _, password = kept.read_text().partition(":")

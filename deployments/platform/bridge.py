@@ -7,7 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from deployments.event_settings import EventsConfig
 from tasks import process
+from tasks.redaction import redact
+from tasks.settings import config_digest
+
+LOOKED_SECONDS = 15.0
+"""In which a bridge that starts has looked at its sources once."""
 
 
 def start(home: Path) -> dict[str, Any]:
@@ -15,6 +21,7 @@ def start(home: Path) -> dict[str, Any]:
     found = status(home)
     if found:
         return found
+    forget_problems(home)
     folder = home / "platform" / "bridge"
     argv = [sys.executable, "-m", "deployments.bridge", str(home)]
     spec = process.ProcessSpec(argv=argv, log="bridge.log", restarts=20, steady=20.0, grace=5.0)
@@ -29,3 +36,36 @@ def status(home: Path) -> dict[str, Any] | None:
     folder = home / "platform" / "bridge"
     part: dict[str, Any] | None = process.read_json(folder / "part.json")
     return part if part and process.alive(process.read_json(folder / "handle.json")) else None
+
+
+def problems(home: Path) -> dict[str, str]:
+    """Sources of events that are broken, and why, as the bridge says; empty while it does not run."""
+    told = process.read_json(_told_at(home)) or {}
+    return dict(told.get("problems", {})) if status(home) else {}
+
+
+def first_problems(home: Path, config: EventsConfig) -> dict[str, str]:
+    """The same of these settings, once a bridge that starts with them, or starts anew, has looked at its sources."""
+    deadline = time.monotonic() + LOOKED_SECONDS
+    while time.monotonic() < deadline:
+        told = process.read_json(_told_at(home)) or {}
+        if told.get("settings") == config_digest(config):
+            break
+        time.sleep(0.2)
+    return problems(home)
+
+
+def tell_problems(home: Path, config: EventsConfig, found: dict[str, str]) -> None:
+    """Keep what the bridge found broken."""
+    told = {"settings": config_digest(config), "problems": {name: redact(why) for name, why in found.items()}}
+    if process.read_json(_told_at(home)) != told:
+        process.write_json(_told_at(home), told)
+
+
+def forget_problems(home: Path) -> None:
+    """Nothing is known of the sources until they are looked at."""
+    _told_at(home).unlink(missing_ok=True)
+
+
+def _told_at(home: Path) -> Path:
+    return home / "platform" / "bridge" / "sources.json"

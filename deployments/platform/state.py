@@ -36,6 +36,7 @@ def state(home: Path) -> dict[str, Any]:
         "schedules": _schedules(home),
         "waiting": [_waiting(run) for run in runs if run.status == "running" and _waits(run)],
         "alerts": firing(home),
+        "broken_sources": bridge.problems(home),
     }
 
 
@@ -61,6 +62,7 @@ def words(fields: dict[str, Any]) -> str:
     lines += [f"versions: {', '.join(f'{name} {said}' for name, said in fields['versions'].items())}"]
     lines += _section("waiting for a person", [f"{w['run']}: {w['question']}  {w['url']}" for w in fields["waiting"]])
     lines += _section("alerts", [f"{a['summary']}" for a in fields["alerts"]])
+    lines += _section("no events from", [f"{name}: {why}" for name, why in fields["broken_sources"].items()])
     lines += _section("last runs", [_run_words(run) for run in fields["runs"]])
     lines += _section(
         "next", [f"{s['next']}  {s['deployment']}  ({s['cron']} {s['timezone']})" for s in fields["schedules"]]

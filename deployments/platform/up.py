@@ -39,8 +39,10 @@ def settings(home: Path, source: Path | None = None) -> PlatformConfig:
     return load_file(PlatformConfig, kept(home)) if kept(home).exists() else PlatformConfig()
 
 
-def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow_port: int | None) -> None:
+def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow_port: int | None) -> dict[str, str]:
     """Start what does not run yet, and return when everything answers. A second `up` waits for the first, and then adopts.
+
+    Returns sources of events that are broken, and why: they stop nothing else.
 
     Raises Missing when something that is needed is not there, ValueError for a mistake in the settings.
     """
@@ -64,6 +66,7 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
             say("MLflow server")
             mlflow_server.wait(tracking)
         _worker_answers(home)
+        return bridge.first_problems(home, config.events)
 
 
 def start_worker(home: Path, parallel_runs: int) -> bool:

@@ -120,6 +120,12 @@ def _down(seen: Seen, limits: AlertsConfig) -> Found:
     ]
 
 
+def _broken(seen: Seen, limits: AlertsConfig) -> Found:
+    if seen.broken is None:
+        return None
+    return [Instance(name, f"no events come from {name}", why, {"source": name}) for name, why in seen.broken.items()]
+
+
 def _habit(judge: Callable[[Habits, float, AlertsConfig], list[Unusual]]) -> Callable[[Seen, AlertsConfig], Found]:
     """What is unusual, as a rule of tasks/registry/unusual.py judges it."""
 
@@ -234,6 +240,14 @@ RULES = (
         "critical",
         _down,
         _fires("platform_part_down"),
+    ),
+    Rule(
+        "event_source_broken",
+        "A source of events does not work: a watched folder is missing, a port is taken, a secret is not set, a queue is away.",
+        "`headway status` and `headway doctor` name each, and why. What came meanwhile is taken in when it works again.",
+        "warning",
+        _broken,
+        _fires("event_source_broken"),
     ),
     Rule(
         "many_denials",

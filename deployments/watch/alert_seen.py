@@ -34,6 +34,8 @@ class Seen:
     """Scheduled runs that did not start in time: `deployment`, `name`, `expected` in seconds since the epoch."""
     down: Sequence[Mapping[str, Any]] | None = None
     """Parts of the platform that do not run: `name`, `details`."""
+    broken: Mapping[str, str] | None = None
+    """Sources of events that are broken, and why."""
     anomalies: Mapping[str, Mapping[str, Any]] | None = None
     """Endpoints that do not answer as they did: `columns` with what moved in each, `model`."""
     tampered: Mapping[str, Mapping[str, Any]] | None = None

@@ -22,7 +22,7 @@ def platform_sources(home: Path, config: PlatformConfig) -> Sources:
         with prefect_server.client() as client:
             return [asdict(run) for run in schedules.late_runs(client, now)]
 
-    return Sources(late=late, down=lambda: parts_down(home))
+    return Sources(late=late, down=lambda: parts_down(home), broken=lambda: bridge.problems(home))
 
 
 def parts_down(home: Path) -> list[dict[str, str]]:

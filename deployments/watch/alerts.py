@@ -45,6 +45,8 @@ class Sources:
     """Scheduled runs that have not started in time: deployment, name, expected."""
     down: Callable[[], Sequence[Mapping[str, Any]]]
     """Parts that do not run: name, details."""
+    broken: Callable[[], Mapping[str, str]] = dict
+    """Sources of events that are broken, and why."""
     tell: Callable[[dict[str, Any]], None] = send
 
 
@@ -84,6 +86,7 @@ class Alerts:
             "late": lambda: self._sources.late(now),
             "champions": self._champions,
             "down": self._sources.down,
+            "broken": self._sources.broken,
             "anomalies": lambda: standing_anomalies(self.home),
             "tampered": lambda: standing(self.home),
             "habits": lambda: self._habits.look(now),

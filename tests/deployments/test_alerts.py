@@ -43,6 +43,7 @@ class World:
     limits: dict[str, Any] = field(default_factory=lambda: {"disk_free_gb": 0.0})
     late: list[dict[str, Any]] = field(default_factory=list)
     down: list[dict[str, Any]] = field(default_factory=list)
+    broken: dict[str, str] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     away: Exception | None = None
 
@@ -50,7 +51,10 @@ class World:
         """The duty, as a watch that was just started makes it."""
         config = PlatformConfig.model_validate({"alerts": self.limits})
         sources = Sources(
-            late=lambda now: self._or_away(self.late), down=lambda: self._or_away(self.down), tell=self._tell
+            late=lambda now: self._or_away(self.late),
+            down=lambda: self._or_away(self.down),
+            broken=lambda: self._or_away(self.broken),
+            tell=self._tell,
         )
         return Alerts(self.home, config, sources)
 
@@ -243,6 +247,14 @@ def test_a_part_that_does_not_run_fires_until_it_does(world):
     assert world.look() == ["platform_part_down/worker"]
     world.down = []
     assert world.look(1) == [] and world.told() == [("fired", "platform_part_down"), ("cleared", "platform_part_down")]
+
+
+def test_a_source_of_events_that_is_broken_fires_until_it_works(world):
+    world.broken = {"folder /inbox": "No such file or directory"}
+    assert world.look() == ["event_source_broken/folder /inbox"]
+    world.broken = {}
+    assert world.look(1) == []
+    assert world.told() == [("fired", "event_source_broken"), ("cleared", "event_source_broken")]
 
 
 def refuse(world, claimed, times, host="h"):

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import time
 import urllib.error
@@ -152,6 +153,7 @@ def test_a_source_that_fails_stops_no_other_and_new_settings_start_the_process_a
     watched = [{"path": str(folder), "dataset": "dropped"}]
     webhook = {"hmac": "env:BRIDGE_TEST_KEY", "port": port}
     start(platform, {"events": {}})
+    until((platform.home / "platform" / "bridge" / "sources.json").exists)
     before = child(platform.home)
     kept(platform.home).write_text(
         yaml.safe_dump({"events": {"folders": watched, "webhook": webhook, "settle_seconds": 0.5}})
@@ -196,6 +198,30 @@ def test_up_refuses_a_trigger_that_could_not_start_anything(up, tmp_path):
     wrong.write_text(yaml.safe_dump({"events": {"triggers": [{"event": "model.stale", "start": "retrain/none"}]}}))
     ran = up.run("up", "--detach", "-c", wrong)
     assert ran.code == 2 and "events.triggers.0: there is no deployment 'retrain/none'" in ran.said["error"]["message"]
+
+
+def test_broken_sources_are_named_by_up_status_and_doctor_until_they_work(up, tmp_path):
+    """A folder that is missing, a secret that is not set, a port that another program has: all were silent."""
+    inbox, config = tmp_path / "inbox", tmp_path / "sources.yaml"
+    webhook = {"hmac": "env:NOBODY_SET_THIS"}
+    folders = [{"path": str(inbox), "dataset": "dropped"}]
+    config.write_text(yaml.safe_dump({"events": {"folders": folders, "webhook": webhook}}))
+    told = up.ok("up", "--detach", "-c", config).said["broken_sources"]
+    assert told.keys() == {f"folder {inbox}", "webhook, hmac"}
+    assert "No such file" in told[f"folder {inbox}"] and "NOBODY_SET_THIS is not set" in told["webhook, hmac"]
+    assert up.ok("status").said["broken_sources"] == told
+    findings = {finding["name"]: finding for finding in up.run("doctor").said["findings"]}
+    assert not findings[f"events, folder {inbox}"]["ok"] and not findings["events, webhook, hmac"]["ok"]
+
+    inbox.mkdir()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        config.write_text(yaml.safe_dump({"events": {"folders": folders, "webhook": {**webhook, "port": port}}}))
+        told = up.ok("up", "--detach", "-c", config).said["broken_sources"]
+        assert told.keys() == {"webhook"} and f"port {port} is taken" in told["webhook"]
+    until(lambda: up.ok("status").said["broken_sources"].keys() == {"webhook, hmac"}, every=0.5)
 
 
 def test_new_settings_reach_the_watch_and_the_worker_that_run(up, tmp_path):

@@ -819,6 +819,9 @@ FAULTS = {
     "platform_part_down": {
         'headway_alert_firing{alert="platform_part_down",instance="worker",severity="critical"}': "1x10 _x20"
     },
+    "event_source_broken": {
+        'headway_alert_firing{alert="event_source_broken",instance="folder /inbox",severity="warning"}': "1x10 _x20"
+    },
     **{
         name: {f'headway_alert_firing{{alert="{name}",instance="anna",severity="warning"}}': "1x10 _x20"}
         for name in ("many_denials", "bulk_download", "new_place")
