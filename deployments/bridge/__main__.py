@@ -63,7 +63,7 @@ def main(home: Path) -> None:
     for name, begin in todo.items():
         threading.Thread(target=_turns, args=(name, begin), name=name, daemon=True).start()
     try:
-        while up.settings(home) == config:
+        while up.current(home, config) == config:
             if _taken.keys() >= todo.keys() - {"dispatch"}:  # which waits for Prefect
                 _tell_problems(home, config.events)
             time.sleep(EVERY_SECONDS)

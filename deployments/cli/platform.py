@@ -42,7 +42,7 @@ def up(
         fields = {"seconds": round(time.monotonic() - began, 1), **_addresses(home()), "broken_sources": broken}
         say(fields, _welcome(fields, home(), new=new), as_json=as_json)
         if not detach:
-            _stay(home())
+            _stay(home(), settings)
             _stop(home())  # what was being restarted while somebody else stopped it
     except KeyboardInterrupt:
         if detach:
@@ -123,14 +123,14 @@ def _agreed(runs: list[Any], *, yes: bool) -> None:
         raise ValueError("nothing was stopped")
 
 
-def _stay(home: Path) -> None:
+def _stay(home: Path, settings: Any) -> None:
     """In the foreground: restart what dies, until somebody interrupts, or stops the platform from elsewhere."""
     from deployments.platform import up as platform
     from deployments.platform.down import stopped
 
     print("Ctrl-C stops the platform; `headway up --detach` would leave it running.", file=sys.stderr)
     while not stopped(home):
-        platform.restart_what_died(home)
+        platform.restart_what_died(home, settings)
         time.sleep(LOOK_EVERY_SECONDS)
 
 

@@ -39,6 +39,14 @@ def settings(home: Path, source: Path | None = None) -> PlatformConfig:
     return load_file(PlatformConfig, kept(home)) if kept(home).exists() else PlatformConfig()
 
 
+def current(home: Path, config: PlatformConfig) -> PlatformConfig:
+    """The settings of now, for who runs with `config`. A kept file that somebody broke by hand changes nothing."""
+    try:
+        return settings(home)
+    except ValueError:
+        return config
+
+
 def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow_port: int | None) -> dict[str, str]:
     """Start what does not run yet, and return when everything answers. A second `up` waits for the first, and then adopts.
 
@@ -89,7 +97,7 @@ def _limit(home: Path) -> str:
     return str(argv[argv.index("--limit") + 1]) if "--limit" in argv else ""
 
 
-def restart_what_died(home: Path) -> None:
+def restart_what_died(home: Path, config: PlatformConfig) -> None:
     """Start again every part whose supervising parent is gone, with the settings of now, and the worker when it has others.
 
     For whoever stays: the watch, and `up` in the foreground.
@@ -97,7 +105,7 @@ def restart_what_died(home: Path) -> None:
     if not os.environ.get("MLFLOW_TRACKING_URI"):
         mlflow_server.start(home, None)
     prefect_server.prepare(home)
-    start_worker(home, settings(home).parallel_runs)
+    start_worker(home, current(home, config).parallel_runs)
     watch.start(home)
     bridge.start(home)
 

@@ -53,7 +53,7 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
         return duty
 
     return {
-        "parts": lambda now: up.restart_what_died(home),
+        "parts": lambda now: up.restart_what_died(home, config),
         "telemetry": telemetry.tick,
         "dead flow runs": asked(dead.tick),
         "schedules": asked(schedules.tick),
@@ -78,7 +78,7 @@ def main(home: Path) -> None:
     config = up.settings(home)
     todo = duties(home, config)
     failing: dict[str, str] = {}
-    while up.settings(home) == config:
+    while up.current(home, config) == config:
         for name, duty in todo.items():
             failing[name] = take(name, duty, failing.get(name, ""))
         time.sleep(EVERY_SECONDS)

@@ -10,7 +10,8 @@ import pytest
 from deployments.catalogue import as_prefect_yaml, presets
 from deployments.cli.configuration import SHIPPED, load, load_cluster
 from deployments.cli.output import CommandError, exit_code, say, say_error
-from deployments.settings import PlatformConfig, ScheduleConfig
+from deployments.platform.up import current
+from deployments.settings import PlatformConfig, ScheduleConfig, kept
 from tasks.config import RetrainConfig
 from tasks.errors import Cancelled, GateFailed, HeadwayError, IntegrityError, JobFailed, Missing, Unknown
 from tasks.planning.size import parameter_count
@@ -374,3 +375,10 @@ def test_a_cron_line_that_is_accepted_is_one_of_prefects(line):
 def test_what_is_no_time_zone_of_prefects_is_refused(zone):
     with pytest.raises(ValueError, match="not a time zone"):
         ScheduleConfig(deployment="retrain/tiny", cron="0 3 * * 1", timezone=zone)
+
+
+def test_kept_settings_that_somebody_broke_by_hand_change_nothing_for_what_runs(tmp_path):
+    before = PlatformConfig(parallel_runs=2)
+    assert current(tmp_path, before) == PlatformConfig()
+    kept(tmp_path).write_text("parallel_runs: [")
+    assert current(tmp_path, before) is before
