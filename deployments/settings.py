@@ -162,6 +162,9 @@ class PlatformConfig(Settings):
     """What is watched for, and what starts by itself when it comes."""
     overlap: Literal["queue", "refuse"] = "queue"
     """What becomes of a run of a deployment that is started while another one is at work: it waits, or is cancelled."""
+    queued_runs: Positive = 20
+    """Scheduled runs of a deployment that wait behind another one (`overlap: queue`); of more, the newest are cancelled. What
+    `missed: run_all` makes up for does not count."""
     on_crash: Literal["resume", "mark"] = "resume"
     """What becomes of a flow run whose process died: it goes on from its last finished stage, or is marked as crashed."""
     max_resumes: int = Field(3, ge=0)

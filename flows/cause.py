@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from prefect.runtime import flow_run as runtime
 
+from tasks.artifacts import parse_ref
 from tasks.errors import Unknown
 from tasks.events.ledger import Ledger
 from tasks.settings import home
+from tasks.storage import open_store
+from tasks.storage.store import find
 
 
 def covered_elsewhere(cause: str) -> str:
@@ -21,3 +24,9 @@ def covered_elsewhere(cause: str) -> str:
     if holder is None:
         raise Unknown(f"no events asked for a run as {cause!r}", remedy="Leave `cause` empty: the bridge fills it in.")
     return "" if holder == mine else holder
+
+
+def require_dataset(cause: str, dataset: str) -> None:
+    """Raise Unknown for events about a dataset that is not there: before our run begins, for it is no failure of the model's."""
+    if cause:
+        find(open_store(home()), *parse_ref(dataset, kind="dataset"))

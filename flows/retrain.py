@@ -15,7 +15,7 @@ from prefect.states import Completed
 
 from flows.agreement import agreed, agreed_to_train
 from flows.base import base_of, tokenizer_of_base
-from flows.cause import covered_elsewhere
+from flows.cause import covered_elsewhere, require_dataset
 from flows.closing import close
 from flows.continuing import require_possible, start_of, with_origin
 from flows.data import tokenized, validated
@@ -75,6 +75,7 @@ def retrain(
     with started_by("run", f"retrain {config.training.model} on dataset {dataset}", cause=cause):
         if holder := covered_elsewhere(cause):
             return Completed(message=f"nothing done: flow run {holder} covers the same events")  # type: ignore[no-any-return]
+        require_dataset(cause, dataset)
         with (
             lifecycle(
                 "retrain",

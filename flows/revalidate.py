@@ -12,7 +12,7 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed
 
-from flows.cause import covered_elsewhere
+from flows.cause import covered_elsewhere, require_dataset
 from flows.closing import close
 from flows.data import tokenized, validated
 from flows.evaluated import read_by_suites, with_suites
@@ -69,6 +69,7 @@ def revalidate(dataset: str, config: RevalidateConfig, cause: str = "") -> Reval
     with started_by("run", f"revalidate {config.model} on dataset {dataset}", cause=cause):
         if holder := covered_elsewhere(cause):
             return Completed(message=f"nothing done: flow run {holder} covers the same events")  # type: ignore[no-any-return]
+        require_dataset(cause, dataset)
         with lifecycle(
             "revalidate",
             config,

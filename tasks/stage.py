@@ -181,7 +181,7 @@ class Stage:
         record = records.load(run.store, self.name, call.key)
         if record is None:
             last = records.newest(run.store, self.name)
-            return None, what_changed(last.arguments, call.arguments) if last else "it has not run yet"
+            return None, what_changed(last.arguments, call.arguments) if last else "nothing like it is recorded"
         value = self._value(record)
         if isinstance(value, Gate) and not value.passed:
             return None, "its gate was closed last time"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,6 +33,10 @@ GRACE_SECONDS = 120.0
 """A run that a worker looks at so long after its time was not missed."""
 AHEAD_SECONDS = 15.0
 """A worker may take a run up ten seconds ahead of its time; one that is nearer is not delayed any more."""
+
+
+PUT_OFF_SECONDS = 600.0
+PUT_OFF = "Waits for an older time that is made up for first (missed: run_all)"
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,8 @@ class Schedules:
         waiting = self._waiting(client)
         for one in waiting:
             self._delay(client, one, now)
+        self._keep_order(client, waiting, now)
+        self._cap(client, waiting)
         missed = self._missed(client, waiting, now, GRACE_SECONDS)
         for slug in {one.schedule for one in missed}:
             self._settle(client, self.schedules[slug], [one for one in missed if one.schedule == slug])
@@ -145,6 +152,34 @@ class Schedules:
         message = f"{delay} s after {at(expected)}: delayed by chance, so that schedules do not all start at once"
         client.set_flow_run_state(one.run.id, Scheduled(scheduled_time=when, message=message))
 
+    def _keep_order(self, client: SyncPrefectClient, waiting: list[Waiting], now: float) -> None:
+        """Of the times that a deployment makes up for, have only the oldest ask for its slot: Prefect gives it to any of them.
+
+        The others are put off, for so long that they start by themselves when no watch lives.
+        """
+        due: dict[UUID | None, list[FlowRun]] = defaultdict(list)
+        for one in waiting:
+            if self.schedules[one.schedule].missed == "run_all" and one.run.expected_start_time.timestamp() <= now:
+                due[one.run.deployment_id].append(one.run)
+        for runs in due.values():
+            first, *others = sorted(runs, key=lambda run: run.expected_start_time)
+            if first.state and first.state.message == PUT_OFF:
+                _put(client, first, now, "Its turn")
+            for run in others:
+                when = run.next_scheduled_start_time
+                if when is None or when.timestamp() < now + PUT_OFF_SECONDS / 2:
+                    _put(client, run, now + PUT_OFF_SECONDS, PUT_OFF)
+
+    def _cap(self, client: SyncPrefectClient, waiting: list[Waiting]) -> None:
+        """Cancel the newest of too many runs that wait for the slot of their deployment."""
+        queued: dict[UUID | None, list[Waiting]] = defaultdict(list)
+        for one in sorted(waiting, key=lambda one: one.due):
+            if one.tried is not None and self.schedules[one.schedule].missed != "run_all":
+                queued[one.run.deployment_id].append(one)
+        for runs in queued.values():
+            for one in runs[self.config.queued_runs :]:
+                _cancel(client, one, f"As many as may be wait already (queued_runs: {self.config.queued_runs})")
+
     def _settle(self, client: SyncPrefectClient, schedule: ScheduleConfig, missed: list[Waiting]) -> None:
         """Cancel what the schedule's `missed` says, of the runs of one schedule."""
         if schedule.missed == "run_all":
@@ -167,6 +202,14 @@ class Schedules:
 def chance(run: UUID, most: int) -> int:
     """Seconds of delay of a run, from 0 to the most: even over runs, and the same however often it is asked."""
     return int.from_bytes(hashlib.sha256(run.bytes).digest()[:8], "big") % (most + 1)
+
+
+def _put(client: SyncPrefectClient, run: FlowRun, when: float, message: str) -> None:
+    """Give a run another time, unless a worker took it up a moment ago."""
+    now = client.read_flow_run(run.id)
+    if now.state is not None and now.state.is_scheduled() and not now.run_count:
+        state = Scheduled(scheduled_time=datetime.fromtimestamp(when, UTC), message=message)
+        client.set_flow_run_state(run.id, state)
 
 
 def _cancel(client: SyncPrefectClient, one: Waiting, message: str) -> None:

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from live_prefect import lines, live, until
-from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
@@ -21,12 +21,12 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from prefect.states import Cancelled, Pending, Running, Scheduled
 
 from deployments import registration
-from deployments.catalogue import catalogue, parameters, slug_of
+from deployments.catalogue import POOL, catalogue, parameters, slug_of
 from deployments.platform.prefect_server import password
 from deployments.platform.worker import status
 from deployments.settings import PlatformConfig, ScheduleConfig
 from deployments.watch.flow_runs import flow_runs, history
-from deployments.watch.schedules import AHEAD_SECONDS, GRACE_SECONDS, Schedules, chance
+from deployments.watch.schedules import AHEAD_SECONDS, GRACE_SECONDS, PUT_OFF, Schedules, chance
 from flows.inputs import configured
 from tasks import process
 from tasks.config import RetrainConfig
@@ -120,6 +120,26 @@ def test_runs_that_wait_for_their_turn_were_not_missed(platform, client):
     tended(platform, client, config, time.time() + 3 * 3600)
     assert names(client, over) == ["AwaitingConcurrencySlot", "Cancelled", "Cancelled"]
     client.delete_flow_run(busy)
+
+
+def test_of_more_queued_runs_than_may_wait_the_newest_are_cancelled(platform, client):
+    config = scheduled(platform, client, "cap").model_copy(update={"queued_runs": 2})
+    over = passed(platform, client, "cap", hours=4)
+    busy = platform.taken_up(client, "cap", platform.home)
+    client.set_flow_run_state(busy, Running())
+    for run in over:
+        client.set_flow_run_state(run, Scheduled(scheduled_time=datetime.now(UTC)))
+        client.set_flow_run_state(run, Pending())
+    tended(platform, client, config)
+    assert names(client, over) == ["AwaitingConcurrencySlot"] * 2 + ["Cancelled"] * 2
+    assert "queued_runs: 2" in client.read_flow_run(over[-1]).state.message
+    client.delete_flow_run(busy)
+
+
+def test_prefects_database_forgets_flow_runs_too(client):
+    """By default it forgets events alone."""
+    told = client.request("GET", "/admin/settings").json()["server"]["services"]["db_vacuum"]
+    assert "flow_runs" in told["enabled"]
 
 
 def test_while_as_many_are_at_work_as_may_be_none_was_missed(platform, client):
@@ -266,6 +286,15 @@ def test_a_schedule_that_is_made_now_starts_in_the_next_minute_already(platform,
     assert min(when for when in times if when >= began) - began <= timedelta(minutes=1)
 
 
+def test_a_schedule_that_an_earlier_release_named_by_its_place_is_the_same_one(platform, client):
+    registered(platform, client, {"cron": "* * * * *"})
+    (known,) = client.read_deployment(platform.made["registered"]).schedules
+    client.update_deployment_schedule(platform.made["registered"], known.id, slug="headway-0")
+    registered(platform, client, {"cron": "* * * * *"})
+    (now,) = client.read_deployment(platform.made["registered"]).schedules
+    assert (now.id, now.slug) == (known.id, known.slug) and now.slug != "headway-0"
+
+
 def test_a_run_that_names_a_part_of_the_configuration_has_the_rest_of_its_deployment(platform, client):
     """As `prefect deployment run --param config=...` or a person's schedule starts it: Prefect replaces all of `config`."""
     (tiny,) = (one for one in catalogue(PlatformConfig()) if one.full_name == "retrain/tiny")
@@ -320,6 +349,24 @@ def test_a_run_that_may_not_wait_is_refused(worker, client, tmp_path):
     assert (state.name, state.message) == ("Cancelled", "Deployment concurrency limit reached.")
     (tmp_path / "first" / "go").touch()
     until(lambda: client.read_flow_run(first.id).state.is_completed())
+
+
+def test_all_that_was_missed_runs_oldest_first(worker, client, tmp_path):
+    """Prefect gives a slot that is free to whichever run asks next."""
+    told = {"folder": str(tmp_path), "seconds": 0.1}
+    config = scheduled(worker, client, "in-order", parameters=told, missed="run_all")
+    client.update_work_pool(POOL, WorkPoolUpdate(is_paused=True))
+    over = passed(worker, client, "in-order", hours=4)
+    tended(worker, client, config)
+    assert [client.read_flow_run(run).state.message == PUT_OFF for run in over] == [False, True, True, True]
+    client.update_work_pool(POOL, WorkPoolUpdate(is_paused=False))
+
+    def all_ended():
+        tended(worker, client, config)
+        return len(lines(tmp_path / "ends")) == len(over)
+
+    until(all_ended)
+    assert [start[0] for start in lines(tmp_path / "starts")] == [str(run) for run in over]
 
 
 def test_a_worker_with_runs_at_work_gets_its_new_limit_afterwards(worker, client, tmp_path):

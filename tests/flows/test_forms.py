@@ -1,6 +1,7 @@
 """The forms in Prefect's page, and what a flow says to a configuration that does not fit: no server is needed for either."""
 
 import pytest
+from caused import make_batch
 from prefect.utilities.callables import parameter_schema
 
 from deployments.catalogue import FORMS, parameters
@@ -11,6 +12,7 @@ from flows.retrain import STAGES, retrain
 from flows.revalidate import revalidate
 from flows.validate import validate
 from tasks.config import RetrainConfig
+from tasks.errors import Unknown
 
 FLOWS = {"retrain": retrain, "revalidate": revalidate, "validate": validate, "qualify": qualify, "backup": backup}
 
@@ -59,3 +61,14 @@ def test_a_configuration_of_another_release_is_named_key_by_key(config, words):
     with pytest.raises(ValueError) as raised:
         checked(RetrainConfig, config)
     assert all(word in str(raised.value) for word in words)
+
+
+@pytest.mark.parametrize("name", ["retrain", "revalidate"])
+def test_events_about_a_dataset_that_is_not_there_are_no_failure_of_the_model(name, tmp_path, monkeypatch):
+    """No run of ours begins, so no alert says that the retraining or revalidation of the model failed."""
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
+    strange = "dataset/nobody-made-this"
+    cause = make_batch(tmp_path, "dataset.published", strange, dataset=strange)
+    with pytest.raises(Unknown, match="nobody-made-this"):
+        FLOWS[name].fn(strange, parameters(name, "tiny")["config"], cause=cause)
+    assert not (tmp_path / "runs").exists()
