@@ -44,6 +44,6 @@ def publish(
             current=becomes_current,
             flow_run=provenance.flow_run,
             manifest=manifest.digest,
-            entry=entry,
+            entry=entry.number,
         )
     return manifest
