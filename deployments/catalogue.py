@@ -31,6 +31,8 @@ FORMS: dict[str, type[Settings]] = {
 }
 """The flows, and what each takes as `config`. The flow of a name is flows.NAME.NAME."""
 WITHOUT_DATASET = ("qualify", "backup", "watch")
+REFUSED = ("Deployment concurrency limit reached.", "Deployment concurrency slot lost during provisioning")
+"""How Prefect's words begin when it cancels a run because another one of its deployment is at work."""
 APART = ("backup", "watch")
 """Flows whose settings are no part of a retraining run's: they start from the defaults of their class."""
 PURPOSE = {

@@ -6,25 +6,33 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.responses import SetStateStatus
 from prefect.context import FlowRunContext
+from prefect.exceptions import Pause
 from prefect.runtime import deployment
 from prefect.runtime import flow_run as runtime
 from prefect.settings import PREFECT_UI_URL
+from prefect.states import AwaitingRetry, Cancelled
 
 from flows.cause import covered_elsewhere
 from tasks import process
 from tasks.prefect_notes import Away, ask
 from tasks.registry.audit import Actor, acting, actor
 from tasks.registry.policy import Right, require
+from tasks.runlog import read_run
 from tasks.settings import home
 
 ASK_EVERY_SECONDS = 3.0
+STOPPED = "Stopped by `headway down`"
+"""How the message of every state begins that a planned stop gave a flow run."""
+LATER = timedelta(seconds=90)
+"""The worker, which `headway down` stops after the flow runs, does not take them up again before that."""
 _last_asked = 0.0
 _lost: list[BaseException] = []
 """Ctrl-C or SIGTERM that came where Python cannot raise: while an object was being finalised."""
@@ -77,8 +85,34 @@ def started_by(right: Right, what: str, *, cause: str = "") -> Iterator[None]:
         sys.unraisablehook = partial(_keep_interrupt, before)
         try:
             yield
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                _leave_for_later(error)
+            raise
         finally:
             sys.unraisablehook = before
+
+
+def _leave_for_later(error: BaseException) -> None:
+    """Have a run that `headway down` stops say so, instead of Crashed, of which people are told. Raises Prefect's Pause.
+
+    One of a deployment is queued, and goes on at the next `headway up`. While Prefect is away the watch does it then.
+    """
+    identity = UUID(str(runtime.get_id()))
+    if not read_run(home() / "runs" / str(identity)).stopped:
+        return
+    if deployment.get_id():
+        state = AwaitingRetry(
+            scheduled_time=datetime.now(UTC) + LATER, message=f"{STOPPED}: goes on at the next `headway up`"
+        )
+    else:
+        state = Cancelled(message=f"{STOPPED}: the same command goes on after the last finished stage")
+    try:
+        answer = ask(lambda client: client.set_flow_run_state(identity, state))
+    except Away:
+        return
+    if answer.status == SetStateStatus.ACCEPT:
+        raise Pause(state=answer.state) from error
 
 
 def _keep_interrupt(told: Callable[[Any], object], unraisable: Any) -> None:

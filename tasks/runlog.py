@@ -2,7 +2,8 @@
 
 The folder outlives the process. So whoever looks from outside (the platform's watch, its alerts, `headway status`, telemetry)
 can tell a run that works from one that is dead, without asking Prefect or MLflow. ID is Prefect's of the flow run; a retry of
-the same flow run goes on in the same folder. Events: `opened`, `started`, `progress`, `job`, `ended`, `waiting`, `closed`.
+the same flow run goes on in the same folder. Events: `opened`, `started`, `progress`, `job`, `ended`, `waiting`, `closed`; and
+`stopped`, which `headway down` writes before it stops the process.
 """
 
 from __future__ import annotations
@@ -96,14 +97,29 @@ class LoggedRun:
 
     @property
     def status(self) -> str:
-        """running, or how it ended: completed, gate_closed, cancelled, failed; `died` when it left no word."""
-        if self.events and self.events[-1]["event"] == "closed":
-            return str(self.events[-1]["status"])
-        return "running" if self.alive else "died"
+        """running, or how it ended: completed, gate_closed, cancelled, failed; `died` when it left no word; `stopped` when
+        `headway down` was why."""
+        last = self.last("opened", "closed")
+        if (last is None or last["event"] == "opened") and self.alive:
+            return "running"
+        ended = str(last["status"]) if last and last["event"] == "closed" else "died"
+        return "stopped" if self.stopped and ended in ("cancelled", "died") else ended
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `headway down` stopped this attempt, or is about to."""
+        last = self.last("opened", "stopped")
+        return last is not None and last["event"] == "stopped"
 
     def last(self, *kinds: str) -> dict[str, Any] | None:
         """The newest event of these kinds."""
         return next((event for event in reversed(self.events) if event["event"] in kinds), None)
+
+
+def note_stopped(folder: Path) -> None:
+    """Write into a run's log that `headway down` stops it, so that nobody takes that for a crash."""
+    with open(folder / "events.jsonl", "a", encoding="utf-8") as events:
+        events.write(json.dumps({"event": "stopped", "time": time.time()}) + "\n")
 
 
 def logged_runs(home: Path) -> Iterator[LoggedRun]:

@@ -29,7 +29,7 @@ from deployments.catalogue import POOL
 from deployments.platform import prefect_server, up, worker
 from deployments.watch.flow_runs import flow_runs
 from tasks import process
-from tasks.runlog import RunLog
+from tasks.runlog import RunLog, note_stopped
 
 FLOW = """
 import os, time
@@ -38,6 +38,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from prefect import flow, task
 from prefect.runtime import flow_run
+from flows.prefect_run import started_by
 from tasks.runlog import RunLog
 from tasks.settings import home
 
@@ -56,7 +57,8 @@ def probe(folder: str, seconds: float = 60.0, tell: str = "home"):
         file.write(f"{me} {os.getpid()} {time.time()}\\n")
     run = SimpleNamespace(flow="probe", subject="it", flow_run={"id": me}, config_digest="")
     RunLog(home(), me).opened(run)
-    nap(seconds, folder)
+    with started_by("run", "probe"):
+        nap(seconds, folder)
     with open(folder / "ends", "a") as file:
         file.write(f"{me} {os.getpid()} {time.time()}\\n")
 
@@ -128,6 +130,10 @@ class Live:
         seconds = told.pop("seconds", 60.0)
         parameters = {"folder": str(folder), "seconds": seconds}
         return client.create_flow_run_from_deployment(self.deployment(client, name), parameters=parameters, **told)
+
+    def stopped(self, run: UUID) -> None:
+        """What `headway down` writes before it stops a run's process."""
+        note_stopped(self.home / "runs" / str(run))
 
     def taken_up(self, client: SyncPrefectClient, name: str, folder: Path, **told: Any) -> UUID:
         """A run in the state that a worker leaves when it is killed between taking it up and starting its process."""

@@ -22,16 +22,15 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 
+from deployments.catalogue import REFUSED
 from tasks.events.batches import Batch
 from tasks.runlog import read_run
 
 CRASH_SECONDS = 120.0
-"""Time in which the watch takes a crashed run up again (deployments/watch/dead_runs.py)."""
+"""Time in which the watch puts a run back that crashed, or that a limit cancelled (deployments/watch/dead_runs.py)."""
 BEFORE = timedelta(minutes=5)
 """Clocks of two machines differ by less."""
 PAGE = 200
-REFUSED_BY_LIMIT = "Deployment concurrency limit reached."
-"""Prefect's words when `overlap: refuse` cancels a run because another one is at work."""
 AT_END = {"completed": "completed", "gate_closed": "gate_closed", "cancelled": "cancelled", "failed": "failed"}
 
 
@@ -49,8 +48,8 @@ class Found:
 def follow(client: SyncPrefectClient, home: Path, batch: Batch, now: float, *, since: float) -> Found:
     """What a batch's flow run does now. Raises httpx.HTTPError while Prefect does not answer.
 
-    A run that crashed counts as ended when the watch had its time for it, since the crash and since `since`: while the platform
-    was down, nobody took it up.
+    A run that crashed, or lost its slot, counts as ended when the watch had its time for it, since then and since
+    `since`: while the platform was down, nobody took it up.
     """
     given_up = now - CRASH_SECONDS if now - since > CRASH_SECONDS else 0.0
     if batch.flow_run:
@@ -76,16 +75,22 @@ def _claimed(client: SyncPrefectClient, home: Path, flow_run: str, given_up: flo
 
 
 def _final(run: FlowRun, given_up: float) -> bool:
-    """Whether it will not go on by itself: one that crashed after `given_up` may."""
+    """Whether it will not go on by itself: one that crashed after `given_up` may, or that was at work
+    before and lost its slot."""
     if run.state is None or not run.state.is_final():
         return False
-    return bool(not run.state.is_crashed() or run.state.timestamp.timestamp() < given_up)
+    comes_again = run.state.is_crashed() or (_refused(run) and run.run_count > 0)
+    return not comes_again or run.state.timestamp.timestamp() < given_up
 
 
 def _unwanted(run: FlowRun) -> bool:
     """Whether it ended before it claimed its batch although nobody asked for that."""
-    state = run.state
-    return bool(state and (state.is_crashed() or (state.is_cancelled() and state.message == REFUSED_BY_LIMIT)))
+    return bool(run.state and run.state.is_crashed()) or _refused(run)
+
+
+def _refused(run: FlowRun) -> bool:
+    """Whether a limit cancelled it."""
+    return bool(run.state and run.state.is_cancelled() and (run.state.message or "").startswith(REFUSED))
 
 
 def _outcome(home: Path, run: FlowRun) -> str:

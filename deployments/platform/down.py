@@ -17,7 +17,7 @@ from tasks.compute.jobs_book import list_jobs
 from tasks.compute.ray_local import stop_local_cluster
 from tasks.errors import HeadwayError
 from tasks.registry.journal import StoreJournal
-from tasks.runlog import LoggedRun, logged_runs
+from tasks.runlog import LoggedRun, logged_runs, note_stopped
 from tasks.settings import stopped_mark
 from tasks.storage import open_store
 
@@ -69,9 +69,13 @@ def _stop(home: Path, part: str) -> str:
 
 
 def _stop_runs(home: Path) -> None:
-    """SIGTERM lets a flow run end its job and write its report; who does not end in time is killed."""
+    """SIGTERM lets a flow run end its job and write its report; who does not end in time is killed.
+
+    Each is told first that it is stopped, so that it goes on at the next `up` however often and for however long it was.
+    """
     runs = runs_at_work(home)
     for run in runs:
+        note_stopped(run.folder)
         _signal(run, signal.SIGTERM)
     deadline = time.monotonic() + FLOW_SECONDS
     while any(run.alive for run in runs) and time.monotonic() < deadline:

@@ -83,20 +83,23 @@ class RunView:
     """How much of the stage is done, 0 to 1; None where it does not say."""
     waiting: bool = False
     """Whether it waits for a person or another run: that is no standstill."""
+    stopped: bool = False
+    """Whether `headway down` stopped it."""
     error: dict[str, Any] = field(default_factory=dict)
     handle: dict[str, Any] = field(default_factory=dict)
     _seen: tuple[Any, ...] = ()
 
     @property
     def status(self) -> str:
-        """`running`, `died` when its process is gone without a word, or how it ended.
+        """`running`, `died` when its process is gone without a word, `stopped` by `headway down`, or how it ended.
 
         Of a process on another host nothing can be said: it counts as running.
         """
-        if self.closed:
-            return self.closed
         here = self.handle.get("host") == socket.gethostname()
-        return "died" if here and not process.alive(self.handle) else "running"
+        if not self.closed and not (here and not process.alive(self.handle)):
+            return "running"
+        ended = self.closed or "died"
+        return "stopped" if self.stopped and ended in ("cancelled", "died") else ended
 
     @property
     def last_sign(self) -> float:
@@ -113,7 +116,7 @@ class RunView:
         if kind == "opened":
             self.flow, self.subject = str(event.get("flow")), str(event.get("subject"))
             self.url = str((event.get("flow_run") or {}).get("url", ""))
-            self.closed, self.ended, self.stage, self.error = "", 0.0, "", {}
+            self.closed, self.ended, self.stage, self.error, self.stopped = "", 0.0, "", {}, False
         elif kind == "started":
             self.stage, self.began, self.share, self._seen = str(event.get("stage")), time, None, ()
         elif kind == "ended":
@@ -121,6 +124,8 @@ class RunView:
         elif kind == "closed":
             self.closed, self.ended, self.stage = str(event.get("status")), time, ""
             self.error = event.get("error") or {}
+        elif kind == "stopped":
+            self.stopped = True
 
     def _progress(self, event: dict[str, Any], time: float) -> None:
         """A total of 0 is a run that waits for another one. The same again is no progress."""

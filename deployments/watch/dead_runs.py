@@ -1,8 +1,9 @@
-"""Flow runs whose process died: found, given their true end, and taken up again where the settings say so.
+"""Flow runs that stopped before their end: found, given their true end, and taken up again where the settings say so.
 
 Prefect alone leaves them Running, Cancelling or Pending for ever when the worker died with them. Whether a process lives is
 sightings.py; who acts when several watches see the same is claims.py; that no slot stays occupied is slots.py. Finished stages
-are not run again: their records are reused (tasks/stage.py). Dead jobs are the compute backends' business.
+are not run again: their records are reused (tasks/stage.py). Dead jobs are the compute backends' business. What `headway down`
+stopped always goes on, and is not counted; so does what was at work before, and lost its slot to another run meanwhile.
 
 Only runs of this platform are touched: those of our work pool whose worker was on this host, and those of this home's command
 line. A run from the command line that dies before it opened its folder (runs/ID) belongs to nobody that can be known: it is left.
@@ -30,35 +31,46 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.exceptions import ObjectNotFound
-from prefect.states import AwaitingRetry, Cancelled, Completed, Crashed, Failed
+from prefect.states import AwaitingRetry, Cancelled, Completed, Crashed, Failed, Scheduled
 
-from deployments.catalogue import POOL
+from deployments.catalogue import POOL, REFUSED
 from deployments.settings import PlatformConfig
 from deployments.watch.claims import claim
 from deployments.watch.flow_runs import AT_WORK, at, flow_runs, history
 from deployments.watch.sightings import Sighting, look
 from deployments.watch.slots import Slots
+from flows.prefect_run import STOPPED
+from tasks import process
 
 CONFIRM_SECONDS = 2.0
 """A death is acted on when it is still seen so long after the first look: a worker that lives tells of it itself, in 0.2 s."""
 PATIENCE_SECONDS = 45.0
 """A run without a process may still be about to get one for so long."""
-RESUME_WITHIN = timedelta(hours=1)
-"""Runs that crashed before this are history: a changed setting does not bring them back."""
+RESUME_SECONDS = 3600.0
+"""Runs that crashed before this are history: a changed setting does not bring them back. Time in which nobody watched is none."""
+NOTED_EVERY_SECONDS = 30.0
 RESUMED = "Taken up again"
 """How the message of every state begins that this duty queued; they are counted."""
+WAITS = "AwaitingSlot"
+"""The state of a run that was at work before, and waits until nobody holds the slot of its deployment."""
+SOME_DAY = timedelta(days=3650)
+"""No worker takes up what is scheduled for then."""
 OVER = ("failed", "gate_closed")
 """Ends that a flow wrote down itself, and that come back however often it is started."""
 
 
 class DeadRuns:
-    """State: which deaths were seen at the last look and since when, and which crashed runs are settled."""
+    """State: which deaths were seen at the last look and since when, which ended runs are settled, and when somebody last
+    looked, in a file."""
 
     def __init__(self, home: Path, config: PlatformConfig, *, patience: float = PATIENCE_SECONDS) -> None:
         self.home, self.config, self.patience = home, config, patience
         self._suspects: dict[UUID, float] = {}
         self._settled: set[UUID] = set()
         self._slots = Slots()
+        self._looked = home / "platform" / "watch" / "dead_runs.json"
+        self._began = self._noted = 0.0
+        self._unwatched = 0.0
 
     def tick(self, client: SyncPrefectClient, now: float) -> None:
         """Look once. A death is acted on at the second look that sees it, two seconds or more after the first."""
@@ -71,9 +83,15 @@ class DeadRuns:
             if time.monotonic() - suspects[run.state_id] >= CONFIRM_SECONDS:
                 self._safely(self._end, client, run, now, seen)
         self._suspects = suspects
-        if self.config.on_crash == "resume":
-            for run in self._crashed(client, now):
-                self._safely(self._resume, client, run, now)
+        since = self._since(now)
+        for run in self._ended(client, StateType.CRASHED, now, since):
+            self._safely(self._resume, client, run, now)
+        for run in self._ended(client, StateType.CANCELLED, now, since):
+            self._safely(self._keep, client, run, now)
+        for run in flow_runs(client, StateType.SCHEDULED, named="AwaitingRetry"):
+            self._safely(self._hasten, client, run, now)
+        for run in flow_runs(client, StateType.SCHEDULED, named=WAITS):
+            self._safely(self._put_back, client, run, now)
         self._slots.tick(client)
 
     def _dead(self, client: SyncPrefectClient, run: FlowRun, now: float) -> Sighting | None:
@@ -95,13 +113,15 @@ class DeadRuns:
             return
         queued = self._resumes(client, run)
         never_began = run.deployment_id is not None and run.state is not None and run.state.is_pending()
-        if never_began and queued < max(self.config.max_resumes, 1):
+        if run.deployment_id is not None and _planned(seen) and not (run.state and run.state.is_cancelling()):
+            state = AwaitingRetry(message=f"{STOPPED}: goes on after the last finished stage")
+        elif never_began and queued < max(self.config.max_resumes, 1):
             state = AwaitingRetry(message=f"{RESUMED}: {seen.words}, so nothing had begun ({at(now)})")
         else:
             state = self._true_end(run, now, seen, queued)
         if _set(client, run, state) and state.is_final():
             _end_tasks(client, run)
-        if state.is_crashed() and self.config.on_crash == "resume":
+        if state.is_crashed():
             self._resume(client, client.read_flow_run(run.id), now)
 
     def _true_end(self, run: FlowRun, now: float, seen: Sighting, queued: int) -> State[Any]:
@@ -124,29 +144,69 @@ class DeadRuns:
             return f"It was taken up again {queued} times already. See its logs; Retry goes on after the last finished stage."
         return "It is taken up again."
 
-    def _crashed(self, client: SyncPrefectClient, now: float) -> list[FlowRun]:
-        """Runs that the worker marked as crashed: it tells twice, so the first seconds are left to it."""
-        since = FlowRunFilterEndTime(after_=datetime.fromtimestamp(now, UTC) - RESUME_WITHIN)
-        found = flow_runs(client, StateType.CRASHED, end_time=since)
+    def _ended(self, client: SyncPrefectClient, how: StateType, now: float, since: float) -> list[FlowRun]:
+        """Runs that ended so, as others said: a worker tells twice, so the first seconds are left to it."""
+        after = FlowRunFilterEndTime(after_=datetime.fromtimestamp(since, UTC))
         return [
             run
-            for run in found
-            if run.state is not None and abs(now - run.state.timestamp.timestamp()) >= CONFIRM_SECONDS
+            for run in flow_runs(client, how, end_time=after)
+            if run.state is not None
+            and run.state_id not in self._settled
+            and abs(now - run.state.timestamp.timestamp()) >= CONFIRM_SECONDS
         ]
+
+    def _since(self, now: float) -> float:
+        """The time from which on ends are looked at: an hour ago, and the time before this watch when nobody looked is none."""
+        if not self._began:
+            last = float((process.read_json(self._looked) or {}).get("time", now))
+            self._began, self._unwatched = now, max(0.0, now - last)
+        if abs(now - self._noted) >= NOTED_EVERY_SECONDS:
+            self._noted = now
+            process.write_json(self._looked, {"time": now})
+        return now - RESUME_SECONDS - (self._unwatched if now - self._began < RESUME_SECONDS else 0.0)
 
     def _resume(self, client: SyncPrefectClient, run: FlowRun, now: float) -> None:
         """Queue a crashed run of a deployment again, as the same flow run, unless that was done often enough."""
-        ours = run.work_pool_name == POOL and run.deployment_id is not None
-        if not ours or run.state_id is None or run.state_id in self._settled:
+        if not _ours(run) or run.state_id is None or run.state_id in self._settled:
             return
         seen = look(self.home, run, lambda: taken_up(history(client, run.id)))
         queued = self._resumes(client, run)
-        if queued >= self.config.max_resumes or (seen.log and seen.log.status in OVER):
+        how = STOPPED if _planned(seen) else f"{RESUMED} ({queued + 1} of {self.config.max_resumes})"
+        often_enough = self.config.on_crash == "mark" or queued >= self.config.max_resumes
+        if (often_enough and not _planned(seen)) or (seen.log and seen.log.status in OVER):
             self._settled.add(run.state_id)
         elif seen.verdict not in ("alive", "elsewhere") and claim(client, run.id, run.state_id, now):
             _end_tasks(client, run)
-            often = f"{queued + 1} of {self.config.max_resumes}"
-            _set(client, run, AwaitingRetry(message=f"{RESUMED} ({often}): goes on after the last finished stage"))
+            _set(client, run, AwaitingRetry(message=f"{how}: goes on after the last finished stage"))
+
+    def _keep(self, client: SyncPrefectClient, run: FlowRun, now: float) -> None:
+        """Have a run that was at work before, and that a limit cancelled when it was to go on, wait for its slot instead."""
+        assert run.state is not None and run.state_id is not None, "it was asked for by its state"
+        refused = _ours(run) and (run.state.message or "").startswith(REFUSED)
+        if not refused or not any(_began(state) for state in history(client, run.id)):
+            self._settled.add(run.state_id)
+        elif claim(client, run.id, run.state_id, now):
+            waits = "another run of its deployment is at work; goes on when that one has ended"
+            when = datetime.fromtimestamp(now, UTC) + SOME_DAY
+            _set(client, run, Scheduled(name=WAITS, scheduled_time=when, message=f"It waits: {waits}"))
+
+    def _put_back(self, client: SyncPrefectClient, run: FlowRun, now: float) -> None:
+        """Queue a run that waits for the slot of its deployment once that is free."""
+        assert run.state_id is not None, "it was asked for by its state"
+        if not _ours(run):
+            return
+        limit = client.read_deployment(run.deployment_id).global_concurrency_limit
+        if (limit is None or limit.active_slots < limit.limit) and claim(client, run.id, run.state_id, now):
+            _set(client, run, AwaitingRetry(message="The slot of its deployment is free: it goes on"))
+
+    def _hasten(self, client: SyncPrefectClient, run: FlowRun, now: float) -> None:
+        """A run that `headway down` put off until its worker is gone: we are there again, so it need not wait any longer."""
+        state = run.state
+        when = state.state_details.scheduled_time if state else None
+        put_off = when is not None and when.timestamp() > now and (state.message or "").startswith(STOPPED)
+        here = (self.home / "runs" / str(run.id)).exists()
+        if here and put_off and run.state_id is not None and claim(client, run.id, run.state_id, now):
+            _set(client, run, AwaitingRetry(message=state.message))
 
     def _resumes(self, client: SyncPrefectClient, run: FlowRun) -> int:
         return sum(1 for state in history(client, run.id) if (state.message or "").startswith(RESUMED))
@@ -157,6 +217,20 @@ class DeadRuns:
             act(client, run, *told)
         except (httpx.HTTPStatusError, ObjectNotFound) as error:
             logging.warning("flow run %s: %s", run.id, error)
+
+
+def _ours(run: FlowRun) -> bool:
+    return bool(run.work_pool_name == POOL and run.deployment_id is not None)
+
+
+def _planned(seen: Sighting) -> bool:
+    """Whether it is `headway down` that the run stopped for."""
+    return seen.log is not None and seen.log.status == "stopped"
+
+
+def _began(state: State[Any]) -> bool:
+    """Whether a state tells that its run was at work, or was to be, before."""
+    return bool(state.is_running() or (state.message or "").startswith((RESUMED, STOPPED)))
 
 
 def taken_up(states: list[State[Any]]) -> float:

@@ -14,6 +14,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterCreatedBy,
     FlowRunFilterState,
+    FlowRunFilterStateName,
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType
@@ -26,11 +27,12 @@ KEPT = "Kept while its deployment was changed"
 
 
 def flow_runs(
-    client: SyncPrefectClient, *types: StateType, by_schedule: bool = False, **criteria: Any
+    client: SyncPrefectClient, *types: StateType, named: str = "", by_schedule: bool = False, **criteria: Any
 ) -> list[FlowRun]:
-    """All flow runs in states of these types; `by_schedule`: only those that a schedule made."""
+    """All flow runs in states of these types, and of this name; `by_schedule`: only those that a schedule made."""
     made = FlowRunFilterCreatedBy(type_=["SCHEDULE"]) if by_schedule else None
-    state = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(types)))
+    name = FlowRunFilterStateName(any_=[named]) if named else None
+    state = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(types)), name=name)
     asked = FlowRunFilter(state=state, created_by=made, **criteria)
     found: list[FlowRun] = []
     while True:

@@ -5,6 +5,7 @@ half kills real processes. A turn of the watch is taken every second here, every
 """
 
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -15,13 +16,17 @@ from uuid import uuid4
 import pytest
 from live_prefect import kill, lines, live, python, until
 from prefect.client.schemas.objects import StateType
-from prefect.states import Cancelling, Paused, Pending, Running, Scheduled
+from prefect.states import AwaitingRetry, Cancelling, Completed, Crashed, Paused, Pending, Running, Scheduled
 from waiting import limit
 
+from deployments.bridge.following import follow
 from deployments.settings import PlatformConfig
 from deployments.watch.claims import STALE_SECONDS, claim
-from deployments.watch.dead_runs import CONFIRM_SECONDS, RESUMED, DeadRuns
+from deployments.watch.dead_runs import CONFIRM_SECONDS, RESUMED, WAITS, DeadRuns
 from deployments.watch.flow_runs import history
+from flows.prefect_run import STOPPED
+from tasks.events.batches import Batch
+from tasks.runlog import read_run
 
 HERE = socket.gethostname()
 PID_MAX = 4_194_304
@@ -118,6 +123,61 @@ def test_a_run_is_taken_up_again_so_often_and_no_more(platform, client, tmp_path
     watched(platform, client, config)
     assert client.read_flow_run(run).state.is_crashed()
     assert platform.slots(client, "often") == 0
+
+
+@pytest.mark.parametrize("state", [None, Paused(timeout_seconds=600), Crashed()], ids=["running", "waiting", "crashed"])
+def test_what_down_stopped_goes_on_whatever_the_settings_and_counts_for_nothing(platform, client, tmp_path, state):
+    config = PlatformConfig(on_crash="mark", max_resumes=0)
+    name = f"down-{state.name if state else 'Running'}"
+    run = died(platform, client, name, tmp_path, state=state)
+    platform.stopped(run)
+    assert read_run(platform.home / "runs" / str(run)).status == "stopped"
+    watched(platform, client, config)
+    said = client.read_flow_run(run).state
+    assert (said.name, said.message.startswith(STOPPED)) == ("AwaitingRetry", True)
+    assert resumes(client, run) == []
+    assert state or not any(one.is_crashed() for one in history(client, run)), "people are told of what crashed"
+    assert platform.slots(client, name) == 0
+
+
+def test_time_in_which_nobody_watched_makes_no_crash_history(platform, client, tmp_path):
+    """It crashed while nobody watched, a day ago; one that a watch has seen for two hours is left."""
+    DeadRuns(platform.home, PlatformConfig(on_crash="mark")).tick(client, time.time())
+    day, hours = died(platform, client, "day", tmp_path), died(platform, client, "hours", tmp_path)
+    for run in (day, hours):
+        client.set_flow_run_state(run, Crashed())
+    tomorrow = time.time() + 86_400.0
+    DeadRuns(platform.home, PlatformConfig()).tick(client, tomorrow)
+    assert client.read_flow_run(day).state.name == "AwaitingRetry"
+    client.set_flow_run_state(hours, Crashed(), force=True)
+    marks = DeadRuns(platform.home, PlatformConfig(on_crash="mark"))
+    for minutes in range(0, 121, 60):
+        marks.tick(client, tomorrow + 60.0 * minutes)
+    DeadRuns(platform.home, PlatformConfig()).tick(client, tomorrow + 7200.0)
+    assert client.read_flow_run(hours).state.is_crashed()
+
+
+def test_a_run_that_goes_on_is_not_cancelled_by_the_limit_but_waits_for_its_slot(platform, client, tmp_path):
+    """`overlap: refuse`: one that was at work comes again when the other one has ended; one that never began stays refused."""
+    platform.deployment(client, "refuse", collision="CANCEL_NEW")
+    first = died(platform, client, "refuse", tmp_path)
+    client.set_flow_run_state(first, AwaitingRetry(message=f"{RESUMED}: it lost its worker"))
+    second = at_work(platform, client, "refuse", tmp_path)
+    platform.logged(second, pid=os.getpid(), host=HERE)
+    for run in (first, platform.run(client, "refuse", tmp_path).id):
+        client.set_flow_run_state(run, Pending())
+        assert client.read_flow_run(run).state.is_cancelled()
+    never = run
+    batch = Batch("b", "t", "s", "probe/refuse", "d", time.time(), None, 1, None, str(first))
+    assert follow(client, platform.home, batch, time.time(), since=0.0).state == "running", "its events are not over"
+    duty = watched(platform, client)
+    assert client.read_flow_run(first).state.name == WAITS
+    assert client.read_flow_run(never).state.is_cancelled()
+    client.set_flow_run_state(second, Completed())
+    duty.tick(client, time.time())
+    assert client.read_flow_run(first).state.name == "AwaitingRetry"
+    assert client.set_flow_run_state(first, Pending()).state.is_pending()
+    client.delete_flow_run(first)
 
 
 def test_an_earlier_attempts_process_says_nothing_about_the_next_one(platform, client, tmp_path):
@@ -285,6 +345,21 @@ def test_worker_killed_and_flow_alive(worker, client, tmp_path):
     (tmp_path / "go").touch()
     until(lambda: client.read_flow_run(run.id).state.is_completed())
     assert len(lines(tmp_path / "starts")) == 1
+
+
+def test_a_process_that_down_stops_tells_of_no_crash_and_goes_on_at_the_next_up(worker, client, tmp_path):
+    run = worker.run(client, "planned", tmp_path).id
+    pid = started(tmp_path, 1)
+    worker.stopped(run)
+    os.kill(pid, signal.SIGTERM)
+    until(lambda: client.read_flow_run(run).state.name == "AwaitingRetry")
+    assert client.read_flow_run(run).next_scheduled_start_time > datetime.now(UTC) + timedelta(seconds=30)
+    (tmp_path / "go").touch()
+    DeadRuns(worker.home, PlatformConfig(max_resumes=0)).tick(client, time.time())
+    until(lambda: client.read_flow_run(run).state.is_completed())
+    assert not any(state.is_crashed() for state in history(client, run))
+    assert len(lines(tmp_path / "starts")) == 2
+    assert worker.slots(client, "planned") == 0
 
 
 def test_scheduled_runs_wait_for_their_time(worker, client, tmp_path):
