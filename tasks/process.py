@@ -1,6 +1,7 @@
 """One supervisor of local processes: for jobs, endpoints and the platform's servers.
 
-A supervised process lives in a folder: `process.json` says what to run, `handle.json` who runs, `exit.json` how it ended.
+A supervised process lives in a folder, which is its working directory: whoever started it may have worked in a temporary one.
+There `process.json` says what to run, `handle.json` who runs, `exit.json` how it ended.
 Its small parent (`python -m tasks.process FOLDER`) survives whoever started it, restarts the program while it makes
 progress, and takes the program with it when it dies. Standard library only: the parent must start fast and stay small.
 """
@@ -32,6 +33,8 @@ IDLE_POLL_SECONDS = 0.5
 START_ROUNDS = 20
 AFTERWARDS_SECONDS = 120.0
 PR_SET_PDEATHSIG = 1
+PLACES = ("HEADWAY_HOME", "HEADWAY_POLICY", "HEADWAY_TRUST")
+"""Variables that hold a path, which may be relative to where we are."""
 GIVEN_UP = 76
 """Exit code by which a program says that starting it again here is of no use."""
 NOT_RETRIED = ("user", "integrity", "missing", "diverged", "limit", "node", "preempted")
@@ -44,6 +47,8 @@ class ProcessSpec:
 
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
+    directory: str = ""
+    """Its working directory, where that is another one than its folder."""
     secrets: tuple[str, ...] = ("*",)
     """Variables with a secret in them that it inherits from who starts it, as patterns; `env` is written to disk."""
     log: str = "process.log"
@@ -81,14 +86,17 @@ def start(folder: Path, spec: ProcessSpec) -> dict[str, Any]:
 
 def _started(folder: Path, spec: ProcessSpec) -> dict[str, Any] | None:
     """The handle of a parent that was started, or that runs already; None when another one held the folder and is over."""
+    folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "process.json", asdict(spec))
-    root = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+    places = {name: str(Path(os.environ[name]).absolute()) for name in PLACES if os.environ.get(name)}
+    root, given = str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join([root, *(str(Path(one).absolute()) for one in given if one)])
     with open(folder / "parent.log", "ab") as log:
         parent = subprocess.Popen(
             [sys.executable, "-m", "tasks.process", str(folder)],
-            env={**without_secrets(os.environ, spec.secrets), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+            env={**without_secrets(os.environ, spec.secrets), **places, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+            cwd=spec.directory or folder,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

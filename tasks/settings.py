@@ -56,8 +56,13 @@ def stopped_mark(home: Path) -> Path:
 
 
 def tracking_uri() -> str:
-    """Where MLflow's view is published: `MLFLOW_TRACKING_URI`, else a database file under home."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"
+    """Where MLflow's view is published: `MLFLOW_TRACKING_URI`, else a database file under home.
+
+    A file is named by its absolute path: who publishes works in another directory.
+    """
+    named = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"
+    scheme, file, path = named.partition("sqlite:///")
+    return f"{file}{Path(path).absolute()}" if file and not scheme else named
 
 
 def experiment(name: str) -> str:

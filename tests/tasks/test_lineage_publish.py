@@ -251,6 +251,21 @@ def test_many_small_events_become_few_calls_and_every_point_is_there(published, 
 
 
 @pytest.mark.long
+def test_a_short_flow_whose_working_directory_is_deleted_is_told_at_once(tracking, tmp_path, monkeypatch):
+    """Prefect gives each flow run a temporary one, and deletes it when the run has ended."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    spool = Spool(tmp_path / "home", tracking)
+    monkeypatch.chdir(tmp_path)
+    gone.rmdir()
+    run = spool.start_run("validate", tags={}, params={})
+    spool.end_run(run, "FINISHED", tags={})
+    spool.close()
+    assert run in spool.published(timeout=limit(60.0))
+    assert (spool.folder / "done").exists()
+
+
 def test_a_locked_database_is_waited_for(published, tracking, tmp_path):
     """MLflow waits for 20 s by itself, and gives up; the publisher does not."""
     _, client, *_ = published

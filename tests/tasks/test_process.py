@@ -65,6 +65,26 @@ def test_a_program_that_ends_well_is_run_once(folder):
     assert len(starts(folder)) == 1
 
 
+def test_its_working_directory_is_its_folder_and_stays_when_the_one_that_it_was_started_in_goes(
+    folder, tmp_path, monkeypatch
+):
+    """Prefect deletes the directory of a flow run that ended; paths that were relative to it mean what they meant."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.setenv("HEADWAY_HOME", "home")
+    monkeypatch.setenv("PYTHONPATH", "modules")
+    code = (
+        "import os, sys; print(os.getcwd(), os.environ['HEADWAY_HOME'], os.environ['PYTHONPATH'].split(os.pathsep)[1])"
+    )
+    start(folder, ProcessSpec(argv=[sys.executable, "-S", "-c", code]))
+    monkeypatch.chdir(tmp_path)
+    gone.rmdir()
+    ended(folder)
+    said = (folder / "process.log").read_text().split()
+    assert said == [str(folder), str(gone / "home"), str(gone / "modules")]
+
+
 def test_what_runs_is_not_started_a_second_time(folder):
     handle = start(folder, spec(folder, SLEEP))
     assert alive(handle)
