@@ -84,8 +84,14 @@ class Live:
         return SyncPrefectClient(api=f"{self.url}/api", auth_string=prefect_server.password(self.home))
 
     def start_worker(self, parallel_runs: int = 4) -> bool:
-        """As `headway up` does; whether it has this limit now."""
-        with _environment(self.environment):
+        """As `headway up` does, where the shared folder for temporary files holds a storage of Prefect's that another user made.
+
+        Whether it has this limit now.
+        """
+        shared = self.home.parent / "shared"
+        shared.mkdir(exist_ok=True)
+        (shared / "runner_storage").touch()
+        with _environment({**self.environment, "TMPDIR": str(shared)}):
             return up.start_worker(self.home, parallel_runs)
 
     def clear(self) -> None:

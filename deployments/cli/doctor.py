@@ -75,6 +75,7 @@ def examine(home: Path) -> Iterator[Finding]:
     yield from store_findings(home)
     yield _server(home)
     yield from _sources(home)
+    yield _worker(home)
     yield from _endpoints(home)
 
 
@@ -136,6 +137,19 @@ def _sources(home: Path) -> Iterator[Finding]:
 
     for name, why in bridge.problems(home).items():
         yield Finding(f"events, {name}", False, why, "docs/events.md tells how each source is set up.")
+
+
+def _worker(home: Path) -> Finding:
+    from deployments.platform import worker
+
+    try:
+        place = worker.temporary(home)
+    except OSError as error:
+        said = f"it cannot write its temporary files: {error.filename}: {error.strerror}"
+        return Finding(
+            "worker", False, said, "Delete that folder, or have its owner give it to you; then `headway up`."
+        )
+    return Finding("worker", True, f"its temporary files: {place}")
 
 
 def _endpoints(home: Path) -> Iterator[Finding]:

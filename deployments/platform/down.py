@@ -7,6 +7,7 @@ their run adopts them.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -42,6 +43,7 @@ def down(home: Path) -> list[str]:
     ran = [_stop(home, part) for part in PARTS[:2]]
     _stop_runs(home)
     ran += [_stop(home, part) for part in PARTS[2:]]
+    shutil.rmtree(home / "platform" / "worker" / "tmp", ignore_errors=True)
     for handle in (home / "jobs").glob("*/handle.json"):
         process.stop(handle.parent)  # a handle of another machine, or of a scheduler, names no process of ours
     ran.append("ray" if stop_local_cluster(home) else "")

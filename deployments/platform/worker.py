@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from tasks import process
 
 PACE = {"PREFECT_WORKER_QUERY_SECONDS": "2", "PREFECT_WORKER_HEARTBEAT_SECONDS": "10"}
 """A person who presses Run looks at the page: two seconds until it starts, not ten."""
+PREFECT = "import sys, tempfile; tempfile.tempdir = sys.argv.pop(1); from prefect.cli import app; app()"
+"""`prefect` with a folder for temporary files of its own: in the shared one `runner_storage` belongs to whoever came first, and
+nobody else's worker starts. Not by TMPDIR, which its flow runs and their jobs would inherit."""
 
 
 def start(home: Path, parallel_runs: int) -> dict[str, Any]:
@@ -25,13 +29,21 @@ def start(home: Path, parallel_runs: int) -> dict[str, Any]:
     if found:
         return found
     name = f"headway-{socket.gethostname()}"
-    worker = ["-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process", "--install-policy", "never"]
-    argv = [sys.executable, *worker, "--name", name, "--limit", str(parallel_runs)]
+    worker = ["worker", "start", "--pool", POOL, "--type", "process", "--install-policy", "never"]
+    argv = [sys.executable, "-c", PREFECT, str(temporary(home)), *worker, "--name", name, "--limit", str(parallel_runs)]
     environment = {**PACE, "HEADWAY_HOME": str(home)}
     spec = process.ProcessSpec(argv=argv, env=environment, log="worker.log", restarts=20, steady=20.0, grace=10.0)
     handle = process.start(folder, spec)
     process.write_json(folder / "part.json", {"name": name, "pid": handle["pid"], "since": time.time()})
     return {"name": name, "pid": handle["pid"], "since": time.time()}
+
+
+def temporary(home: Path) -> Path:
+    """The worker's folder for temporary files, made where it is not there. Raises OSError where it cannot be written."""
+    place = home / "platform" / "worker" / "tmp"
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryFile(dir=place):
+        return place
 
 
 def status(home: Path) -> dict[str, Any] | None:

@@ -1,7 +1,8 @@
 """Who acts on a flow run's state, when several watches see it at once: the first to say so at Prefect's server.
 
 Prefect sets a state without comparing it with the one that the caller saw. It does refuse a second input of one key for a flow
-run, in its database. So the key of the input is the id of the state that is to be left, and the input is the claim to it.
+run, in its database. So the key of the input is the id of the state that is to be left, and the input is the claim to it. No
+claim is ever deleted: one that is stale is followed by the next generation, whose key is made once as well.
 """
 
 from __future__ import annotations
@@ -17,18 +18,25 @@ from prefect.client.orchestration import SyncPrefectClient
 STALE_SECONDS = 60.0
 """A claim older than this, with the flow run still in its state, is that of a watch that died before it acted."""
 
+MOST = 200
+"""Claims of one state that Prefect lists: each is of a watch that died within a minute."""
+
 
 def claim(client: SyncPrefectClient, run: UUID, state: UUID, now: float) -> bool:
     """Whether the caller, and nobody else, is to act on this state of this flow run."""
-    key = f"headway-watch-{state}"
-    mine = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "time": now})
-    if _create(client, run, key, mine):
-        return True
-    theirs = json.loads(client.read_flow_run_input(run, key))
-    if abs(now - theirs["time"]) < STALE_SECONDS:
+    first = f"headway-watch-{state}"
+    made = client.filter_flow_run_input(run, key_prefix=first, limit=MOST, exclude_keys=set())
+    claims = {_generation(one.key, first): one.decoded_value for one in made}
+    newest = max(claims, default=-1)
+    if claims and abs(now - claims[newest]["time"]) < STALE_SECONDS:
         return False
-    client.delete_flow_run_input(run, key)
-    return _create(client, run, key, mine)
+    mine = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "time": now})
+    return _create(client, run, f"{first}-{newest + 1}" if claims else first, mine)
+
+
+def _generation(key: str, first: str) -> int:
+    """0 for the first claim to a state, whose key has no number."""
+    return int(key.removeprefix(first).removeprefix("-") or 0)
 
 
 def _create(client: SyncPrefectClient, run: UUID, key: str, value: str) -> bool:

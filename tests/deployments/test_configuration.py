@@ -9,6 +9,7 @@ import pytest
 
 from deployments.catalogue import as_prefect_yaml, presets
 from deployments.cli.configuration import SHIPPED, load, load_cluster
+from deployments.cli.doctor import examine
 from deployments.cli.output import CommandError, exit_code, say, say_error
 from deployments.platform.up import current
 from deployments.settings import PlatformConfig, ScheduleConfig, kept
@@ -382,3 +383,15 @@ def test_kept_settings_that_somebody_broke_by_hand_change_nothing_for_what_runs(
     assert current(tmp_path, before) == PlatformConfig()
     kept(tmp_path).write_text("parallel_runs: [")
     assert current(tmp_path, before) is before
+
+
+def test_doctor_sees_that_the_worker_cannot_write_its_temporary_files(tmp_path):
+    def worker():
+        return next(finding for finding in examine(tmp_path) if finding.name == "worker")
+
+    assert worker().ok
+    place = tmp_path / "platform" / "worker" / "tmp"
+    place.rmdir()
+    place.write_text("somebody else's")
+    assert not worker().ok
+    assert str(place) in worker().said

@@ -20,6 +20,7 @@ from prefect.states import AwaitingRetry, Cancelling, Completed, Crashed, Paused
 from waiting import limit
 
 from deployments.bridge.following import follow
+from deployments.catalogue import POOL
 from deployments.settings import PlatformConfig
 from deployments.watch.claims import STALE_SECONDS, claim
 from deployments.watch.dead_runs import CONFIRM_SECONDS, RESUMED, WAITS, DeadRuns
@@ -227,6 +228,37 @@ def test_a_claim_of_a_watch_that_died_goes_stale(platform, client, tmp_path):
     client.delete_flow_run(run)
 
 
+class Meanwhile:
+    """A client of Prefect's; what others do happens after it has read claims, before it does anything about them."""
+
+    def __init__(self, client, others):
+        self._client, self._others = client, others
+
+    def __getattr__(self, name):
+        asked = getattr(self._client, name)
+        if not name.endswith("_flow_run_input") or not name.startswith(("read", "filter")):
+            return asked
+
+        def read(*words, **named):
+            answer = asked(*words, **named)
+            self._others()
+            return answer
+
+        return read
+
+
+def test_of_two_watches_that_read_the_same_stale_claim_one_gets_it(platform, client, tmp_path):
+    run, state, now = platform.run(client, "claimed-twice", tmp_path).id, uuid4(), time.time()
+    assert claim(client, run, state, now)
+    for _ in range(2):
+        now += STALE_SECONDS + 1
+        told = []
+        theirs = Meanwhile(client, lambda now=now, told=told: told.append(claim(client, run, state, now)))
+        told.append(claim(theirs, run, state, now))
+        assert sorted(told) == [False, True]
+    client.delete_flow_run(run)
+
+
 def test_slots_are_as_many_as_runs_at_work(platform, client, tmp_path):
     """A lease that ran out gives its slot back, and Prefect gives it back once more when the run ends: another run's."""
     first = died(platform, client, "slots", tmp_path, ended="completed")
@@ -268,6 +300,12 @@ def worker(platform):
     platform.clear()
     platform.start_worker()
     return platform
+
+
+def test_a_worker_starts_although_another_users_storage_lies_in_the_shared_temporary_folder(worker, client):
+    assert (worker.home.parent / "shared" / "runner_storage").is_file()
+    until(lambda: [one for one in client.read_workers_for_work_pool(POOL) if one.status == "ONLINE"])
+    assert (worker.home / "platform" / "worker" / "tmp" / "runner_storage").is_dir()
 
 
 def started(folder, count):
