@@ -94,7 +94,7 @@ def started(folder, times):
 
     try:
         prefect_server.wait(prefect_server.prepare(home))
-        worker.start(home, 4)
+        worker.start(home)
         return timed(home, marks, times)
     finally:
         process.stop(home / "platform" / "worker")

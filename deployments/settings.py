@@ -170,7 +170,7 @@ class PlatformConfig(Settings):
     max_resumes: int = Field(3, ge=0)
     """Times that one flow run is resumed after its process died."""
     parallel_runs: Positive = 4
-    """Flow runs that may be at work at once."""
+    """Flow runs that may be at work at once. One that waits for a person is not at work."""
 
 
 @cache

@@ -86,9 +86,11 @@ def approve(
         remind_seconds=config.remind_minutes * 60,
         valid_hours=config.valid_hours,
     )
-    with _pause(run, question) as pause:
-        answer, proven = _decided(run, question, pause)
-    return _told(run, _conclude(run, question, answer, proven))
+    with run.standing_aside():
+        with _pause(run, question) as pause:
+            answer, proven = _decided(run, question, pause)
+        approval = _conclude(run, question, answer, proven)
+    return _told(run, approval)
 
 
 def _told(run: Lifecycle, given: Approval) -> Approval:

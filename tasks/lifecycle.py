@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -70,6 +70,8 @@ class Lifecycle:
     """Where the champion's ref stood when the model was compared with it; `now`: it was not compared."""
     approved: set[str] = field(default_factory=set)
     """What a person said yes to in this run, by its place (tasks/registry/approvals.py)."""
+    place: ExitStack = field(default_factory=ExitStack)
+    """Holds the lock of the flow and subject while the run is at work."""
     results: dict[str, Any] = field(default_factory=dict)
     """What the flow leaves for those who ask afterwards: the endpoint, a sample, the report; `tags` are for MLflow."""
 
@@ -93,6 +95,27 @@ class Lifecycle:
             return self.outcomes[stage]
         self.asides.append(Outcome(stage))
         return self.asides[-1]
+
+    def take_place(self) -> None:
+        """Wait until no other run of the same flow and subject is at work, and hold the place. Raises Cancelled."""
+
+        def waiting() -> None:
+            text = f"another {self.flow} of {self.subject} runs; waiting for its end"
+            self.observer.progress(self.flow, 0, 0, text, None)
+            if self.cancelled():
+                raise Cancelled("the flow run was cancelled while it waited for another run's end")
+
+        self.place.enter_context(locked(self.home / "locks" / f"run-{self.flow}-{self.subject}", waiting=waiting))
+
+    @contextmanager
+    def standing_aside(self) -> Iterator[None]:
+        """Let other runs of the same flow and subject be at work while this one waits for a person. Raises Cancelled.
+
+        They may move what this one stands on: whoever goes on compares again (promotion.py, refs).
+        """
+        self.place.close()
+        yield
+        self.take_place()
 
     @property
     def platform_stops(self) -> bool:
@@ -214,12 +237,8 @@ def _opened(run: Lifecycle, observers: Sequence[Observer]) -> Iterator[None]:
     run.observer = Observers([run.observer, log, *observers])
     run.observer.opened(run)
 
-    def waiting() -> None:
-        run.observer.progress(run.flow, 0, 0, f"another {run.flow} of {run.subject} runs; waiting for its end", None)
-        if run.cancelled():
-            raise Cancelled("the flow run was cancelled while it waited for another run's end")
-
-    with locked(run.home / "locks" / f"run-{run.flow}-{run.subject}", waiting=waiting):
+    with run.place:
+        run.take_place()
         for found in reconcile(run.home, run.journal):
             run.observer.happened(run.flow, found.verdict, found.text)
         run.began = time.time()

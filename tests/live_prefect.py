@@ -26,7 +26,7 @@ from prefect.states import Pending, Scheduled
 
 from deployments import registration
 from deployments.catalogue import POOL
-from deployments.platform import prefect_server, up, worker
+from deployments.platform import prefect_server, worker
 from deployments.watch.flow_runs import flow_runs
 from tasks import process
 from tasks.runlog import RunLog, note_stopped
@@ -83,16 +83,13 @@ class Live:
     def client(self) -> SyncPrefectClient:
         return SyncPrefectClient(api=f"{self.url}/api", auth_string=prefect_server.password(self.home))
 
-    def start_worker(self, parallel_runs: int = 4) -> bool:
-        """As `headway up` does, where the shared folder for temporary files holds a storage of Prefect's that another user made.
-
-        Whether it has this limit now.
-        """
+    def start_worker(self) -> None:
+        """Start the worker, where the shared folder for temporary files holds a storage of Prefect's that another user made."""
         shared = self.home.parent / "shared"
         shared.mkdir(exist_ok=True)
         (shared / "runner_storage").touch()
         with _environment({**self.environment, "TMPDIR": str(shared)}):
-            return up.start_worker(self.home, parallel_runs)
+            worker.start(self.home)
 
     def clear(self) -> None:
         """Forget all runs and deployments, so that a worker finds nothing that an earlier test left."""

@@ -17,7 +17,6 @@ from deployments.catalogue import POOL, catalogue
 from deployments.cli.configuration import load_file
 from deployments.platform import bridge, checks, mlflow_server, prefect_server, watch, worker
 from deployments.settings import PlatformConfig, kept
-from tasks import process
 from tasks.endpoints.known import settle_all
 from tasks.errors import Missing
 from tasks.process import locked, write_text
@@ -64,8 +63,7 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
         tracking = None if os.environ.get("MLFLOW_TRACKING_URI") else mlflow_server.start(home, mlflow_port)
         _deploy(home, server, config, say)
         say("worker")
-        if not start_worker(home, config.parallel_runs):
-            say(f"the worker has runs at work: parallel_runs: {config.parallel_runs} counts once they are over")
+        worker.start(home)
         watch.start(home)
         bridge.start(home)
         for name, how in settle_all(home).items():
@@ -77,35 +75,12 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
         return bridge.first_problems(home, config.events)
 
 
-def start_worker(home: Path, parallel_runs: int) -> bool:
-    """Start the worker. One that runs with another limit is started anew, once it has nothing at work that would end with it.
-
-    Whether the worker that runs now has this limit.
-    """
-    found = worker.status(home)
-    if found and _limit(home) != str(parallel_runs):
-        if len(process.descendants(found["pid"])) > 1:  # more than the worker itself
-            return False
-        process.stop(home / "platform" / "worker")
-    worker.start(home, parallel_runs)
-    return True
-
-
-def _limit(home: Path) -> str:
-    """What the command line of the worker says; empty when it says nothing."""
-    argv = process.read_json(home / "platform" / "worker" / "process.json")["argv"]
-    return str(argv[argv.index("--limit") + 1]) if "--limit" in argv else ""
-
-
 def restart_what_died(home: Path, config: PlatformConfig) -> None:
-    """Start again every part whose supervising parent is gone, with the settings of now, and the worker when it has others.
-
-    For whoever stays: the watch, and `up` in the foreground.
-    """
+    """Start again every part whose supervising parent is gone. For whoever stays: the watch, and `up` in the foreground."""
     if not os.environ.get("MLFLOW_TRACKING_URI"):
         mlflow_server.start(home, None)
     prefect_server.prepare(home)
-    start_worker(home, current(home, config).parallel_runs)
+    worker.start(home)
     watch.start(home)
     bridge.start(home)
 
@@ -121,6 +96,7 @@ def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say
     say("deployments")
     with prefect_server.client() as client:
         register(client, catalogue(config))
+        worker.allow(client, config.parallel_runs)
         apply(client, config)
         triggers.apply(client, config.events)
         Schedules(home, config).tick(client, time.time())

@@ -10,10 +10,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deployments.catalogue import POOL
 from tasks import process
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 PACE = {"PREFECT_WORKER_QUERY_SECONDS": "2", "PREFECT_WORKER_HEARTBEAT_SECONDS": "10"}
 """A person who presses Run looks at the page: two seconds until it starts, not ten."""
@@ -22,7 +25,17 @@ PREFECT = "import sys, tempfile; tempfile.tempdir = sys.argv.pop(1); from prefec
 nobody else's worker starts. Not by TMPDIR, which its flow runs and their jobs would inherit."""
 
 
-def start(home: Path, parallel_runs: int) -> dict[str, Any]:
+def allow(client: SyncPrefectClient, parallel_runs: int | None) -> None:
+    """So many flow runs may be at work at once; None: any number. One that waits for a person is not at work.
+
+    The limit is the work pool's: a worker's own (`--limit`) counts processes, and a run that waits keeps its process.
+    """
+    from prefect.client.schemas.actions import WorkPoolUpdate
+
+    client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=parallel_runs))
+
+
+def start(home: Path) -> dict[str, Any]:
     """Start the worker, unless it runs. The environment must be that of `prepare`: it hands Prefect's address on."""
     folder = home / "platform" / "worker"
     found = status(home)
@@ -30,7 +43,7 @@ def start(home: Path, parallel_runs: int) -> dict[str, Any]:
         return found
     name = f"headway-{socket.gethostname()}"
     worker = ["worker", "start", "--pool", POOL, "--type", "process", "--install-policy", "never"]
-    argv = [sys.executable, "-c", PREFECT, str(temporary(home)), *worker, "--name", name, "--limit", str(parallel_runs)]
+    argv = [sys.executable, "-c", PREFECT, str(temporary(home)), *worker, "--name", name]
     environment = {**PACE, "HEADWAY_HOME": str(home)}
     spec = process.ProcessSpec(argv=argv, env=environment, log="worker.log", restarts=20, steady=20.0, grace=10.0)
     handle = process.start(folder, spec)

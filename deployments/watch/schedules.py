@@ -138,8 +138,8 @@ class Schedules:
         return late
 
     def _full(self, client: SyncPrefectClient) -> bool:
-        """Whether the worker takes no further run up, because of `parallel_runs`."""
-        busy = flow_runs(client, *AT_WORK, StateType.PAUSED)
+        """Whether the worker takes no further run up, because of `parallel_runs`. Those that wait for a person do not count."""
+        busy = flow_runs(client, *AT_WORK)
         return sum(1 for run in busy if run.work_pool_name == POOL) >= self.config.parallel_runs
 
     def _delay(self, client: SyncPrefectClient, one: Waiting, now: float) -> None:

@@ -17,9 +17,11 @@ import pytest
 import yaml
 from caused_flow import deploy, install
 from live_prefect import kill, lines, live, until
+from prefect.client.orchestration import SyncPrefectClient
 from support import Home, publish_tiny
 
-from deployments.platform import bridge
+from deployments.catalogue import POOL
+from deployments.platform import bridge, prefect_server
 from deployments.platform.down import PARTS
 from deployments.settings import PlatformConfig, kept
 from deployments.triggers import apply
@@ -229,8 +231,10 @@ def test_new_settings_reach_the_watch_and_the_worker_that_run(up, tmp_path):
     before, changed = parts(up), tmp_path / "changed.yaml"
     changed.write_text(yaml.safe_dump({"alerts": {"disk_free_gb": 1e6}, "parallel_runs": 2}))
     up.ok("up", "--detach", "-c", changed)
-    argv = process.read_json(up.path / "platform" / "worker" / "process.json")["argv"]
-    assert argv[argv.index("--limit") + 1] == "2" and parts(up)["worker"]["pid"] != before["worker"]["pid"]
+    url = process.read_json(up.path / "prefect" / "server.json")["url"]
+    with SyncPrefectClient(api=f"{url}/api", auth_string=prefect_server.password(up.path)) as client:
+        assert client.read_work_pool(POOL).concurrency_limit == 2
+    assert parts(up)["worker"]["pid"] == before["worker"]["pid"]
     until(lambda: "disk_nearly_full" in [alert["alert"] for alert in up.ok("status").said["alerts"]], every=1.0)
     assert parts(up)["watch"]["pid"] == before["watch"]["pid"], "it starts anew by itself, under the same parent"
 

@@ -21,6 +21,7 @@ from waiting import limit
 
 from deployments.bridge.following import follow
 from deployments.catalogue import POOL
+from deployments.platform.worker import allow
 from deployments.settings import PlatformConfig
 from deployments.watch.claims import STALE_SECONDS, claim
 from deployments.watch.dead_runs import CONFIRM_SECONDS, RESUMED, WAITS, DeadRuns
@@ -398,6 +399,24 @@ def test_a_process_that_down_stops_tells_of_no_crash_and_goes_on_at_the_next_up(
     assert not any(state.is_crashed() for state in history(client, run))
     assert len(lines(tmp_path / "starts")) == 2
     assert worker.slots(client, "planned") == 0
+
+
+def test_a_run_that_waits_for_a_person_holds_no_place_of_parallel_runs(worker, client, tmp_path):
+    allow(client, 1)
+    try:
+        first = worker.run(client, "asks", tmp_path / "first").id
+        started(tmp_path / "first", 1)
+        second = worker.run(client, "starts", tmp_path / "second", seconds=0.1).id
+        time.sleep(3 * 2.0)
+        assert not lines(tmp_path / "second" / "starts"), "one at work is as many as may be"
+        client.set_flow_run_state(first, Paused(timeout_seconds=600), force=True)
+        until(lambda: client.read_flow_run(second).state.is_completed())
+        assert not lines(tmp_path / "first" / "ends")
+    finally:
+        allow(client, None)
+        client.set_flow_run_state(first, Running(), force=True)
+        (tmp_path / "first" / "go").touch()
+    until(lambda: client.read_flow_run(first).state.is_completed())
 
 
 def test_scheduled_runs_wait_for_their_time(worker, client, tmp_path):

@@ -18,12 +18,11 @@ from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.context import _deployment_id
 from prefect.server.schemas.schedules import CronSchedule as ServerCron
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
-from prefect.states import Cancelled, Pending, Running, Scheduled
+from prefect.states import Cancelled, Paused, Pending, Running, Scheduled
 
 from deployments import registration
 from deployments.catalogue import POOL, catalogue, parameters, slug_of
 from deployments.platform.prefect_server import password
-from deployments.platform.worker import status
 from deployments.settings import PlatformConfig, ScheduleConfig
 from deployments.watch.flow_runs import flow_runs, history
 from deployments.watch.schedules import AHEAD_SECONDS, GRACE_SECONDS, PUT_OFF, Schedules, chance
@@ -149,6 +148,9 @@ def test_while_as_many_are_at_work_as_may_be_none_was_missed(platform, client):
     tended(platform, client, config)
     assert "Cancelled" not in names(client, over)
     assert Schedules(platform.home, config).late_runs(client, time.time()) == []
+    client.set_flow_run_state(busy, Running())
+    client.set_flow_run_state(busy, Paused(timeout_seconds=600))
+    assert Schedules(platform.home, config).late_runs(client, time.time()), "who waits for a person is not at work"
     client.delete_flow_run(busy)
     tended(platform, client, config)
     assert names(client, over) == ["Cancelled"] * 2
@@ -367,16 +369,3 @@ def test_all_that_was_missed_runs_oldest_first(worker, client, tmp_path):
 
     until(all_ended)
     assert [start[0] for start in lines(tmp_path / "starts")] == [str(run) for run in over]
-
-
-def test_a_worker_with_runs_at_work_gets_its_new_limit_afterwards(worker, client, tmp_path):
-    """Stopping it would stop them."""
-    worker.deployment(client, "busy")
-    run = worker.run(client, "busy", tmp_path)
-    until(lambda: lines(tmp_path / "starts"))
-    before = status(worker.home)["pid"]
-    assert not worker.start_worker(parallel_runs=3) and status(worker.home)["pid"] == before
-    (tmp_path / "go").touch()
-    until(lambda: client.read_flow_run(run.id).state.is_completed())
-    until(lambda: worker.start_worker(parallel_runs=3))
-    assert status(worker.home)["pid"] != before

@@ -273,6 +273,19 @@ def test_a_run_that_died_while_it_waited_asks_again_and_takes_an_answer_that_cam
     assert third.state(run)["type"] == "COMPLETED"
 
 
+def test_another_run_of_the_same_flow_and_subject_goes_on_while_one_waits(start):
+    """Both ask about versions of one model; the second is answered, and ends, while the first still waits."""
+    name = secrets.token_hex(4)
+    first = start(subject=f"model/{name}@{secrets.token_hex(32)}")
+    waiting = first.waits()
+    second = start(subject=f"model/{name}@{secrets.token_hex(32)}")
+    assert second.answer(second.waits()) == "ACCEPT"
+    assert second.said()["approval"]["person"] == "anna"
+    assert first.state(waiting)["type"] == "PAUSED"
+    assert first.answer(waiting) == "ACCEPT"
+    assert first.said()["approval"]["person"] == "anna"
+
+
 def test_a_run_of_a_deployment_keeps_its_lease_while_it_waits(start):
     """Prefect ends the lease when a run pauses, and some minutes later crashes the run because it cannot renew it."""
     warm = start(expire_minutes=0.02)
