@@ -60,7 +60,7 @@ def _fields(run: Lifecycle) -> dict[str, Any]:
         "flow_run": run.flow_run,
         "error": _error(run.error, run.stopped_at or getattr(run.error, "stage", "")),
         "endpoint": {"ref": endpoint.ref, "url": endpoint.url, "model": endpoint.model.ref} if endpoint else None,
-        "sample": run.results.get("sample"),
+        "samples": run.results.get("samples", []),
         "champion": run.results.get("champion"),
         "comparison": run.results.get("comparison"),
     }

@@ -28,7 +28,7 @@ from tasks.artifacts import Cluster, Endpoint, Evaluation, Model, Pending, Token
 from tasks.benchmark import benchmark
 from tasks.config import RetrainConfig
 from tasks.continuing import ContinueFrom
-from tasks.deploy import deploy, sample, terms
+from tasks.deploy import deploy, samples, terms
 from tasks.evaluate import champion_checkpoint, compare, evaluate
 from tasks.export import export
 from tasks.lifecycle import current, lifecycle
@@ -99,7 +99,7 @@ def served(dataset: str, config: RetrainConfig, continue_from: ContinueFrom | No
     endpoint = chain(dataset, config, continue_from)
     if not isinstance(endpoint, Endpoint):
         return None
-    current().results |= {"endpoint": endpoint, "sample": sample(endpoint, config.export)}
+    current().results |= {"endpoint": endpoint, "samples": samples(endpoint, config.export)}
     return endpoint
 
 

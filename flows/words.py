@@ -36,7 +36,7 @@ def report(run: Lifecycle, *, html: str, mlflow: str | None) -> str:
         _served(run.results.get("endpoint")),
         _champion(run),
         _revalidation(run),
-        _sample(run.results.get("sample")),
+        _samples(run.results.get("samples", [])),
         "## Where the rest is",
         f"- The whole report, with its figures: `{html}`. A browser opens it from the disk, not from this page.",
         f"- [This run in MLflow]({mlflow}), with the report attached to it." if mlflow else "- MLflow has it too.",
@@ -107,5 +107,6 @@ def _revalidation(run: Lifecycle) -> str:
     return f"{run.results['evidence']}\n\nThe evidence, with figures: `{told['evidence']}`." if told else ""
 
 
-def _sample(sample: dict[str, str] | None) -> str:
-    return f"What it says:\n\n```\n{sample['prompt']}{sample['completion']}\n```" if sample else ""
+def _samples(samples: list[dict[str, str]]) -> str:
+    said = [f"```\n{each['prompt']}{each['completion']}\n```" for each in samples]
+    return "\n\n".join(["What it says:", *said]) if said else ""

@@ -7,11 +7,14 @@ is done when the endpoint serves the wanted model, and does nothing then. See do
 from __future__ import annotations
 
 import json
+import logging
 import os
 from typing import Any
 
 from tasks.artifacts import Endpoint, Model
+from tasks.endpoints.client import Sampling
 from tasks.endpoints.known import ask, endpoint_of, require_accepted
+from tasks.errors import Missing
 from tasks.formats.onnx_data import require_data_beside
 from tasks.process import locked
 from tasks.promotion import crown, logged, require_right, require_same_champion, require_signed
@@ -20,7 +23,10 @@ from tasks.settings import config_digest, home
 from tasks.stage import stage
 from tasks.workbench import fetch, home_folder, manifest_of, note
 
-SAMPLE_TOKENS = 64
+log = logging.getLogger("headway.deploy")
+SAMPLES = 3
+SAMPLING = Sampling(max_tokens=48, temperature=0.6, top_p=0.95, seed=1)
+"""A greedy answer of a small model soon repeats itself; the seed gives the same sample for the same model."""
 
 
 def serves(model: Model, config: DeploymentConfig) -> bool:
@@ -82,7 +88,15 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
     return Endpoint(name=config.endpoint, url=served.url, model=model)
 
 
-def sample(endpoint: Endpoint, config: ExportConfig) -> dict[str, str]:
-    """What the endpoint answers to the first golden prompt, for people to see."""
-    prompt = config.golden_prompts[0]
-    return {"prompt": prompt, "completion": ask(home(), endpoint.name, prompt, max_tokens=SAMPLE_TOKENS)["completion"]}
+def samples(endpoint: Endpoint, config: ExportConfig) -> list[dict[str, str]]:
+    """What the endpoint goes on with after the first golden prompts, drawn with a fixed seed, for people to see.
+
+    None where it refuses them, as a server of an earlier release in the cloud does, which takes no seed: it serves all the same.
+    """
+    prompts = config.golden_prompts[:SAMPLES]
+    try:
+        said = [ask(home(), endpoint.name, each, SAMPLING)["completion"] for each in prompts]
+    except (Missing, ValueError) as error:
+        log.warning("no samples of %s: %s", endpoint.ref, error)
+        return []
+    return [{"prompt": prompt, "completion": each} for prompt, each in zip(prompts, said, strict=True)]

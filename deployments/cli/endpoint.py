@@ -75,13 +75,18 @@ def complete(
     endpoint: Annotated[str, typer.Argument(help="Name of the endpoint.")],
     text: Annotated[str, typer.Argument(help="The text to complete.")],
     max_tokens: Annotated[int, typer.Option(min=1, max=512, help="Most tokens to add.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0: the likeliest token each time.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Draw from the likeliest tokens of this share.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; up to four times.")] = None,
     as_json: Json = False,
 ) -> None:
     """Ask a served model to complete a text."""
+    from tasks.endpoints.client import Sampling
     from tasks.endpoints.known import ask
     from tasks.settings import home
 
-    answer = ask(home(), endpoint, text, max_tokens=max_tokens)
+    answer = ask(home(), endpoint, text, Sampling(max_tokens, temperature, top_p, seed, tuple(stop or ())))
     say({"prompt": text, **answer}, text + answer["completion"], as_json=as_json)
 
 

@@ -6,6 +6,7 @@ Imports Prefect, so a command imports this when it is needed.
 from __future__ import annotations
 
 import importlib
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from tasks.settings import Settings, config_digest, home
 
 PUBLISH_SECONDS = 30.0
 TOLD = {
-    "retrain": ("dataset", "endpoint", "sample"),
+    "retrain": ("dataset", "endpoint", "samples"),
     "revalidate": ("dataset", "revalidation"),
     "validate": ("dataset", "validation", "accepted", "quarantined", "checks"),
     "qualify": (
@@ -97,13 +98,9 @@ class Running:
         lines = [f"Report: {results.get('report')}", f"Flow run: {page}"]
         endpoint: Endpoint | None = results.get("endpoint")
         if endpoint:
-            sample = results["sample"]
-            lines += [
-                f"Endpoint {endpoint.ref}: {endpoint.url}",
-                f"  headway complete {endpoint.name} {sample['prompt']!r}",
-                "",
-                sample["prompt"] + sample["completion"],
-            ]
+            lines += [f"Endpoint {endpoint.ref}: {endpoint.url}", ""]
+            for each in results["samples"]:
+                lines += [_command(endpoint.name, each["prompt"]), each["prompt"] + each["completion"], ""]
         return "\n".join(lines)
 
     def _mlflow_run(self) -> dict[str, Any] | None:
@@ -119,6 +116,15 @@ class Running:
 
     def _stop_the_job(self) -> bool:
         return job_may_stop(self.progress, ask=self.ask)
+
+
+def _command(endpoint: str, prompt: str) -> str:
+    """What gives the same sample again."""
+    from tasks.deploy import SAMPLING
+
+    how = SAMPLING
+    drawn = f"--max-tokens {how.max_tokens} --temperature {how.temperature} --top-p {how.top_p} --seed {how.seed}"
+    return f"$ headway complete {endpoint} {shlex.quote(prompt)} {drawn}"
 
 
 def job_may_stop(progress: Progress, *, ask: bool) -> bool:

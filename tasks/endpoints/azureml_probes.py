@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from tasks.azureml_door import workspace_id
 from tasks.endpoints.azureml_client import Online
+from tasks.endpoints.client import Sampling
 from tasks.endpoints.judge import Seen
 from tasks.errors import HeadwayError, JobFailed, Missing
 from tasks.process import read_json
@@ -46,13 +47,12 @@ class Unanswered(Exception):
     """A deployment failed to answer by its own fault: 5xx, a broken connection, no answer in time."""
 
 
-def score(url: str, entry: Mapping[str, Any], *, secret: str, deployment: str = "") -> Answer:
-    """Ask a golden prompt of one deployment, or of whichever the split chooses.
+def score(url: str, prompt: str, how: Sampling, *, secret: str, deployment: str = "") -> Answer:
+    """Ask one deployment, or whichever the split chooses, to go on with a text.
 
     Raises Unanswered, and ValueError for what is the caller's own fault.
     """
-    parameters = {"max_new_tokens": len(entry["tokens"]), "do_sample": False}
-    body = {"input_data": {"input_string": [entry["prompt"]], "parameters": parameters}}
+    body = {"input_data": {"input_string": [prompt], "parameters": _parameters(how)}}
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {secret}"}
     headers |= {HEADER: deployment} if deployment else {}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
@@ -64,22 +64,21 @@ def score(url: str, entry: Mapping[str, Any], *, secret: str, deployment: str = 
     except urllib.error.HTTPError as error:
         with error:
             if error.code < 500 and error.code not in (424, 429):  # 424: Azure ML's word for a model's own 5xx
-                raise ValueError(f"{url} refused a golden prompt with {error.code}") from error
+                raise ValueError(f"{url} refused {prompt[:40]!r} with {error.code}: {_said(error)}") from error
             raise Unanswered(f"{deployment or url} answered {error.code}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise Unanswered(f"{deployment or url} did not answer: {error}") from error
     return Answer(str(said[0]["0"]), model_ref, time.monotonic() - began)
 
 
-def complete_there(endpoint: Path, prompt: str, *, max_tokens: int) -> dict[str, Any]:
+def complete_there(endpoint: Path, prompt: str, how: Sampling) -> dict[str, Any]:
     """A person's request to an endpoint, by its split: completion, model, usage. Raises Missing when it does not answer."""
     from tasks.endpoints.azureml_rollout import online_of
 
     record = read_json(endpoint / "endpoint.json")
     secret = online_of(record).secret(record["azure_name"], auth=record["azureml"]["auth"])
-    entry = {"prompt": prompt, "tokens": range(max_tokens)}
     try:
-        got = score(record["url"], entry, secret=secret)
+        got = score(record["url"], prompt, how, secret=secret)
     except Unanswered as error:
         raise Missing(
             f"endpoint/{endpoint.name} does not answer: {error}", remedy="Look at it in the studio."
@@ -103,7 +102,7 @@ def ask_golden(
     """Ask a deployment every golden prompt; JobFailed names the first that it answers otherwise, or not."""
     for entry in prompts:
         try:
-            wrong = difference(entry, score(url, entry, secret=secret, deployment=deployment), model_ref)
+            wrong = difference(entry, _golden(url, entry, secret=secret, deployment=deployment), model_ref)
         except Unanswered as error:
             wrong = str(error)
         if wrong:
@@ -128,7 +127,7 @@ class Probed:
         """Ask once more."""
         self.requests += 1
         try:
-            got = score(url, entry, secret=secret, deployment=deployment)
+            got = _golden(url, entry, secret=secret, deployment=deployment)
         except Unanswered as error:
             self.failures += 1
             log.warning("%s", error)
@@ -198,6 +197,22 @@ def counted(said: Mapping[str, Any]) -> dict[str, dict[str, int]]:
             one["requests"] += number
             one["failures"] += number if names.get("statuscodeclass", "").lower() == "5xx" else 0
     return found
+
+
+def _golden(url: str, entry: Mapping[str, Any], *, secret: str, deployment: str) -> Answer:
+    return score(url, entry["prompt"], Sampling(len(entry["tokens"])), secret=secret, deployment=deployment)
+
+
+def _parameters(how: Sampling) -> dict[str, Any]:
+    """In Azure ML's words. `seed` and `stop` are ours, and sent where they say something."""
+    said: dict[str, Any] = {"max_new_tokens": how.max_tokens, "do_sample": how.temperature > 0}
+    said |= {"temperature": how.temperature, "top_p": how.top_p} if how.temperature > 0 else {}
+    said |= {"seed": how.seed} if how.seed is not None else {}
+    return said | ({"stop": list(how.stop)} if how.stop else {})
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    return error.read(2000).decode(errors="replace").strip() or error.reason
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:

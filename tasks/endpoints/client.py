@@ -6,6 +6,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tasks.endpoints.routes import SECRET
@@ -16,14 +17,23 @@ READY_TIMEOUT_SECONDS = 5.0
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def complete(
-    url: str, prompt: str, *, max_tokens: int = 64, temperature: float = 0.0, key: str = "", secret: str = ""
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Sampling:
+    """How an answer is drawn, in the words of the API (docs/endpoint.md); as it is made here, greedily."""
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+def complete(url: str, prompt: str, how: Sampling = Sampling(), *, key: str = "", secret: str = "") -> dict[str, Any]:
     """The completion object of POST /v1/completions. ValueError when it is refused, Missing when none answers.
 
     `secret`: of the endpoint (secret.py), where a server's private port is asked.
     """
-    body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature}).encode()
+    body = json.dumps({"prompt": prompt, **asdict(how)}).encode()
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     headers |= {SECRET: secret} if secret else {}
     request = urllib.request.Request(f"{url}/v1/completions", body, headers)

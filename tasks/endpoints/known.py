@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.endpoints import open_endpoint
-from tasks.endpoints.client import complete
+from tasks.endpoints.client import Sampling, complete
 from tasks.endpoints.endpoint import Served, ServingEndpoint
 from tasks.endpoints.keys import own_key
 from tasks.endpoints.refused import accept, refused_models
@@ -54,7 +54,7 @@ def models_before(home: Path) -> dict[str, str]:
     return found
 
 
-def ask(home: Path, name: str, prompt: str, *, max_tokens: int) -> dict[str, Any]:
+def ask(home: Path, name: str, prompt: str, how: Sampling) -> dict[str, Any]:
     """Ask a served model to go on with a text: completion, model, usage. Raises Missing when it is stopped."""
     bare = require_known(home, name)
     served = endpoint_of(home, bare).observe()
@@ -63,8 +63,8 @@ def ask(home: Path, name: str, prompt: str, *, max_tokens: int) -> dict[str, Any
     if _in_the_cloud(home, bare):
         from tasks.endpoints.azureml_probes import complete_there
 
-        return complete_there(home / "endpoints" / bare, prompt, max_tokens=max_tokens)
-    said = complete(served.url, prompt, max_tokens=max_tokens, key=own_key(home / "endpoints" / bare))
+        return complete_there(home / "endpoints" / bare, prompt, how)
+    said = complete(served.url, prompt, how, key=own_key(home / "endpoints" / bare))
     return {"completion": said["choices"][0]["text"], "model": said["model"], "usage": said["usage"]}
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import process
-from tasks.endpoints.client import complete, ready_state
+from tasks.endpoints.client import Sampling, complete, ready_state
 from tasks.endpoints.endpoint import Candidate
 from tasks.endpoints.journal import Journal
 from tasks.endpoints.secret import read_secret
@@ -148,7 +148,7 @@ def ask_golden(candidate: Candidate, golden: Mapping[str, Any]) -> None:
     url = f"http://{HOST}:{candidate.private_port}"
     secret = read_secret((read_json(candidate.folder / "serve.json") or {}).get("secret"))
     for entry in golden["prompts"]:
-        said = complete(url, entry["prompt"], max_tokens=len(entry["tokens"]), secret=secret)
+        said = complete(url, entry["prompt"], Sampling(len(entry["tokens"])), secret=secret)
         got, count = said["choices"][0]["text"], said["usage"]["completion_tokens"]
         if (got, count, said["model"]) != (entry["completion"], len(entry["tokens"]), candidate.model_ref):
             raise failed(

@@ -145,7 +145,7 @@ class RunReport(Value):
     variants: Variants | None = None
     lineage: Lineage = Lineage()
     endpoint: EndpointReport | None = None
-    sample: Sample | None = None
+    samples: tuple[Sample, ...] = ()
 
     @property
     def model(self) -> str:

@@ -88,10 +88,10 @@ def _error(data: RunReport) -> Html:
 
 def _cards(data: RunReport) -> Html:
     cards = [*_score_cards(data), *_model_cards(data)]
-    if sample := data.sample:
-        answer = tag("pre", tag("b", sample.prompt), sample.completion)
-        said = tag("p", "The prompt is grey; the rest is the model's.")
-        cards.append(tag("div", tag("h2", "Sample completion"), answer, said, class_="card wide"))
+    if data.samples:
+        answers = [tag("pre", tag("b", each.prompt), each.completion) for each in data.samples]
+        said = tag("p", "The prompts are grey; the rest is the model's, drawn with a fixed seed.")
+        cards.append(tag("div", tag("h2", "Sample completions"), *answers, said, class_="card wide"))
     return tag("div", *cards, class_="cards")
 
 

@@ -21,7 +21,7 @@ from deployments.watch.integrity import Integrity
 from deployments.watch.periods import DAY, Periods
 from tasks import process
 from tasks.answer_watch import COOL_DOWN_SECONDS, standing_anomalies
-from tasks.endpoints.client import complete
+from tasks.endpoints.client import Sampling, complete
 from tasks.endpoints.known import endpoint_of
 from tasks.endpoints.local import outputs_of
 from tasks.errors import IntegrityError, Missing
@@ -255,7 +255,7 @@ def test_long_work_stands_back_and_the_watch_goes_on():
 
 def ask_many(url, count, *, max_tokens):
     for number in range(count):
-        complete(url, PROMPTS[number % len(PROMPTS)], max_tokens=max_tokens, temperature=1.0)
+        complete(url, PROMPTS[number % len(PROMPTS)], Sampling(max_tokens, temperature=1.0))
     time.sleep(0.3)  # the last lines are on their way to the disk
 
 

@@ -316,7 +316,7 @@ def test_the_report_is_clean(tmp_path, monkeypatch):
     run = {
         **{"title": "retrain", "status": "failed", "started": "2026-01-31T00:00:00+00:00", "seconds": 1.0},
         **{"dataset": "dataset/tiny@1", "config_digest": "1", "config": {"a": "canary&1f2e3d4c"}, "commit": None},
-        **{"dirty": None, "flow_run": None, "endpoint": None, "sample": None, "champion": None},
+        **{"dirty": None, "flow_run": None, "endpoint": None, "samples": [], "champion": None},
         "error": {
             "type": "x",
             "stage": "train",

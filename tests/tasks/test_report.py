@@ -126,7 +126,7 @@ def _full(text: str = "plain", points: int = 800) -> RunReport:
         parity={"max_logit_error": 2.1e-6, "greedy_equal": 120, "greedy_total": 120},
         lineage={"nodes": [*LINEAGE["nodes"], node], "edges": LINEAGE["edges"]},
         endpoint={"ref": text, "url": "http://127.0.0.1:8801", "model": text},
-        sample={"prompt": text, "completion": text},
+        samples=[{"prompt": text, "completion": text}],
         config={"training": {text: text}},
     )
 

@@ -29,7 +29,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """What is not done here, and the values by which nothing is asked for; null is one of them."""
 IGNORED = ("user",)
 Prompt = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
-Stop = Annotated[str, Field(min_length=1, max_length=200)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Stops = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=4)]
 
 
 class _Body(BaseModel):
@@ -49,8 +50,8 @@ class CompletionRequest(_Body):
     max_tokens: Annotated[int, Field(ge=1)] = DEFAULT_TOKENS
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[list[Stop], Field(max_length=4)] = []
+    seed: Seed | None = None
+    stop: Stops = []
     stream: bool = False
     stream_options: StreamOptions | None = None
     model: str | None = None
@@ -92,6 +93,8 @@ class ScoreParameters(_Body):
     """False: greedy, whatever the temperature."""
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    seed: Seed | None = None
+    stop: Stops = []
     return_full_text: bool = False
     """Whether the prompt stands before each answer."""
 
@@ -111,8 +114,9 @@ class ScoreRequest(_Body):
     def asks(self) -> list[Ask]:
         how = self.input_data.parameters
         heat = how.temperature if how.do_sample else 0.0
+        stop = tuple(how.stop)
         return [
-            Ask(prompt=prompt, max_tokens=how.max_new_tokens, temperature=heat, top_p=how.top_p)
+            Ask(prompt, how.max_new_tokens, temperature=heat, top_p=how.top_p, seed=how.seed, stop=stop)
             for prompt in self.input_data.input_string
         ]
 

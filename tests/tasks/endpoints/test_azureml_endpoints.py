@@ -17,6 +17,7 @@ from azureml_stand import standing
 
 from tasks.azureml_door import use_files
 from tasks.endpoints import open_endpoint
+from tasks.endpoints.client import Sampling
 from tasks.endpoints.known import ask
 from tasks.errors import GateFailed, JobFailed, Missing
 from tasks.storage import open_files
@@ -92,7 +93,7 @@ def test_the_old_one_goes_when_it_was_kept_warm(service, tmp_path):
 def test_a_person_asks_it_by_its_split(service, tmp_path):
     deploy(tmp_path, ONE, service.url)
     service.heard.clear()
-    assert ask(tmp_path, "chat", "def ", max_tokens=3)["completion"] == "f(x):"
+    assert ask(tmp_path, "chat", "def ", Sampling(3))["completion"] == "f(x):"
     assert service.heard == [("blue", False)]
 
 

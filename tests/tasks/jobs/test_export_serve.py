@@ -22,7 +22,7 @@ from waiting import limit
 from tasks import process
 from tasks.artifacts import require_checks
 from tasks.endpoints import open_endpoint, servers
-from tasks.endpoints.client import complete, ready_state
+from tasks.endpoints.client import Sampling, complete, ready_state
 from tasks.endpoints.local import port_free
 from tasks.errors import GateFailed, IntegrityError, JobFailed, Missing
 from tasks.export import parity_checks
@@ -348,7 +348,7 @@ def test_a_killed_server_comes_back_on_its_port(served):
         time.sleep(0.1)
     assert endpoint.observe() == at
     assert pids_of(endpoint)[0] == parent
-    assert complete(at.url, "def ", max_tokens=2)["model"] == at.model_ref
+    assert complete(at.url, "def ", Sampling(2))["model"] == at.model_ref
 
 
 def test_a_model_is_replaced_without_losing_a_request(endpoint, model):
@@ -360,7 +360,7 @@ def test_a_model_is_replaced_without_losing_a_request(endpoint, model):
     def hammer():
         while not stop.is_set():
             try:
-                served.append(complete(first.url, "import ", max_tokens=24)["model"])
+                served.append(complete(first.url, "import ", Sampling(24))["model"])
             except (Missing, ValueError) as error:
                 failures.append(str(error))
 
@@ -460,7 +460,7 @@ def test_a_deploy_that_was_killed_is_healed_by_the_next(endpoint, model, event):
     killed = subprocess.run([sys.executable, "-c", DEPLOY, str(root), str(model), event], timeout=60, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert len(pids_of(endpoint)) == 6
-    assert complete(before.url, "def ", max_tokens=2)["model"].startswith("model/")
+    assert complete(before.url, "def ", Sampling(2))["model"].startswith("model/")
     after = deploy(endpoint, model, "model/tiny@bbbbbbbb")
     assert (after.port, after.model_ref, endpoint.observe()) == (before.port, "model/tiny@bbbbbbbb", after)
     assert len(pids_of(endpoint)) == 3

@@ -16,7 +16,7 @@ from waiting import until
 from tasks import process
 from tasks.answering.reading import read
 from tasks.endpoints import open_endpoint
-from tasks.endpoints.client import complete, ready_state
+from tasks.endpoints.client import Sampling, complete, ready_state
 from tasks.endpoints.local import outputs_of
 from tasks.errors import JobFailed, Missing
 from tasks.formats.answers import Answer, line
@@ -64,12 +64,12 @@ def server_of(endpoint):
 def test_every_answer_to_a_user_is_measured_and_no_text_is_kept(endpoint, model):
     at = deploy(endpoint, model)
     assert lines(endpoint) == []  # golden prompts are no users
-    said = [complete(at.url, prompt, max_tokens=24) for prompt in PROMPTS]
-    said.append(complete(at.url, f"def {SECRET}", max_tokens=5))
+    said = [complete(at.url, prompt, Sampling(24)) for prompt in PROMPTS]
+    said.append(complete(at.url, f"def {SECRET}", Sampling(5)))
     with pytest.raises(ValueError, match="shorten it"):
-        complete(at.url, "x = 1\n" * 300, max_tokens=7)
+        complete(at.url, "x = 1\n" * 300, Sampling(7))
     with pytest.raises(ValueError, match="max_tokens"):
-        complete(at.url, "x", max_tokens=513)
+        complete(at.url, "x", Sampling(513))
     until(lambda: len(lines(endpoint)) == len(said) + 1)
     told = lines(endpoint)
     for answer, reply in zip(told, said, strict=False):
@@ -97,7 +97,7 @@ def feedback(url, **said):
 
 def test_a_label_reaches_the_request_that_it_is_about_through_a_real_endpoint(endpoint, model):
     at = deploy(endpoint, model)
-    said = [complete(at.url, prompt, max_tokens=4) for prompt in PROMPTS[:3]]
+    said = [complete(at.url, prompt, Sampling(4)) for prompt in PROMPTS[:3]]
     status, kept = feedback(at.url, request_id=said[0]["id"], label="right", comment=SECRET)
     assert (status, kept) == (200, {"request_id": said[0]["id"], "model": ONE, "right": 1.0, "comment_kept": False})
     assert feedback(at.url, request_id=said[1]["id"], score=0.25)[0] == 200
@@ -118,7 +118,7 @@ def test_a_label_reaches_the_request_that_it_is_about_through_a_real_endpoint(en
 def test_a_kill_loses_no_line_that_was_answered_a_moment_ago_and_a_switch_tears_none(endpoint, model):
     at = deploy(endpoint, model)
     for _ in range(20):
-        complete(at.url, "import ", max_tokens=4)
+        complete(at.url, "import ", Sampling(4))
     until(lambda: len(lines(endpoint)) == 20)
     before = server_of(endpoint)
     os.kill(before, signal.SIGKILL)
@@ -128,7 +128,7 @@ def test_a_kill_loses_no_line_that_was_answered_a_moment_ago_and_a_switch_tears_
     def hammer():
         while not stop.is_set():
             try:
-                answered.append(complete(at.url, "class ", max_tokens=8)["model"])
+                answered.append(complete(at.url, "class ", Sampling(8))["model"])
             except (Missing, ValueError) as error:
                 answered.append(str(error))
 
@@ -163,7 +163,7 @@ def flip(path):
 def test_a_server_that_crashed_does_not_start_again_on_changed_files(endpoint, copy):
     at = deploy(endpoint, copy)
     flip(copy / "model.onnx.data")
-    assert complete(at.url, "def ", max_tokens=2)["model"] == ONE  # what runs has read it
+    assert complete(at.url, "def ", Sampling(2))["model"] == ONE  # what runs has read it
     folder = next(endpoint.folder.glob("servers/*"))
     private = read_json(folder / "serve.json")["port"]
     os.kill(server_of(endpoint), signal.SIGKILL)

@@ -105,8 +105,16 @@ def test_azure_mls_form_is_answered_in_its_own(server, golden):
     assert said.json() == [{str(number): entry["completion"] for number, entry in enumerate(golden[:3])}]
     full = {"input_data": {"input_string": prompts[:1], "parameters": {**how, "return_full_text": True}}}
     assert server.client.post("/score", json=full).json() == [{"0": prompts[0] + golden[0]["completion"]}]
+    drawn = {"max_new_tokens": 24, "temperature": 1.5, "seed": 5}
+    texts = [_score(server, prompts[0], **(drawn | more)) for more in ({}, {}, {"seed": 6}, {"stop": ["e", "a", " "]})]
+    assert texts[0] == texts[1] != texts[2] and texts[0].startswith(texts[3]) and len(texts[3]) < len(texts[0])
     wrong = server.client.post("/score", json={"input_data": {"input_string": []}})
     assert wrong.status_code == 400 and "input_data.input_string" in wrong.json()["error"]["message"]
+
+
+def _score(server, prompt, **how):
+    said = server.client.post("/score", json={"input_data": {"input_string": [prompt], "parameters": how}})
+    return said.json()[0]["0"]
 
 
 def test_every_answer_says_what_answered_and_has_an_id_of_its_own(server):

@@ -58,6 +58,19 @@ def test_keys_are_made_shown_once_asked_for_and_revoked(home, served):
     assert all(made["key"].encode() not in path.read_bytes() for path in home.path.rglob("*") if path.is_file())
 
 
+def test_headway_complete_draws_by_temperature_and_seed_and_ends_before_a_text(home, served):
+    def said(*how):
+        return home.ok("complete", "tiny", "def ", "--max-tokens", 24, *how).said["completion"]
+
+    drawn = ("--temperature", 1.5, "--seed")
+    first = said(*drawn, 1)
+    assert first == said(*drawn, 1) and len({first, said(*drawn, 2), said()}) == 3
+    assert said(*drawn, 3, "--top-p", 0.000001) == said()  # the likeliest token alone is drawn from
+    stop = first[5:7]
+    assert said(*drawn, 1, "--stop", "no such text", "--stop", stop) == first[: first.index(stop)]
+    assert home.run("complete", "tiny", "def ", "--top-p", 0).code == 2
+
+
 def test_mistakes_are_told(home, served):
     assert home.run("endpoint", "key", "add", "tiny", "--caller", "Team A").code == 2
     assert home.run("endpoint", "key", "add", "other", "--caller", "a").code == 2
