@@ -7,8 +7,11 @@ token by whoever writes (tasks/tokenizing/units.py).
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import compress
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,6 +36,8 @@ SMALL = 2000
 """Mean characters of a document under which many are encoded in one call."""
 MANY = 64
 """Documents from which that is worth its imports: awkward takes half a second."""
+CHANGED = "\u0295"
+"""What is something else since Unicode 17: no lower-case letter."""
 SLOW_CHARACTERS = 1 << 20
 """Characters that `tokenizers` encodes at once: what it returns takes about 100 bytes a token."""
 SAMPLE_DOCUMENTS = 32
@@ -61,7 +66,7 @@ class Engine(Protocol):
 
 
 class Gigatoken:
-    """The fast one: byte-level and SentencePiece-like BPE."""
+    """The fast one: byte-level and SentencePiece-like BPE. `tokenizers` gets the documents with code points of `unsettled`."""
 
     name = "gigatoken"
 
@@ -69,8 +74,28 @@ class Gigatoken:
         import gigatoken
 
         self._tokenizer = gigatoken.Tokenizer.from_json(tokenizer.rules)
+        self._reference = Tokenizers(tokenizer)
+        self._unsettled = unsettled(nfc="NFC" in repr(load(tokenizer.rules).normalizer))
 
     def encode(self, texts: Sequence[str]) -> Encoded:
+        odd = np.fromiter(map(self._is_unsettled, texts), bool, len(texts))
+        if not odd.any():
+            return self._encode(texts)
+        slow = self._reference.encode(list(compress(texts, odd)))
+        fast = self._encode(list(compress(texts, ~odd)))
+        lengths = np.empty(len(texts), np.int64)
+        lengths[odd], lengths[~odd] = slow.lengths, fast.lengths
+        of_odd = np.repeat(odd, lengths)
+        tokens = np.empty(len(of_odd), np.uint32)
+        tokens[of_odd], tokens[~of_odd] = slow.tokens, fast.tokens
+        return Encoded(tokens, lengths)
+
+    def _is_unsettled(self, text: str) -> bool:
+        if text.isascii():
+            return False
+        return bool(self._unsettled.take(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)).any())
+
+    def _encode(self, texts: Sequence[str]) -> Encoded:
         if len(texts) > MANY and _are_small(texts):
             return self._encode_many(list(texts))
         found = [self._tokenizer.encode(text) for text in texts]
@@ -103,6 +128,33 @@ class Tokenizers:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+
+@lru_cache(maxsize=2)
+def unsettled(*, nfc: bool) -> NDArray[np.bool_]:
+    """By code point, whether the engines may take it for different things, shape [0x110000].
+
+    Their Unicode tables are of different years: in doubt is what `tokenizers` knows nothing of, and CHANGED. Its NFC is older;
+    with `nfc`, the normalizer, the marks and compositions that it orders otherwise than Python, and what Python knows nothing of.
+    """
+    from tokenizers import Regex, normalizers
+
+    points = (*range(0xD800), *range(0xE000, 0x110000))
+    found = np.ones(0x110000, bool)
+    known = normalizers.Replace(Regex(r"\p{Cn}+"), "").normalize_str("".join(map(chr, points)))
+    found[np.frombuffer(known.encode("utf-32-le"), np.uint32)] = False
+    found[list(map(ord, CHANGED))] = True
+    if nfc:
+        normalize = normalizers.NFC().normalize_str
+        for character in map(chr, range(0x300, 0x40000)):
+            found[ord(character)] |= unicodedata.category(character) == "Cn"
+            parts = unicodedata.normalize("NFD", character)
+            if parts != character or unicodedata.category(character)[0] == "M":
+                # a mark that is none there keeps those around it apart
+                tried = (parts, f"a{character}\u0323\u0301{character}")
+                if any(normalize(text) != unicodedata.normalize("NFC", text) for text in tried):
+                    found[[ord(part) for part in (character, *parts)]] = True
+    return found
 
 
 @dataclass(frozen=True)
