@@ -48,7 +48,7 @@ LABEL org.opencontainers.image.title="headway cluster" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN apt-get update && \
-    apt-get install --yes --no-install-recommends g++ libopenmpi3 openmpi-bin openssh-client procps && \
+    apt-get install --yes --no-install-recommends bubblewrap g++ libopenmpi3 openmpi-bin openssh-client procps && \
     rm -rf /var/lib/apt/lists/* && \
     groupadd --gid 10001 headway && \
     useradd --uid 10001 --gid 10001 --create-home --shell /bin/bash headway

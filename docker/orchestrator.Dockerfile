@@ -23,7 +23,7 @@ LABEL org.opencontainers.image.title="headway orchestrator" \
       org.opencontainers.image.licenses="Apache-2.0"
 # ps shows which processes stand below a job; tini collects the ones that outlived their parents.
 RUN apt-get update && \
-    apt-get install --yes --no-install-recommends procps tini && \
+    apt-get install --yes --no-install-recommends bubblewrap procps tini && \
     rm -rf /var/lib/apt/lists/* && \
     groupadd --gid 10001 headway && \
     useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin headway && \

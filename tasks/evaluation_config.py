@@ -32,8 +32,8 @@ class CodeSuiteConfig(Settings):
     memory_mib: int = Field(512, ge=128)
     """Address space of one completion, in MiB."""
     allow_without_namespaces: bool = False
-    """Run completions even where the machine allows no namespaces: as another user (which only root can do), with limits, but
-    with the network and the sight of files. Otherwise the stage ends there."""
+    """Run completions even where there is no bubblewrap, or no namespaces: as another user (which only root can do), with limits,
+    but with the network and the sight of files. Otherwise the stage ends there."""
 
 
 class LabelledFile(Settings):

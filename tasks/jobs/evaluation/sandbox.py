@@ -1,9 +1,10 @@
 """A sandbox for code that a model wrote: one short process of its own, which can neither change nor reach anything.
 
-What holds it is sandbox_inside.py: namespaces of its own, a read-only root, no network, no second process, no capability, limits
-of CPU, memory and time. Where the machine allows no namespaces, limits and another user are what is left, and only on
-request. The suite is code_suite.py. The verdict comes from the process that runs the code, under a word that
-the code is not told: what looks for it in the interpreter's own memory can forge a pass, and nothing else.
+bubblewrap holds it: namespaces of its own, a read-only root with the system's and Python's own folders, no capability, and the
+filter of seccomp.py, which leaves it no second process, no socket and no memory that its limit does not count. Where there is no
+bubblewrap, limits and another user are what is left, and only on request. The suite is code_suite.py. The verdict comes from the
+process that runs the code (sandbox_inside.py), under a word that the code is not told: what looks for it in the interpreter's
+own memory can forge a pass, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,23 +13,27 @@ import json
 import os
 import secrets
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tasks.errors import Missing
+from tasks.jobs.evaluation import seccomp
 
 INSIDE = Path(__file__).with_name("sandbox_inside.py")
 VERDICT_BYTES = 4096
 """Most that is read of what the process says."""
 GRACE_SECONDS = 20.0
-"""Beyond its time, for starting Python on a loaded machine, until the whole group is killed from outside."""
+"""For starting Python on a loaded machine, before its time counts."""
+NOBODY = "65534"
+SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache")
 PROBE = "import colorsys\n\n\ndef one():\n    return 1\n"
 """The import shows that the standard library can be read in there."""
 PROBE_EXAMPLES = ">>> one()\n1\n"
@@ -66,70 +71,115 @@ def best_limits(limits: Limits, *, fall_back: bool) -> Limits:
 
     Raises Missing where it cannot.
     """
-    why = "nothing was tried"
+    why = "bubblewrap (bwrap) is not installed"
     for tried in (limits, replace(limits, namespaces=False)) if fall_back else (limits,):
+        if tried.namespaces and not shutil.which("bwrap"):
+            continue
         said = _said(PROBE, PROBE_EXAMPLES, tried)
         if said.get("verdict") == {"attempted": 1, "failed": 0}:
             return tried
-        why = said.get("setup") or "the probe gave no verdict"
+        why = said["setup"] or "the probe gave no verdict"
     raise Missing(
         f"no sandbox can be made here for code that a model wrote: {why}",
-        remedy="Allow user namespaces (user.max_user_namespaces; in a container --security-opt seccomp=unconfined), or as root "
-        "set evaluation.code.allow_without_namespaces, or leave evaluation.code.problems empty.",
+        remedy="Install bubblewrap (Debian's package `bubblewrap`) and allow user namespaces (user.max_user_namespaces; in a "
+        "container --security-opt seccomp=unconfined), or as root set evaluation.code.allow_without_namespaces, or leave "
+        "evaluation.code.problems empty.",
     )
 
 
 def _said(code: str, examples: str, limits: Limits) -> dict[str, Any]:
     nonce = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory(prefix="headway-sandbox-") as root, tempfile.TemporaryFile() as order:
-        Path(root).chmod(0o755)
-        order.write(json.dumps(_order(code, examples, limits, root=root, nonce=nonce)).encode())
+    with ExitStack() as stack:
+        order, filter_, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        order.write(json.dumps(_order(code, examples, limits, nonce=nonce)).encode())
         order.seek(0)
-        python = getattr(sys, "_base_executable", sys.executable)
+        if limits.namespaces:
+            filter_.write(seccomp.program())
+            filter_.seek(0)
         process = subprocess.Popen(
-            [python, "-I", "-S", "-B", str(INSIDE)],
+            _held(filter_.fileno()) if limits.namespaces else _as_nobody(),
             stdin=order,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={},
-            cwd=root,
+            stderr=errors,
+            pass_fds=[filter_.fileno()],
+            env={"PATH": os.defpath},
+            cwd="/",
             start_new_session=True,
         )
         try:
-            text = _read(process, limits.seconds + GRACE_SECONDS)
+            text, timeout = _read(process, limits.seconds)
         finally:
             _end(process)
-    return _parsed(text, nonce)
+        errors.seek(0)
+        setup = errors.read(500).decode(errors="replace").strip()
+    return {"setup": setup, "timeout": timeout, **_parsed(text, nonce)}
 
 
-def _order(code: str, examples: str, limits: Limits, *, root: str, nonce: str) -> dict[str, Any]:
+def _held(filter_: int) -> list[str]:
+    """The command under bubblewrap. `filter_` is the open file of the filter of system calls."""
+    spaces = [f"--unshare-{kind}" for kind in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]
+    nobody = ["--uid", NOBODY, "--gid", NOBODY, "--cap-drop", "ALL", "--die-with-parent", "--as-pid-1"]
+    files = [word for folder in _folders() for word in _shown(Path(folder))]
+    files += ["--ro-bind", str(INSIDE), "/inside.py", "--dir", "/tmp", "--remount-ro", "/", "--chdir", "/tmp"]
+    return ["bwrap", *spaces, *nobody, *files, "--seccomp", str(filter_), *_python("/inside.py")]
+
+
+def _as_nobody() -> list[str]:
+    """The command without namespaces, which only root can give."""
+    nobody = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs", "--pdeathsig=KILL"]
+    return ["setpriv", *nobody, "--bounding-set=-all", "--inh-caps=-all", *_python(str(INSIDE))]
+
+
+def _python(program: str) -> list[str]:
+    return [getattr(sys, "_base_executable", sys.executable), "-I", "-S", "-B", program]
+
+
+def _folders() -> list[str]:
+    """The system's libraries and Python's own, each once."""
+    kept: list[str] = []
+    for folder in (*SYSTEM_FOLDERS, sys.base_prefix):
+        if Path(folder).exists() and not any(folder.startswith(f"{other}/") for other in kept):
+            kept.append(folder)
+    return kept
+
+
+def _shown(folder: Path) -> list[str]:
+    if folder.is_symlink():
+        return ["--symlink", str(folder.readlink()), str(folder)]
+    return ["--ro-bind", str(folder), str(folder)]
+
+
+def _order(code: str, examples: str, limits: Limits, *, nonce: str) -> dict[str, Any]:
     return {
         "code": code,
         "examples": examples,
-        "root": root,
         "nonce": nonce,
-        "seconds": limits.seconds,
         "cpu_seconds": limits.cpu_seconds,
         "memory": limits.memory_bytes,
-        "namespaces": limits.namespaces,
     }
 
 
-def _read(process: subprocess.Popen[bytes], seconds: float) -> bytes:
-    """What it says until it ends, at most VERDICT_BYTES; what it says beyond is not read, and it is waited for."""
+def _read(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bool]:
+    """What it says until it ends, at most VERDICT_BYTES, and whether its time was up, which counts from its first word on.
+
+    What it says beyond is not read, and it is waited for.
+    """
     assert process.stdout
-    text, deadline = b"", time.monotonic() + seconds
-    while len(text) < VERDICT_BYTES and (left := deadline - time.monotonic()) > 0:
-        if not select.select([process.stdout], [], [], left)[0]:
-            break
-        part = os.read(process.stdout.fileno(), VERDICT_BYTES - len(text))
-        if not part:
-            break
-        text += part
-    process.stdout.close()
-    with suppress(subprocess.TimeoutExpired):
+    text, deadline = b"", time.monotonic() + GRACE_SECONDS
+    with process.stdout as pipe:
+        while len(text) < VERDICT_BYTES:
+            if not select.select([pipe], [], [], max(deadline - time.monotonic(), 0))[0]:
+                return text, True
+            part = os.read(pipe.fileno(), VERDICT_BYTES - len(text))
+            if not part:
+                return text, False
+            deadline = deadline if text else time.monotonic() + seconds
+            text += part
+    try:
         process.wait(max(deadline - time.monotonic(), 0))
-    return text
+    except subprocess.TimeoutExpired:
+        return text, True
+    return text, False
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -139,14 +189,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _parsed(text: bytes, nonce: str) -> dict[str, Any]:
-    said: dict[str, Any] = {}
     for line in text.splitlines():
         try:
             told = json.loads(line)
         except ValueError:
             continue
         if isinstance(told, dict) and told.pop("nonce", "") == nonce:
-            said["verdict"] = told
-        elif isinstance(told, dict):
-            said |= {name: told[name] for name in ("setup", "timeout") if name in told}
-    return said
+            return {"verdict": told}
+    return {}

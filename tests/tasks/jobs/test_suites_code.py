@@ -2,14 +2,19 @@
 
 import json
 import os
+import platform
+import shutil
 import socket
-import tempfile
+import struct
 import time
+from pathlib import Path
 
 import pytest
 from suite_material import suite_bench, tiny_measured
-from waiting import limit
+from waiting import limit, until
 
+from tasks.errors import Missing
+from tasks.jobs.evaluation import seccomp
 from tasks.jobs.evaluation.code_suite import SHIPPED_FILE, body_of, code, judge, parses, problem_of
 from tasks.jobs.evaluation.given_files import Line
 from tasks.jobs.evaluation.sandbox import Limits, best_limits, run_code
@@ -35,6 +40,8 @@ def suite_model(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def allowed():
+    if not shutil.which("bwrap"):
+        pytest.skip("bubblewrap is not installed")
     assert best_limits(LIMITS, fall_back=False).namespaces, "this machine allows no namespaces"
 
 
@@ -157,10 +164,76 @@ def test_endless_output_is_neither_read_nor_kept():
     assert run_code("def good():\n    while True:\n        print('x' * 65536)\n", EXAMPLES, short) != "passed"
 
 
-def test_nothing_of_a_sandbox_is_left():
-    before = set(os.listdir(tempfile.gettempdir()))
-    run_code("import time\ntime.sleep(1000)", EXAMPLES, Limits(1.0, 1, 256 << 20))
-    assert not [name for name in set(os.listdir(tempfile.gettempdir())) - before if name.startswith("headway-sandbox-")]
+def test_no_process_of_a_sandbox_is_left_even_when_it_leaves_its_group_and_its_parent():
+    away = "import ctypes, os, time\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\n"
+    away += "for leave in (os.setsid, lambda: os.setpgid(0, 0)):\n    try:\n        leave()\n    except OSError:\n        pass\n"
+    assert run_code(away + "time.sleep(1000)", EXAMPLES, Limits(1.0, 1, 256 << 20)) == "timeout"
+    until(lambda: not [each for each in Path("/proc").glob("[0-9]*") if b"/inside.py" in command_of(each)])
+
+
+def command_of(process):
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+SYSTEM_CALLS = {
+    "System V shared memory": "(29, 0, 768 << 20, 0o1600)",
+    "memfd": "(319, b'x', 0)",
+    "secret memory": "(447, 0)",
+    "AF_VSOCK": "(41, 40, 1, 0)",
+    "a pair of sockets": "(53, 1, 1, 0, 0)",
+    "a user namespace": "(272, 0x10000000)",
+    "a process in a user namespace": "(56, 0x10000000 | 17, 0, 0, 0, 0)",
+    "clone3": "(435, 0, 0)",
+    "a message queue": "(68, 0, 0o1600)",
+    "io_uring": "(425, 1, 0)",
+    "keys": "(250, 0, -3, 0)",
+    "the parent's death": "(157, 1, 0, 0, 0, 0)",
+    "a session": "(112,)",
+    "the ABI x32": "(0x40000000 + 39,)",
+}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are those of x86_64")
+def test_system_calls_by_which_one_could_get_out_are_refused():
+    code = "import ctypes, errno\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+    for name, call in SYSTEM_CALLS.items():
+        code += f"assert libc.syscall(*{call}) == -1, {name!r}\n"
+        code += f"assert ctypes.get_errno() in (errno.EPERM, errno.ENOSYS), {name!r}\n"
+    assert run_code(code + GOOD, EXAMPLES, LIMITS) == "passed"
+
+
+def test_memory_is_bounded_by_whatever_way_it_is_asked_for():
+    short = Limits(seconds=20.0, cpu_seconds=10, memory_bytes=256 << 20)
+    shared = "import mmap\nkept, size = [], 16 << 20\nwhile True:\n    kept.append(mmap.mmap(-1, size))\n"
+    shared += "    kept[-1].write(b'x' * size)\n"
+    assert run_code(shared, EXAMPLES, short) == "raised"
+    for folder in ("/dev/shm", "/tmp", "/", "/run"):
+        assert refused(f"open({folder + '/x'!r}, 'wb').write(b'x' * (1 << 20))"), folder
+
+
+def test_without_bubblewrap_the_suite_refuses_and_says_what_to_install(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(Missing, match="bubblewrap .bwrap. is not installed") as told:
+        best_limits(LIMITS, fall_back=False)
+    assert "Install bubblewrap (Debian's package `bubblewrap`)" in told.value.remedy
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_has_a_number_once_for_each_call(monkeypatch, machine):
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    lines = list(struct.iter_unpack("=HBBI", seccomp.program()))
+    numbers = [value for code, _, no, value in lines if code == seccomp.EQUAL and no == 1]
+    assert len(set(numbers)) == len(numbers) == len(seccomp.REFUSED) - (2 if machine == "aarch64" else 0)
+    assert lines[-1] == (seccomp.RETURN, 0, 0, seccomp.ALLOW)
+
+
+def test_a_machine_whose_numbers_are_not_known_is_refused(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    with pytest.raises(Missing, match="no filter of system calls for riscv64"):
+        seccomp.program()
 
 
 def test_limits_alone_hold_where_root_asks_for_it():
@@ -172,7 +245,7 @@ def test_limits_alone_hold_where_root_asks_for_it():
         "os.fork()",
         f"os.kill({os.getpid()}, 9)",
         "open('/etc/passwd', 'a')",
-        "open('/tmp/e', 'w').write('x')",
+        "os.write(os.open('/tmp/headway-e', os.O_CREAT | os.O_WRONLY), b'x')",
     ):
         assert run_code(GOOD + caught(statement), EXAMPLES, plain) != "failed", statement
 
