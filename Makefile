@@ -48,26 +48,7 @@ check: .venv/.dev
 	$(BIN)/lint-imports
 
 bench: .venv/.dev
-	$(BIN)/python -m benchmarks.orchestration
-	$(BIN)/python -m benchmarks.validation
-	$(BIN)/python -m benchmarks.preprocessing
-	$(BIN)/python -m benchmarks.storage --megabytes 300 --files 5000 --gigabytes 1
-	$(BIN)/python -m benchmarks.lineage 1000
-	$(BIN)/python -m benchmarks.drift
-	$(BIN)/python -m benchmarks.events
-	$(BIN)/python -m benchmarks.polling
-	$(BIN)/python -m benchmarks.loader
-	$(BIN)/python -m benchmarks.checkpoint
-	$(BIN)/python -m benchmarks.recovery
-	$(BIN)/python -m benchmarks.qualification
-	$(BIN)/python -m benchmarks.training
-	$(BIN)/python -m benchmarks.serving
-	$(BIN)/python -m benchmarks.overload
-	$(BIN)/python -m benchmarks.rollout
-	$(BIN)/python -m benchmarks.simulation
-	$(BIN)/python -m benchmarks.planning
-	$(BIN)/python -m benchmarks.planning_memory
-	$(BIN)/python -m benchmarks.planning_figure
+	$(BIN)/python -m benchmarks $(ARGS)
 
 # Whether the tests notice ten faults that are planted in copies of the tree: hours.
 mutants: .venv/.dev

@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import statistics
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -24,6 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from benchmarks.scratch import scratch
 from tasks.jobs.checkpoint import Saver, restore
 from tasks.jobs.checkpoint_choice import choose, identity
 from tasks.jobs.checkpoint_files import claim_attempt
@@ -39,8 +39,8 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     tensors = state(given.gigabytes)
-    with tempfile.TemporaryDirectory(dir=given.scratch) as name:
-        found = measure(Path(name), tensors, rounds=given.rounds)
+    with scratch(given.scratch) as folder:
+        found = measure(folder, tensors, rounds=given.rounds)
     print(json.dumps({"load": os.getloadavg()[0], "cores": os.cpu_count(), **found}, indent=1))
     dist.destroy_process_group()
 

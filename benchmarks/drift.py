@@ -11,11 +11,11 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 
+from benchmarks.scratch import scratch
 from benchmarks.validation import make, watch
 
 WORKERS = 2
@@ -34,10 +34,10 @@ def main() -> None:
     elif chosen.compare:
         child(*chosen.compare, chosen.tokenizer)
     else:
-        with tempfile.TemporaryDirectory() as folder:
+        with scratch() as folder:
             size = chosen.megabytes * 1_000_000
-            whole = make(Path(folder) / "whole.jsonl", 2 * size)
-            measure(halves(whole, Path(folder)), chosen.tokenizer)
+            whole = make(folder / "whole.jsonl", 2 * size)
+            measure(halves(whole, folder), chosen.tokenizer)
 
 
 def halves(whole: Path, folder: Path) -> list[Path]:
@@ -78,12 +78,12 @@ def child(reference: Path, new: Path, tokenizer: Path | None) -> None:
     from tasks.revalidation_config import DriftConfig
 
     corpora = [Corpus(path.name, tuple(find_shards([path]))) for path in (reference, new)]
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as folder:
         made = drift_of(
             corpora[0],
             corpora[1],
             DriftConfig(),
-            Path(folder),
+            folder,
             tokenizer=tokenizer,
             text_field="text",
             workers=WORKERS,

@@ -11,10 +11,10 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
+
+from benchmarks.scratch import scratch
 
 BATCHES = {"single calls": 1, "messages of a queue": 32, "requests of a webhook": 100}
 AGAIN_SECONDS = 120.0
@@ -37,10 +37,10 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=1000)
     parser.add_argument("--times", type=int, default=5)
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as folder:
         told = {
-            "taken in": taken_in(Path(folder), chosen.events),
-            "to the flow run": started(Path(folder), chosen.times),
+            "taken in": taken_in(folder, chosen.events),
+            "to the flow run": started(folder, chosen.times),
         }
     print(json.dumps(told, indent=1))
     for name, row in told["taken in"].items():

@@ -11,13 +11,13 @@ import json
 import resource
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scratch import scratch
 from deployments.cli.configuration import load
 from tasks.registry.ancestry import walk
 from tasks.registry.lineage_index import PLACE, Direction, LineageIndex, ask
@@ -46,8 +46,7 @@ STEPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 def main() -> None:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
-    with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder)
+    with scratch() as base:
         synthetic = Synthetic(base)
         rows: dict[str, Any] = {"artifacts": 0}
         rows["writing the store, s"] = timed(lambda: synthetic.run(0, runs))

@@ -5,35 +5,39 @@ each; as Headway stages that run; and as Headway stages that are reused. The clo
 inside the flow. What is published to MLflow in the background is waited for between the repeats. Run by `make bench`.
 """
 
+import argparse
 import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.scratch import scratch
+
 STAGES = tuple(f"step{i}" for i in range(8))
-REPEATS = 5
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    repeats = parser.parse_args().repeats
+    with scratch() as folder:
         os.environ["HEADWAY_HOME"] = folder
         from deployments.platform import prefect_server
 
-        server = prefect_server.prepare(Path(folder))
+        server = prefect_server.prepare(folder)
         prefect_server.wait(server)
         try:
-            rows = measure(Path(folder))
+            rows = measure(folder, repeats)
         finally:
-            prefect_server.down(Path(folder))
+            prefect_server.down(folder)
     print(json.dumps(rows, indent=1))
     table = [f"{name:<34}{value:8.4f} s" + " a stage" for name, value in rows.items()]
     print("\n".join(table), file=sys.stderr)
 
 
-def measure(folder: Path) -> dict[str, float]:
+def measure(folder: Path, repeats: int) -> dict[str, float]:
     """Median seconds a stage of each way, less the bare work.
 
     The ways alternate, so that a drift of the machine cancels.
@@ -47,7 +51,7 @@ def measure(folder: Path) -> dict[str, float]:
         way(-1)  # imports, tables, first connections
         settle(folder)
     bare, seconds = [], {name: [] for name in ways}
-    for repeat in range(REPEATS):
+    for repeat in range(repeats):
         bare.append(timed(bare_chain, folder, repeat))
         for name, way in ways.items():
             seconds[name].append(way(repeat))

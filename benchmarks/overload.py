@@ -15,12 +15,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from benchmarks.scratch import scratch  # noqa: E402
 
 WAITING = 4
 ROUNDS = 6
@@ -126,14 +127,14 @@ def main() -> None:
         return
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
     pause = float(sys.argv[3]) if len(sys.argv) > 3 else 0.05
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch() as folder:
         if len(sys.argv) > 2:
             model = Path(sys.argv[2])
         else:
             from tiny_model import export_tiny
 
-            model = export_tiny(Path(scratch) / "tiny")
-        print(json.dumps(measure(model, Path(scratch) / "server", seconds, pause), indent=1))
+            model = export_tiny(folder / "tiny")
+        print(json.dumps(measure(model, folder / "server", seconds, pause), indent=1))
 
 
 if __name__ == "__main__":

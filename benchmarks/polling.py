@@ -12,11 +12,12 @@ import os
 import resource
 import shutil
 import sys
-import tempfile
 import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+
+from benchmarks.scratch import scratch
 
 LIMIT = 0.02
 SBATCH = """#!/bin/sh
@@ -38,10 +39,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=60.0)
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        stand = scheduler(Path(folder) / "stand")
-        told = {"jobs": chosen.jobs, "polling": polled(Path(folder), stand, chosen.jobs, chosen.seconds)}
-        told["with supervisors"] = supervised_for(Path(folder), stand, chosen.jobs, chosen.seconds)
+    with scratch() as folder:
+        stand = scheduler(folder / "stand")
+        told = {"jobs": chosen.jobs, "polling": polled(folder, stand, chosen.jobs, chosen.seconds)}
+        told["with supervisors"] = supervised_for(folder, stand, chosen.jobs, chosen.seconds)
     print(json.dumps(told, indent=1))
     for name in ("polling", "with supervisors"):
         row = told[name]

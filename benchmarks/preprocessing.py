@@ -15,10 +15,11 @@ import os
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from benchmarks.scratch import scratch
 
 POLL_SECONDS = 0.05
 WORKERS = "2"
@@ -37,8 +38,7 @@ class Measured:
 
 def main() -> None:
     given = arguments()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with scratch() as folder:
         source = given.input or make_corpus(folder / "corpus.jsonl")
         tokenizer = given.tokenizer_model or make_tokenizer(folder / "gpt2")
         size = source.stat().st_size

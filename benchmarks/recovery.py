@@ -19,13 +19,13 @@ import os
 import random
 import signal
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scratch import scratch
 from benchmarks.training import write_tokens
 from deployments.cli.configuration import load
 from tasks import process
@@ -61,8 +61,8 @@ if __name__ == "__main__":
 def measure() -> None:
     given = arguments()
     dice = random.Random(given.seed)
-    with tempfile.TemporaryDirectory() as name:
-        found = useful(Path(name), given, dice) if given.goodput else recovery(Path(name), given.rounds, dice)
+    with scratch() as folder:
+        found = useful(folder, given, dice) if given.goodput else recovery(folder, given.rounds, dice)
     print(json.dumps({"load": os.getloadavg()[0], "cores": os.cpu_count(), **found}, indent=1))
 
 

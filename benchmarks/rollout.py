@@ -13,11 +13,13 @@ import os
 import signal
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
+
+from benchmarks.scratch import scratch  # noqa: E402
+
 BODY = json.dumps({"prompt": "def ", "max_tokens": 4}).encode()
 JSON = {"Content-Type": "application/json"}
 WARM_UP = 100
@@ -28,11 +30,11 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--times", type=int, default=5)
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as folder:
         told = {
-            "cost": cost(Path(folder) / "cost", chosen.requests),
-            "back": back(Path(folder) / "back", chosen.times),
-            "way back": way_back(Path(folder) / "way", chosen.times),
+            "cost": cost(folder / "cost", chosen.requests),
+            "back": back(folder / "back", chosen.times),
+            "way back": way_back(folder / "way", chosen.times),
             "load": os.getloadavg()[0],
         }
     print(json.dumps(told, indent=1))

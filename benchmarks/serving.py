@@ -21,7 +21,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from benchmarks.scratch import scratch
 
 GOALS = {("fp32", 1): 1.5, ("int8", 1): 2.0, ("fp32", 16): 3.0}
 RIVAL = "transformers"
@@ -55,10 +56,10 @@ def main() -> None:
         serve_rival(Path(given.rival), port=given.port, threads=given.threads)
         return
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    with tempfile.TemporaryDirectory() as name:
-        checkpoint = make_checkpoint(Path(name) / "checkpoint")
-        models = {kind: export(checkpoint, Path(name) / kind, kind) for kind in ("fp32", *given.variants)}
-        with started(checkpoint, models, Path(name), threads=given.threads) as ways:
+    with scratch() as folder:
+        checkpoint = make_checkpoint(folder / "checkpoint")
+        models = {kind: export(checkpoint, folder / kind, kind) for kind in ("fp32", *given.variants)}
+        with started(checkpoint, models, folder, threads=given.threads) as ways:
             equal = asyncio.run(measure(ways, given))
     print(json.dumps(report(ways, equal), indent=1))
     print("\n".join(table(ways)), file=sys.stderr)

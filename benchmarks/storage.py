@@ -24,6 +24,8 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.scratch import scratch
+
 ROOT = Path(__file__).parents[1]
 CONTAINER, SECRET = "bench", "HEADWAY_BENCH_CONNECTION"
 ROWS = ("upload", "download", "verify", "files", "large")
@@ -36,8 +38,8 @@ def main() -> None:
         print(json.dumps(child(given.do, given.folder, given.number)))
         return
     rows = given.rows.split(",")
-    with tempfile.TemporaryDirectory(dir=given.scratch) as name, service(Path(name)):
-        said = {row: RUN[row](Path(name), given) for row in ROWS if row in rows}
+    with scratch(given.scratch) as folder, service(folder):
+        said = {row: RUN[row](folder, given) for row in ROWS if row in rows}
     print(json.dumps({"load": os.getloadavg(), "processors": os.cpu_count(), **said}, indent=1))
     print("\n".join(table(said)), file=sys.stderr)
 

@@ -14,7 +14,6 @@ import os
 import socket
 import statistics
 import sys
-import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from benchmarks.scratch import scratch
 from tasks.formats.mmididx import TokenWriter, open_tokens
 from tasks.jobs.data import TRAIN, Shares
 from tasks.jobs.data_sources import open_source
@@ -40,8 +40,7 @@ WARMUP = 3
 
 def measure() -> None:
     given = arguments()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with scratch() as folder:
         tokens = write_tokens(folder / "tokens", 400_000)
         config = configuration(given)
         scaling = [weak_scaling(folder / f"scaling-{number}", tokens, config) for number in range(given.scaling)]

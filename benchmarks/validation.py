@@ -13,10 +13,11 @@ import resource
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import threading
 import time
 from pathlib import Path
+
+from benchmarks.scratch import scratch
 
 WORKERS = 2
 ROWS = {
@@ -34,8 +35,8 @@ def main() -> None:
     if chosen.profile:
         child(chosen.input, json.loads(chosen.profile))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        inputs = chosen.input or [make(Path(folder) / "corpus.jsonl", chosen.megabytes * 1_000_000)]
+    with scratch() as folder:
+        inputs = chosen.input or [make(folder / "corpus.jsonl", chosen.megabytes * 1_000_000)]
         rows = {name: measure(inputs, settings) for name, settings in ROWS.items()}
     print(json.dumps(rows, indent=1))
     for name, row in rows.items():
@@ -76,9 +77,9 @@ def child(inputs: list[Path], settings: dict) -> None:
     from tasks.data_config import ValidationConfig
 
     secrets.load()
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as folder:
         began = time.perf_counter()
-        out = Path(folder) / "profile"
+        out = folder / "profile"
         columns = profile(inputs, ValidationConfig(**settings), out, heldout_fraction=0.02, workers=WORKERS)
         took = time.perf_counter() - began
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
