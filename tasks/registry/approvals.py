@@ -26,7 +26,7 @@ from tasks.registry.policy import Right, load_policy
 from tasks.settings import canonical_json, digest
 from tasks.storage.store import Store
 
-SEAL = "keys/approvals.key"
+KEY = "keys/approvals.key"
 """In the home, made at the first approval; in no backup without the private keys. Without it, people are asked again."""
 
 
@@ -70,7 +70,7 @@ def keep(home: Path, store: Store, approval: Approval) -> None:
     said = {"right": approval.right, "what": what, "claimed": "" if approval.proven else approval.person}
     with audited(store, "approve", **said, reason=approval.reason, approval=digest(approval.model_dump())) as entry:
         kept = {"approval": approval.model_dump(), "entry": asdict(entry)}
-        StoreJournal(store).append(approval.place, {**kept, "seal": _seal(home, kept)})
+        StoreJournal(store).append(approval.place, {**kept, "mac": _mac(home, kept)})
 
 
 def standing(
@@ -92,7 +92,7 @@ def _genuine(home: Path, store: Store, kept: dict[str, Any] | None) -> Approval 
     """What was kept, if this home sealed it, and its entry stands in the audit log and says the same."""
     try:
         said = {name: kept[name] for name in ("approval", "entry")} if kept else {}
-        sealed = hmac.compare_digest(str((kept or {}).get("seal", "")).encode(), _seal(home, said).encode())
+        sealed = hmac.compare_digest(str((kept or {}).get("mac", "")).encode(), _mac(home, said).encode())
         if not sealed:
             return None
         given = Approval.model_validate(said["approval"])
@@ -104,8 +104,8 @@ def _genuine(home: Path, store: Store, kept: dict[str, Any] | None) -> Approval 
     return given if same else None
 
 
-def _seal(home: Path, said: Mapping[str, Any]) -> str:
-    path = home / SEAL
+def _mac(home: Path, said: Mapping[str, Any]) -> str:
+    path = home / KEY
     with locked(home / "locks" / "approvals"):
         if not path.exists():
             write_text(path, secrets.token_hex(32))
