@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from waiting import limit
 
 if TYPE_CHECKING:  # a stand's keeper runs this file alone
     from networks import Namespace, Network
@@ -100,6 +99,8 @@ class SlurmStand:
 
         Slurm may go on saying `mixed` of a node for a job that ended in the same second as the last look.
         """
+        from waiting import limit  # not above: the keeper of a stand runs this file, and sees no other
+
         deadline = time.monotonic() + limit(seconds)
         while True:
             states = [self.node_state(name) for name in self.nodes]

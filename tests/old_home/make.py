@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 HOME = Path("/tmp/headway-home-of-0245f4f")
+SOURCES = Path("/tmp/headway-sources")
 COMMIT = "0245f4f"
 PACKAGES = ("json", "email", "logging", "importlib")
 SMALL = (
@@ -69,7 +70,7 @@ def main(archive: Path) -> None:
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir()
     library = Path(sysconfig.get_path("stdlib"))
-    packages = [str(library / name) for name in PACKAGES]
+    packages = [str(shutil.copytree(library / name, SOURCES / name, dirs_exist_ok=True)) for name in PACKAGES]
     headway("dataset", "publish", "tiny", *packages, "--include", "*.py")
     headway("dataset", "publish", "other", packages[0], "--include", "*.py")
     (HOME / "platform.of.test.yaml").write_text(PLATFORM)
