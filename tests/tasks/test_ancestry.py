@@ -179,7 +179,7 @@ def test_a_manifest_that_nobody_can_read_is_named_and_hides_nothing_else(family)
     for index in (None, family.index):
         assert walk(family.store, family.made["last"], index=index)["damaged"] == [family.made["second"]]
         assert walk(family.store, family.made["coder"], index=index)["damaged"] == []
-        with pytest.raises(HeadwayError, match="was edited"):
+        with pytest.raises(HeadwayError, match="is damaged"):
             walk(family.store, family.made["second"], index=index)
     path.write_bytes(whole)
     assert family.up("raw")["damaged"] == [] and "second" in family.names(family.up("raw"))
