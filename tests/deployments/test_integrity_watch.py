@@ -110,14 +110,14 @@ def test_a_changed_file_is_found_within_a_period_told_once_and_served_no_more_un
     for _ in range(3):
         assert take("integrity", duty, "") == ""
         time.sleep(PERIOD)
-    assert events(home, "model.tampered") == [] and complete(at.url, "def ", max_tokens=2)["model"] == model.ref
+    assert events(home, "model.tampered") == [] and complete(at.url, "def ", Sampling(2))["model"] == model.ref
     flip(stored(home, model) / "model.onnx.data")
     deadline = time.monotonic() + limit(60)
     while endpoint_of(home, "api").observe() and time.monotonic() < deadline:
         assert take("integrity", duty, "") == ""
         time.sleep(0.05)
     with pytest.raises(Missing):
-        complete(at.url, "def ", max_tokens=2)
+        complete(at.url, "def ", Sampling(2))
     (event,) = events(home, "model.tampered")
     assert (event["status"], event["subject"], event["channel"]) == ("accepted", "model/tiny", "headway")
     assert json.loads(event["data"])["places"] == ["store", "endpoint/api"]
