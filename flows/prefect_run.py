@@ -98,9 +98,10 @@ def _leave_for_later(error: BaseException) -> None:
 
     One of a deployment is queued, and goes on at the next `headway up`. While Prefect is away the watch does it then.
     """
-    identity = UUID(str(runtime.get_id()))
-    if not read_run(home() / "runs" / str(identity)).stopped:
+    running = runtime.get_id()
+    if not running or not read_run(home() / "runs" / running).stopped:
         return
+    identity = UUID(running)
     if deployment.get_id():
         state = AwaitingRetry(
             scheduled_time=datetime.now(UTC) + LATER, message=f"{STOPPED}: goes on at the next `headway up`"
