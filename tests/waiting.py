@@ -37,7 +37,7 @@ def until(condition: Callable[[], Any], timeout: float = 150.0, *, every: float 
     """Ask until the answer is true, and return it. `why` is said, or called and said, when it is not in time."""
     began = time.monotonic()
     while not (found := condition()):
-        if time.monotonic() - began > timeout and time.monotonic() - began > limit(timeout):
+        if time.monotonic() - began > limit(timeout):
             raise AssertionError(f"not within {limit(timeout):g} s. {why() if callable(why) else why}")
         time.sleep(every)
     return found

@@ -75,8 +75,7 @@ def _claimed(client: SyncPrefectClient, home: Path, flow_run: str, given_up: flo
 
 
 def _final(run: FlowRun, given_up: float) -> bool:
-    """Whether it will not go on by itself: one that crashed after `given_up` may, or that was at work
-    before and lost its slot."""
+    """Whether it has ended for good. One that crashed, or was at work before and lost its slot, may go on until `given_up`."""
     if run.state is None or not run.state.is_final():
         return False
     comes_again = run.state.is_crashed() or (_refused(run) and run.run_count > 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,6 +94,8 @@ def _verify_everything(store: Any, keys: Path, as_json: bool) -> None:
     looked, damaged = 0, {}
     for name, problems in everything(store, keys=keys):
         looked += 1
+        if "@" in name and not as_json:
+            print(f"{name}: {'damaged' if problems else 'sound'}", file=sys.stderr, flush=True)
         if problems:
             damaged[name] = [problem.model_dump() for problem in problems]
     fields = {"ok": not damaged, "looked_at": looked, "problems": damaged}

@@ -79,12 +79,6 @@ def newest(store: Store) -> Link:
     return _head(store)[0] or _newest(store)
 
 
-def entry_of(store: Store, number: int) -> dict[str, Any]:
-    """What an entry says; empty when there is none of that number."""
-    found = store.read(_key(number)) if number else None
-    return dict(json.loads(found.data)) if found else {}
-
-
 def between(store: Store, after: int, to: int) -> Iterator[tuple[Link, bytes]]:
     """The entries with numbers above `after` up to `to`, in their order; what is not there is passed over."""
     for key, data in _documents(store, [_key(number) for number in range(after + 1, to + 1)]):

@@ -45,5 +45,6 @@ def publish(
             flow_run=provenance.flow_run,
             manifest=manifest.digest,
             entry=entry.number,
+            entry_hash=entry.hash,
         )
     return manifest

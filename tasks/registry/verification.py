@@ -66,8 +66,9 @@ def _manifest_problems(store: Store, manifest: Manifest) -> list[Problem]:
     noted = newest_publication(store, kind, name, manifest.version)
     if noted is None or not noted.manifest:  # it was copied or restored here, or an older release published it
         return []
-    said = audit_chain.entry_of(store, noted.entry or 0)
-    known = (noted.manifest, said.get("manifest") if said.get("what") == manifest.ref else None)
+    entry = audit_chain.linked(store, audit_chain.Link(noted.entry or 0, noted.entry_hash))
+    logged = json.loads(entry) if entry else {}
+    known = (noted.manifest, logged.get("manifest") if logged.get("what") == manifest.ref else None)
     return [
         Problem(path=MANIFEST, problem="sha256", expected=wanted or "an entry of the audit log", actual=manifest.digest)
         for wanted in known

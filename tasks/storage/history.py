@@ -46,6 +46,8 @@ class Change(BaseModel):
     """Digest of the whole manifest that was published (`Manifest.digest`); empty where an older release wrote this."""
     entry: int | None = None
     """Number of the entry of the audit log that says so too."""
+    entry_hash: str = ""
+    """Hash of that entry."""
 
 
 def changes(store: Documents, kind: str, name: str) -> list[Change]:

@@ -76,6 +76,7 @@ def test_the_training_that_was_in_flight_goes_on_where_it_was(old):
     sets = [word for value in old.told["in_flight"] for word in ("--set", value)]
     ran = old.again(*sets, "--to", "train")
     assert ran.code == 0, ran.stderr
-    steps = [json.loads(line)["step"] for line in (job / "metrics.jsonl").read_text().splitlines()]
+    after = (job / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in after]
     assert steps[-1] == 3000 and len(before) > 20
-    assert steps.count(1) == 1, "it began with a checkpoint, and not again"
+    assert after[0] == before[0] and steps.count(1) == 1, "it went on with a checkpoint, and did not begin anew"

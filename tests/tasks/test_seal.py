@@ -8,7 +8,7 @@ import pytest
 from store_stand import fill, put
 
 from tasks.errors import IntegrityError
-from tasks.registry import records, refs
+from tasks.registry import audit_chain, records, refs
 from tasks.registry.publishing import publish
 from tasks.registry.verification import everything, problems_of
 from tasks.storage import open_store
@@ -91,6 +91,12 @@ def test_a_manifest_that_was_forged_with_its_history_is_not_the_one_of_the_audit
     noted = json.loads(opened(history.read_bytes(), where="here"))
     history.write_bytes(sealed(json.dumps({**noted, "manifest": manifest.digest}).encode()))
     assert problems_of(store, manifest.ref, keys=keys)[1] == [problem]
+    entry = home / "store" / "documents" / "audit" / f"{noted['entry']:08d}.json"
+    entry.write_text(json.dumps({**json.loads(entry.read_text()), "manifest": manifest.digest}, indent=1))
+    edited = {**noted, "manifest": manifest.digest, "entry_hash": audit_chain.hash_of(entry.read_bytes())}
+    history.write_bytes(sealed(json.dumps(edited).encode()))
+    (problem,) = problems_of(store, manifest.ref, keys=keys)[1]
+    assert problem.expected == "an entry of the audit log", "the entry after it names another one"
 
 
 def test_what_was_damaged_and_is_published_again_is_as_the_audit_log_says(home, tmp_path):
