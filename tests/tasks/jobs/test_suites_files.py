@@ -42,7 +42,8 @@ def test_a_label_scores_as_its_tokens_do_one_by_one(tmp_path, measured):
             for place, token in enumerate(end):
                 logits = bench.model(torch.tensor([[*prompt, *end[:place]]])).logits[0, -1].double()
                 wanted += float(torch.log_softmax(logits, -1)[token].detach())
-            assert math.isclose(table[row, column], wanted, abs_tol=1e-3)
+            # A batch of padded rows multiplies in another order: 7e-8 of the value here, 2e-5 seen on another machine.
+            assert math.isclose(table[row, column], wanted, rel_tol=1e-4)
 
 
 def test_accuracy_and_macro_f1_are_those_of_scikit_learn():
