@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from tasks.formats.seal import opened, sealed
 from tasks.redaction import without_secrets
 
 POLL_SECONDS = 0.05
@@ -88,7 +89,7 @@ def _started(folder: Path, spec: ProcessSpec) -> dict[str, Any] | None:
     """The handle of a parent that was started, or that runs already; None when another one held the folder and is over."""
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "process.json", asdict(spec))
+    write_json(folder / "process.json", asdict(spec), seal=True)
     places = {name: str(Path(os.environ[name]).absolute()) for name in PLACES if os.environ.get(name)}
     root, given = str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = os.pathsep.join([root, *(str(Path(one).absolute()) for one in given if one)])
@@ -177,9 +178,13 @@ def die_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file so that a reader sees the old one or the new one, never half."""
-    write_text(path, json.dumps(value, indent=1))
+def write_json(path: Path, value: Any, *, seal: bool = False) -> None:
+    """Write a JSON file so that a reader sees the old one or the new one, never half.
+
+    `seal` is for objects that are state of a home: `read_json` then refuses a file in which a bit has changed.
+    """
+    text = json.dumps(value, indent=1)
+    write_text(path, sealed(text.encode()).decode() if seal else text)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -194,9 +199,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file that `write_json` wrote; None when it is not there."""
+    """The value of a JSON file that `write_json` wrote; None when it is not there. Raises IntegrityError for a broken seal."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(opened(path.read_bytes(), where=str(path)))
     except FileNotFoundError:
         return None
 
@@ -282,7 +287,7 @@ class _Supervision:
         if self.spec.owner:
             ended["owner"] = self.spec.owner
         if not self._another_owner():
-            write_json(self.folder / "exit.json", ended)
+            write_json(self.folder / "exit.json", ended, seal=True)
 
     def _clean_up(self) -> None:
         if self.spec.afterwards:
@@ -299,7 +304,7 @@ class _Supervision:
 
     def _one_attempt(self) -> tuple[int, str]:
         self.attempt += 1
-        write_json(self.folder / "attempts.json", {"attempts": self.attempt})
+        write_json(self.folder / "attempts.json", {"attempts": self.attempt}, seal=True)
         environment = {**os.environ, **self.spec.env, "HEADWAY_ATTEMPT": str(self.attempt)}
         with open(self.folder / self.spec.log, "ab") as log:
             child = subprocess.Popen(
@@ -372,7 +377,7 @@ class _Supervision:
             "boot_id": boot_id(),
             "owner": self.spec.owner,
         }
-        write_json(self.folder / "handle.json", {**me, "attempt": self.attempt, "ranks": ranks})
+        write_json(self.folder / "handle.json", {**me, "attempt": self.attempt, "ranks": ranks}, seal=True)
 
     def _ask_to_stop(self, *_: object) -> None:
         self.stopping = True

@@ -57,7 +57,7 @@ def verify(
 ) -> None:
     """Check every byte of an artifact against its manifest, and a checkpoint or model against its signature.
 
-    Without a reference: all artifacts, all records, refs and histories, and the audit log.
+    Without a reference: all artifacts, all records, refs and histories, the audit log, and the files of endpoints.
     """
     from tasks.endpoints.known import served_model
     from tasks.registry.access import note_access

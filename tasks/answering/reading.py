@@ -12,7 +12,9 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from tasks.errors import IntegrityError
 from tasks.formats.answers import Answer, Label
+from tasks.formats.seal import opened
 
 T = TypeVar("T", Answer, Label)
 LABELS = "feedback"
@@ -60,8 +62,8 @@ def _lines(folder: Path, kind: type[T]) -> Iterator[T]:
     for path in sorted(folder.glob("*.jsonl")):
         for line in _bytes(path).splitlines():
             try:
-                yield decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+                yield decoder.decode(opened(line, where=str(path)))
+            except (msgspec.DecodeError, UnicodeDecodeError, IntegrityError):
                 continue
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from tasks.errors import IntegrityError
+from tasks.process import read_json
 
 
 def read_mark(path: Path) -> dict[str, Any]:
     """What a file says; nothing when it is not there, not whole (a machine that died, a share that lags), or no object."""
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        said = read_json(path)
+    except (OSError, ValueError, IntegrityError):
         return {}
     return said if isinstance(said, dict) else {}

@@ -92,8 +92,10 @@ class AzureMlEndpoint:
         )
         body = made.deployment_body(green["colour"], model_ref, files=files, inputs=inputs)
         told = {"model_folder": str(model_folder.absolute()), "model_ref": model_ref, "files": [dict(f) for f in files]}
-        write_json(candidate.folder / "serve.json", told)
-        write_json(self.folder / "azureml.json", {"azureml": green["azureml"], "azure_name": green["azure_name"]})
+        write_json(candidate.folder / "serve.json", told, seal=True)
+        write_json(
+            self.folder / "azureml.json", {"azureml": green["azureml"], "azure_name": green["azure_name"]}, seal=True
+        )
         blue = {key: value for key, value in record.items() if key != "previous"} if record else None
         warm = {"keep_warm_seconds": config.rollout.keep_warm_seconds}
         self.changes.begin(what="deploy", blue=blue, green=green, config=warm)
@@ -182,7 +184,7 @@ class AzureMlEndpoint:
         if not before.get("until") or before["until"] > now:
             return []
         online.delete_deployment(name, before["colour"])
-        write_json(self._record, {key: value for key, value in record.items() if key != "previous"})
+        write_json(self._record, {key: value for key, value in record.items() if key != "previous"}, seal=True)
         return [f"{name}/{before['colour']}"]
 
     def stop(self, *, journal: Journal | None = None) -> None:
@@ -244,7 +246,7 @@ class AzureMlEndpoint:
         """Every golden prompt, past the split; where the endpoint answers is told by the service."""
         green, online = traffic.green, online_of(traffic.green)
         url = str((online.endpoint(green["azure_name"]) or {"properties": {}})["properties"].get("scoringUri", ""))
-        write_json(Path(green["folder"]) / "scoring.json", {"url": url})
+        write_json(Path(green["folder"]) / "scoring.json", {"url": url}, seal=True)
         green["url"] = url
         ask_golden(
             url,

@@ -75,7 +75,7 @@ class AzureTraffic:
             before = {key: value for key, value in (self.blue or {}).items() if key != "previous"}
             until = {"previous": {**before, "until": time.time() + self._warm}} if before else {}
             green = {key: value for key, value in self.green.items() if key not in ("previous", "until")}
-            write_json(path, {**green, "since": time.time(), **until})
+            write_json(path, {**green, "since": time.time(), **until}, seal=True)
         if self.blue and not self._warm:
             self._online.delete_deployment(self._name, self.blue["colour"])
         self._forget_asked()

@@ -57,7 +57,7 @@ class Gateway:
             "secret": str(make_secret(self._endpoint)),
         }
         if read_json(self.folder / "gateway.json") != wanted:
-            write_json(self.folder / "gateway.json", wanted)
+            write_json(self.folder / "gateway.json", wanted, seal=True)
         if not self.running:
             (self.folder / "control.json").unlink(missing_ok=True)
             process.start(self.folder, _spec(self.folder))

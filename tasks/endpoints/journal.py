@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tasks.formats.seal import opened_lines, sealed
 from tasks.process import write_text
 
 Event = Literal["begin", "step", "commit", "done", "revert", "reverted"]
@@ -61,7 +62,7 @@ class Journal:
     def write(self, event: Event, **details: Any) -> None:
         """Add a line, and return when it is on the disk."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"event": event, "time": time.time(), **details}).encode() + b"\n"
+        line = sealed(json.dumps({"event": event, "time": time.time(), **details}).encode()) + b"\n"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(descriptor, self._separated(line))
@@ -70,13 +71,13 @@ class Journal:
             os.close(descriptor)
 
     def lines(self) -> list[dict[str, Any]]:
-        """All whole lines, oldest first; a line that a kill cut is none: its effect never began."""
+        """All whole lines, oldest first; a line that a kill cut is none: its effect never began. Raises IntegrityError."""
         try:
             text = self.path.read_bytes()
         except FileNotFoundError:
             return []
         found = []
-        for line in text.splitlines():
+        for line in opened_lines(text, where=str(self.path)):
             try:
                 found.append(json.loads(line))
             except ValueError:
@@ -102,4 +103,5 @@ class Journal:
     def _forget_old(self) -> None:
         lines = self.lines()
         if len(lines) > KEPT_LINES:
-            write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines[-KEPT_LINES // 2 :]))
+            kept = [sealed(json.dumps(line).encode()).decode() + "\n" for line in lines[-KEPT_LINES // 2 :]]
+            write_text(self.path, "".join(kept))

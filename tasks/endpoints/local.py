@@ -121,7 +121,7 @@ class LocalEndpoint:
                 "secret": str(make_secret(self.folder)) if self._gateway.shows_secret else None,
                 **self._asked_of_servers(model_folder, candidate, files),
             }
-            write_json(folder / "serve.json", settings)
+            write_json(folder / "serve.json", settings, seal=True)
             limit = start_limit(files, patience=timeout)
             try:
                 with stopping_on_failure(folder):

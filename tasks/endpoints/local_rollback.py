@@ -33,7 +33,7 @@ def ask_for_traffic_back(endpoint: Path, reason: str) -> float | None:
     if change is None or change.committed:
         return None
     begun = float(change.begun["time"])
-    write_json(endpoint / "abort.json", {"reason": reason, "time": time.time(), "change": begun})
+    write_json(endpoint / "abort.json", {"reason": reason, "time": time.time(), "change": begun}, seal=True)
     return begun
 
 

@@ -56,8 +56,9 @@ class LocalTraffic:
             return
         shares = dict(weights) if len(there) > 1 else dict.fromkeys(there, 100)
         colours = {one["colour"]: self._colour(one, shares[role]) for role, one in there.items()}
-        main = self.green if self._promoted() else there.get("blue") or self.green
-        routes = self._routes(colours, main, mirror=mirror if len(there) > 1 else 0, deployer=_me())
+        routes = self._routes(
+            colours, self._main(weights, there), mirror=mirror if len(there) > 1 else 0, deployer=_me()
+        )
         self._carry(routes, any(runs(Path(one["folder"])) for role, one in there.items() if shares[role]))
         self._since = time.time()
 
@@ -80,7 +81,7 @@ class LocalTraffic:
         if not self._promoted():
             before = {key: value for key, value in (self.blue or {}).items() if key != "previous"}
             record = {**self.green, "since": time.time(), **({"previous": before} if before else {})}
-            write_json(self._endpoint / "endpoint.json", record)
+            write_json(self._endpoint / "endpoint.json", record, seal=True)
         if self.blue and self._rolled_back is not None:
             remember_refused(self._endpoint, self.blue["model_ref"], self._rolled_back)
         warm = float(self._config["keep_warm_seconds"])
@@ -108,6 +109,13 @@ class LocalTraffic:
     def _promoted(self) -> bool:
         """Whether green is in service already, as when a deployer died after that: blue may be stopped, and is no way back."""
         return bool((read_json(self._endpoint / "endpoint.json") or {}).get("folder") == self.green["folder"])
+
+    def _main(self, weights: Mapping[Role, int], there: Mapping[Role, Record]) -> Record:
+        """Who has the traffic if this deployer dies: not a blue that does not run, as where a stopped endpoint is rolled back."""
+        blue = there.get("blue")
+        if blue is None or self._promoted():
+            return self.green
+        return blue if weights["blue"] or runs(Path(blue["folder"])) else self.green
 
     def _carry(self, routes: Routes, needed: bool) -> None:
         """Have routes followed, by a gateway that is started where none runs and one is needed; it goes again if it does not.

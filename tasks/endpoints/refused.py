@@ -17,13 +17,12 @@ def refused_models(endpoint: Path) -> dict[str, dict[str, Any]]:
 
 def remember_refused(endpoint: Path, model_ref: str, reason: str) -> None:
     """A person rolled a model back."""
-    write_json(
-        endpoint / "refused.json", {**refused_models(endpoint), model_ref: {"reason": reason, "time": time.time()}}
-    )
+    said = {**refused_models(endpoint), model_ref: {"reason": reason, "time": time.time()}}
+    write_json(endpoint / "refused.json", said, seal=True)
 
 
 def accept(endpoint: Path, model_ref: str) -> None:
     """A person promoted a model: it may be deployed here again."""
     left = {ref: said for ref, said in refused_models(endpoint).items() if ref != model_ref}
     if left != refused_models(endpoint):
-        write_json(endpoint / "refused.json", left)
+        write_json(endpoint / "refused.json", left, seal=True)

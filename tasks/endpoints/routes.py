@@ -81,7 +81,7 @@ class Routes:
 
 def write_routes(path: Path, routes: Routes) -> None:
     """Replace the file whole."""
-    write_json(path, asdict(routes))
+    write_json(path, asdict(routes), seal=True)
 
 
 def read_routes(path: Path) -> Routes | None:

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from tasks.formats.seal import sealed
+
 GRAM = 3
 ODD = ("Cc", "Cn", "Co", "Cs")
 """Unicode's categories of control signs, and of what no character is assigned to."""
@@ -94,7 +96,7 @@ class Label:
 def line(told: Answer | Label) -> bytes:
     """The line of an answer or a label, its end included; an answer's fields that say nothing are left out."""
     kept = {name: value for name, value in asdict(told).items() if name in _ALWAYS or value not in (None, "")}
-    return json.dumps(kept, separators=(",", ":")).encode() + b"\n"
+    return sealed(json.dumps(kept, separators=(",", ":")).encode()) + b"\n"
 
 
 _ALWAYS = frozenset(("time", "seconds", "max_tokens", "status", "asked", "right"))

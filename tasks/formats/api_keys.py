@@ -11,6 +11,9 @@ import json
 import secrets
 from dataclasses import asdict, dataclass, field
 
+from tasks.errors import IntegrityError
+from tasks.formats.seal import opened, sealed
+
 SCHEMA = "headway/keys/1"
 PREFIX = "hwk_"
 OWN = "headway"
@@ -58,16 +61,19 @@ def hashed(key: str) -> str:
 
 
 def read(text: str) -> Keys:
-    """The keys of a file's text. Raises ValueError for what is no such file."""
+    """The keys of a file's text. Raises ValueError for what is no such file, and for a damaged one."""
     try:
-        said = json.loads(text)
+        said = json.loads(opened(text.encode(), where="it"))
         if said["schema"] != SCHEMA:
             raise ValueError(f"its schema is {said['schema']!r}, and this release reads {SCHEMA!r}")
         return Keys(tuple(Key(**one) for one in said["keys"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"it is no file of keys: {error!r}") from error
+    except IntegrityError as error:
+        raise ValueError(error.message) from error
 
 
 def written(keys: Keys) -> str:
     """The text of the file."""
-    return json.dumps({"schema": SCHEMA, "keys": [asdict(key) for key in keys.keys]}, indent=1)
+    text = json.dumps({"schema": SCHEMA, "keys": [asdict(key) for key in keys.keys]}, indent=1)
+    return sealed(text.encode()).decode()

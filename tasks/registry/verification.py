@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tasks.artifacts import parse_ref
 from tasks.errors import IntegrityError
+from tasks.formats.seal import opened, opened_lines
 from tasks.registry import audit_chain
 from tasks.registry.signatures import KINDS, remedy_for, require_signed
 from tasks.signing.bundle import SIGNATURE
@@ -35,7 +36,10 @@ def problems_of(store: Store, ref: str, *, keys: Path) -> tuple[Manifest, list[P
 
 
 def everything(store: Store, *, keys: Path) -> Iterator[tuple[str, list[Problem]]]:
-    """Every artifact, every document and the audit log, each by its name, with everything that is wrong with it."""
+    """Every artifact, every document, the audit log and the files of endpoints, each by its name, with what is wrong with it.
+
+    The home is the folder that `keys` is in.
+    """
     for listed in sorted(store.versions()):
         ref = f"{listed.kind}/{listed.name}@{listed.version}"
         try:
@@ -49,6 +53,24 @@ def everything(store: Store, *, keys: Path) -> Iterator[tuple[str, list[Problem]
         [Problem(path=str(broken.number), problem="sha256", expected=AS_WRITTEN, actual=broken.words)] if broken else []
     )
     yield "audit log", told
+    for path in sorted((keys.parent / "endpoints").rglob("*.json*")):
+        yield str(path.relative_to(keys.parent)), _file_problems(path)
+
+
+def _file_problems(path: Path) -> list[Problem]:
+    """Of a file of an endpoint: one JSON object, or one a line."""
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".jsonl":
+            for _ in opened_lines(data, where=str(path)):
+                pass
+        else:
+            json.loads(opened(data, where=str(path)))
+    except FileNotFoundError:  # a server ended meanwhile
+        return []
+    except (IntegrityError, ValueError) as error:
+        return [Problem(path=path.name, problem="sha256", expected=AS_WRITTEN, actual=str(error))]
+    return []
 
 
 def _document_problems(store: Store, key: str) -> list[Problem]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.errors import Missing
+from tasks.formats.seal import sealed
 from tasks.process import locked
 from tasks.storage.manifest import (
     CHUNK,
@@ -29,7 +30,6 @@ from tasks.storage.manifest import (
     parse_manifest,
     require_intact,
 )
-from tasks.storage.seal import sealed
 from tasks.storage.store import Document, Listed
 
 HEADROOM_BYTES = 64 << 20

@@ -17,9 +17,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from tasks.errors import IntegrityError
+from tasks.formats.seal import opened, sealed
 from tasks.names import is_plain
 from tasks.settings import digest
-from tasks.storage.seal import opened, sealed
 
 SCHEMA = "headway/manifest/1"
 CHUNK = 4 << 20

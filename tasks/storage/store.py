@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from tasks.errors import Unknown
+from tasks.formats.seal import opened
 from tasks.storage.history import current
 from tasks.storage.manifest import FileEntry, Manifest, Problem, Provenance
-from tasks.storage.seal import opened
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from tasks.errors import IntegrityError, Missing, Unknown
+from tasks.formats.seal import opened, sealed
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
-from tasks.storage.seal import opened, sealed
 from tasks.storage.store import find
 
 pytestmark = pytest.mark.unit

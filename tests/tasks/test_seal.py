@@ -8,12 +8,12 @@ import pytest
 from store_stand import fill, put
 
 from tasks.errors import IntegrityError
+from tasks.formats.seal import opened, opened_lines, sealed
 from tasks.registry import audit_chain, records, refs
 from tasks.registry.publishing import publish
 from tasks.registry.verification import everything, problems_of
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
-from tasks.storage.seal import opened, sealed
 
 pytestmark = pytest.mark.unit
 VALUES = ({"a": 1}, {"target": None, "past": []}, {"hash": "0" * 64}, {"text": "ä " * 40}, {"seal": "x"})
@@ -113,3 +113,21 @@ def test_a_version_of_an_older_release_has_no_digest_and_verifies(tmp_path):
     store = open_store(tmp_path / "home")
     manifest = put(store, fill(tmp_path / "made", a=b"1"))
     assert problems_of(store, manifest.ref, keys=tmp_path / "home" / "keys")[1] == []
+
+
+def test_every_flipped_bit_of_a_file_of_sealed_lines_is_refused_but_a_cut_line_is_read():
+    lines = [sealed(json.dumps({"event": event, "time": 1.5}).encode()) for event in ("begin", "commit", "done")]
+    data = b"\n".join(lines) + b"\n"
+    assert [json.loads(line)["event"] for line in opened_lines(data, where="journal")] == ["begin", "commit", "done"]
+    for place in range(len(data)):
+        for bit in range(8):
+            flipped = bytearray(data)
+            flipped[place] ^= 1 << bit
+            with pytest.raises(IntegrityError, match=r"journal, line [123], is damaged"):
+                list(opened_lines(bytes(flipped), where="journal"))
+    for end in range(len(lines[0])):
+        cut = lines[0][:end]
+        assert list(opened_lines(cut + b"\n" + lines[1], where="journal")) == [
+            *([cut] if cut else []),
+            opened(lines[1], where=""),
+        ]

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tasks.errors import IntegrityError, Missing
+from tasks.formats.seal import opened, sealed
 from tasks.registry.publishing import publish
 from tasks.registry.signatures import require_signed, sign
 from tasks.registry.verification import problems_of
@@ -22,7 +23,6 @@ from tasks.signing.statement import STATEMENT, open_statement, seal_statement
 from tasks.storage import open_store
 from tasks.storage.history import note_change
 from tasks.storage.manifest import Provenance
-from tasks.storage.seal import opened, sealed
 from tasks.storage.store import find
 
 pytestmark = pytest.mark.unit

@@ -95,7 +95,7 @@ class Gateway:
             work = [group.create_task(one) for one in (self.watch.run(), self.scaler.run(), self._keep_up())]
             port = private[1]
             told = {"port": port, "token": self.control._token.decode(), "pid": os.getpid(), "secret": True}
-            process.write_json(self.folder / "control.json", told)
+            process.write_json(self.folder / "control.json", told, seal=True)
             await stopping.wait()
             self._edge.draining = True
             for one in work:

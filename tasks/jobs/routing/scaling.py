@@ -120,7 +120,7 @@ class Scaler:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             holder.bind((HOST, 0))
             port = int(holder.getsockname()[1])
-            process.write_json(folder / "serve.json", {**told, "port": port, "replica_of": first.name})
+            process.write_json(folder / "serve.json", {**told, "port": port, "replica_of": first.name}, seal=True)
             spec["env"] = {key: str(folder) if value == str(first) else value for key, value in spec["env"].items()}
             await asyncio.to_thread(process.start, folder, process.ProcessSpec(**spec))
             replica = Replica(folder.name, name, self._upstream(port))

@@ -14,6 +14,7 @@ from pathlib import Path
 from azure.storage.blob import BlobProperties
 
 from tasks.errors import IntegrityError
+from tasks.formats.seal import sealed
 from tasks.storage.blob import cache, layout
 from tasks.storage.blob.client import Container
 from tasks.storage.blob.parallel import in_parallel
@@ -32,7 +33,6 @@ from tasks.storage.manifest import (
     remake,
     require_intact,
 )
-from tasks.storage.seal import sealed
 from tasks.storage.store import Document, Listed
 
 READ_TRIES = 3

@@ -23,7 +23,7 @@ from tasks.endpoints.refused import refused_models
 from tasks.endpoints.rollout import AFTER, roll_out, settle, steps_of, take_over
 from tasks.endpoints.routes import read_routes, write_routes
 from tasks.errors import GateFailed, JobFailed, Missing
-from tasks.process import read_json, write_json
+from tasks.process import boot_id, process_started, read_json, write_json
 from tasks.serving_config import RolloutConfig
 
 STEPS = RolloutConfig(step_requests=50, step_seconds=20)
@@ -222,9 +222,9 @@ class Rollouts(RuleBasedStateMachine):
 
         Ours.world = world
 
-        def told(path, value):
+        def told(path, value, **options):
             world.tick()
-            write_json(path, value)
+            write_json(path, value, **options)
             world.tick()
 
         def stop(folder):
@@ -384,7 +384,7 @@ class Rollouts(RuleBasedStateMachine):
         """Whoever finishes or reverts what was left may be killed, too."""
         self.world.dead, self.world.ticks = False, killed
         if self.journal.open_change():
-            with suppress(Killed):
+            with suppress(Killed, Missing):  # it may be deaf still
                 settle(self.traffic(), self.journal)
         self.world.ticks = None
 
@@ -467,9 +467,25 @@ def test_whoever_finishes_a_rollout_again_does_not_make_the_stopped_model_the_wa
         write_json(folder / "serve.json", {"port": 9000 + number})
         records[colour] = {"colour": colour, "port": 8000, "model_ref": f"model/tiny@{colour}", "folder": str(folder)}
     begun = {**records, "config": {"keep_warm_seconds": 0.0, "max_error_share": 0.02, "gateway": {}}}
+    me = {"pid": os.getpid(), "started": process_started(os.getpid()), "boot_id": boot_id()}
+    write_json(tmp_path / "servers" / "blue" / "handle.json", me)
     write_json(tmp_path / "endpoint.json", records["blue"])
     LocalTraffic(tmp_path, begun).set_traffic(AFTER)
     assert read_routes(tmp_path / "routes.json").main == "blue"
+    (tmp_path / "servers" / "blue" / "handle.json").unlink()
     LocalTraffic(tmp_path, begun).promote()
+    LocalTraffic(tmp_path, begun).set_traffic(AFTER)
+    assert read_routes(tmp_path / "routes.json").main == "green"
+
+
+def test_a_stopped_endpoint_that_is_rolled_back_never_gives_its_traffic_to_the_server_that_was_stopped(tmp_path):
+    """Found by the model: the deployer died between the start of the gateway and the record."""
+    records = {}
+    for number, colour in enumerate(("blue", "green")):
+        folder = tmp_path / "servers" / colour
+        write_json(folder / "serve.json", {"port": 9000 + number})
+        records[colour] = {"colour": colour, "port": 8000, "model_ref": f"model/tiny@{colour}", "folder": str(folder)}
+    begun = {**records, "config": {"keep_warm_seconds": 0.0, "max_error_share": 0.02, "gateway": {}}}
+    write_json(tmp_path / "endpoint.json", records["blue"])
     LocalTraffic(tmp_path, begun).set_traffic(AFTER)
     assert read_routes(tmp_path / "routes.json").main == "green"

@@ -20,6 +20,7 @@ from tasks.endpoints.client import Sampling, complete, ready_state
 from tasks.endpoints.local import outputs_of
 from tasks.errors import JobFailed, Missing
 from tasks.formats.answers import Answer, line
+from tasks.formats.seal import opened
 from tasks.jobs.outputs import FIRST_SEGMENTS, MOST_SEGMENTS, Outputs, prune
 from tasks.jobs.serving.segments import SEGMENT_BYTES
 from tasks.process import read_json
@@ -53,7 +54,9 @@ def deploy(endpoint, model, ref=ONE):
 def lines(endpoint, ref=ONE):
     """Every line of a model's answers; each must be whole."""
     files = sorted(outputs_of(endpoint.folder, ref).glob("*.jsonl"))
-    return [Answer(**json.loads(line)) for path in files for line in path.read_bytes().splitlines()]
+    return [
+        Answer(**json.loads(opened(line, where="line"))) for path in files for line in path.read_bytes().splitlines()
+    ]
 
 
 def server_of(endpoint):

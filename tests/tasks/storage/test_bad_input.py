@@ -10,12 +10,12 @@ from store_stand import SECRET, contents, fill, put, write_stores
 from versioned_blobs import VersionedBlobs
 
 from tasks.errors import HeadwayError, IntegrityError, Missing
+from tasks.formats.seal import opened, sealed
 from tasks.registry import publishing
 from tasks.storage import open_named
 from tasks.storage.blob import lease
 from tasks.storage.history import changes
 from tasks.storage.manifest import Content, FileEntry, Manifest, Provenance, manifest_bytes
-from tasks.storage.seal import opened, sealed
 from tasks.storage.store import find
 
 fork = multiprocessing.get_context("fork")

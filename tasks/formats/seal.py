@@ -1,4 +1,4 @@
-"""The seal of a JSON document: its last key is the sha256 of the bytes that it closes, so a changed bit shows when it is read.
+"""The seal of a JSON document or line: its last key is the sha256 of what it closes, so a changed bit shows when it is read.
 
 A seal finds what rots and what is edited by hand, not a forger, who can make a new one: that is what signatures and the chain
 of the audit log are for. Documents of releases before there were seals have none, and are read as they are.
@@ -7,6 +7,8 @@ of the audit log are for. Documents of releases before there were seals have non
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Iterator
 
 from tasks.errors import IntegrityError
 
@@ -15,6 +17,8 @@ _LENGTH = len(_BEFORE) + _DIGITS + len(_AFTER)
 _NEARLY = 2
 """A tail that differs from a seal's in no more bytes than that is a damaged seal, and no document without one."""
 
+
+_SEAL = re.compile(rb', "seal": "[0-9a-f]{64}"}')
 
 CHAINED = "audit/"
 """Documents under this key have no seal: each names the hash of the one before it, as sha256sum tells it of the file."""
@@ -41,3 +45,20 @@ def opened(data: bytes, *, where: str) -> bytes:
             remedy="`headway restore` brings it back from a backup; what was recorded in it is not believed until then.",
         )
     return inside
+
+
+def opened_lines(data: bytes, *, where: str) -> Iterator[bytes]:
+    """The JSON objects of a file of sealed lines, each without its seal; a line that a kill cut is among them as it is.
+
+    Raises IntegrityError for a changed bit: a cut line has no whole seal, so one that has it, and more behind it, was changed.
+    """
+    for number, line in enumerate(data.split(b"\n"), 1):
+        place = f"{where}, line {number},"
+        inside = opened(line, where=place)
+        if inside == line and _SEAL.search(line):
+            raise IntegrityError(
+                f"{place} is damaged: its end is not the one that was written",
+                remedy="`headway restore` brings it back from a backup; what was recorded in it is not believed until then.",
+            )
+        if inside.strip():
+            yield inside
