@@ -38,6 +38,15 @@ def tokenizer_of_base(store: Store, config: RetrainConfig) -> Tokenizer | None:
     return None
 
 
+def tokenizer_of_tuned(store: Store, checkpoint: Checkpoint) -> Tokenizer | None:
+    """The tokenizer of the base model that a checkpoint was fine-tuned from; None: it was trained from nothing.
+
+    Raises Unknown or IntegrityError when nobody knows it.
+    """
+    bases = _inputs(find(store, *parse_ref(checkpoint.ref)), "checkpoint")
+    return _tokenizer(store, _tokenizer_ref(store, bases[0])) if bases else None
+
+
 def tokenizer_given(store: Store, config: PreprocessingConfig) -> Tokenizer | None:
     """The tokenizer that is configured; None: one is trained. Raises Unknown."""
     return _tokenizer(store, config.tokenizer.ref) if config.tokenizer.ref else None

@@ -12,6 +12,7 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed
 
+from flows.base import tokenizer_given, tokenizer_of_tuned
 from flows.cause import covered_elsewhere, require_dataset
 from flows.closing import close
 from flows.data import tokenized, validated
@@ -181,7 +182,8 @@ def measured(
     fewest = config.evaluation.min_documents
     held = _held_out(store, validation)
     if held:
-        tokens = tokenized(validation, config.preprocessing, config.cluster)
+        own = tokenizer_given(store, config.preprocessing) or tokenizer_of_tuned(store, checkpoint)
+        tokens = tokenized(validation, config.preprocessing, config.cluster, own)
         held = int(tokens.metrics["heldout_documents"])
     if held < fewest:
         return None, f"{held} documents held out, and a verdict needs evaluation.min_documents = {fewest}"

@@ -30,13 +30,25 @@ from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
 from tasks.lifecycle import current
 from tasks.performance.compared import bigram_checks
 from tasks.programs import Program
+from tasks.registry.records import Record
 from tasks.registry.refs import made_from
 from tasks.stage import stage
 from tasks.storage.store import find
+from tasks.tokenizing.tokenizer import open_tokenizer
 from tasks.workbench import fetch, publish, run_job
 
 
-@stage(version=2)
+def outdated(record: Record, arguments: tuple[Any, ...]) -> bool:
+    """Whether an earlier release measured something else: the head of the split, or what stands before a document as its text."""
+    if "share_of_heldout" in record.metrics:
+        return False
+    tokens, mixed = arguments[1], arguments[3] if len(arguments) > 3 else ()
+    if mixed or record.metrics.get("documents") != tokens.metrics.get("heldout_documents"):
+        return True
+    return bool(open_tokenizer(fetch(tokens) / "tokenizer" / "tokenizer.json").prefix)
+
+
+@stage(version=2, expires=outdated)
 def evaluate(
     checkpoint: Checkpoint,
     tokens: Tokens,

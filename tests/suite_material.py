@@ -27,6 +27,7 @@ def suite_bench(folder, measured, *, inputs=None, **config):
         model=model,
         tokenizer=Tokenizer.from_file(str(checkpoint / "tokenizer.json")),
         eod_id=EOD,
+        opening=(EOD,),
         context=tiny_model.CONTEXT,
         heldout=Heldout(texts=["text"], byte_counts=np.array([4]), encoded=Encoded([], EOD)),
         rank=rank,

@@ -54,11 +54,13 @@ def run(rank: Rank) -> dict[str, Any]:
         model=model,
         tokenizer=Tokenizer.from_file(str(rank.inputs["checkpoint"] / "tokenizer.json")),
         eod_id=encoded.eod_id,
+        opening=encoded.context,
         context=context,
         heldout=heldout,
         rank=rank,
         config=config,
     )
+    evaluation["heldout"] = {"documents": len(heldout.texts), "available": heldout.available, "share": heldout.share}
     evaluation["suites"], seconds = run_suites(bench, SUITES)
     write_json(rank.output / "documents.json", documents)
     if others:
@@ -113,7 +115,7 @@ def _ngram_bits(tokens: Path, heldout: Encoded) -> tuple[NDArray[np.float64], ND
     stream = ngram.sampled(whole)
     fitted = ngram.fit_unigram(stream, vocab_size), ngram.fit_bigram(stream, vocab_size, eod_id=heldout.eod_id)
     joined = np.concatenate(heldout.documents)
-    unigram, bigram = (ngram.document_bits(one, joined, heldout.lengths, eod_id=heldout.eod_id) for one in fitted)
+    unigram, bigram = (ngram.document_bits(one, joined, heldout.lengths, eod_id=heldout.context[-1]) for one in fitted)
     return unigram, bigram
 
 

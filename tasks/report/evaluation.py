@@ -23,6 +23,7 @@ def evaluation_section(data: RunReport) -> Html:
     counts: dict[str, float | str | None] = {
         name: getattr(scores, name) for name in ("documents", "bytes", "tokens", "perplexity")
     }
+    counts["of the held-out text"] = percent(scores.heldout.share) if scores.heldout else None
     counts["top-1 accuracy"] = percent(scores.accuracy.estimate) if scores.accuracy else None
     counts["calibration error"] = scores.calibration.error if scores.calibration else None
     said = f"lower is better; the whisker is the {scores.confidence:.0%} interval"

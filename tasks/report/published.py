@@ -192,6 +192,15 @@ class Gain(Published):
     interval: Interval | None = None
 
 
+class HeldoutRead(Published):
+    """How much of the held-out split was read."""
+
+    documents: int = 0
+    available: int = 0
+    share: float = 1.0
+    """Of the split's tokens."""
+
+
 class EvaluationReport(Published):
     """`evaluation.json`. The bigram is the interpolated Kneser-Ney one over the same tokens."""
 
@@ -210,6 +219,7 @@ class EvaluationReport(Published):
     calibration: Calibration | None = None
     slices: tuple[SliceScore, ...] = ()
     suites: Mapping[str, SuiteReport] = {}
+    heldout: HeldoutRead | None = None
 
 
 class Variant(Published):

@@ -103,12 +103,12 @@ def _opened(path: Path, rules: str, eod_token: str | None) -> OpenedTokenizer:
             f"{path} has {size} entries, so Megatron stores {np.dtype(token_dtype(size)).name}, but one has the number "
             f"{largest}: number the entries without gaps"
         )
-    prefix, suffix = _around(tokenizer)
+    prefix, suffix = around(tokenizer)
     return OpenedTokenizer(path, rules, size, eod, prefix, suffix)
 
 
-def _around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the post-processor puts before and after a document."""
+def around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the post-processor puts before and after a document, as ids. Raises ValueError where it changes the document's own."""
     bare = tokenizer.encode(PROBE, add_special_tokens=False).ids
     full = tokenizer.encode(PROBE).ids
     for start in range(len(full) - len(bare) + 1):

@@ -108,15 +108,15 @@ def parses(source: str) -> bool:
 
 def _completions(bench: Bench, problems: list[Problem]) -> list[str]:
     config = bench.config.code
-    prompts = [bench.tokenizer.encode(each.prompt, add_special_tokens=False).ids for each in problems]
+    encoded = (bench.tokenizer.encode(each.prompt, add_special_tokens=False).ids for each in problems)
+    prompts = [[*bench.opening, *ids] for ids in encoded]
     longest = max(map(len, prompts))
-    room = bench.context - 1 - longest
-    if room < 1:
+    if longest >= bench.context:
         raise ValueError(
             f"{SETTING}: a prompt has {longest} tokens, and the model takes {bench.context}: leave the longest out, or "
             "measure a model with a longer context"
         )
-    rows = continued(bench, [[bench.eod_id, *prompt] for prompt in prompts], min(config.tokens, room))
+    rows = continued(bench, prompts, config.tokens)
     return [bench.tokenizer.decode(before_end(row, bench.eod_id)) for row in rows]
 
 

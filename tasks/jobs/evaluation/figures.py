@@ -68,6 +68,7 @@ def metrics(told: Mapping[str, Any]) -> dict[str, float]:
         "accuracy": told["accuracy"]["estimate"],
         "calibration_error": told["calibration"]["error"],
         "documents": told["documents"],
+        "share_of_heldout": told["heldout"]["share"],
         **suites,
     }
 

@@ -1,7 +1,11 @@
-"""Held-out text: whole documents in file order, and the same text in the ids of the checkpoint's own tokenizer."""
+"""Held-out text: whole documents, drawn by hash where not all are read; the same text in the ids of a checkpoint's tokenizer.
+
+What a tokenizer puts before a document, as `<|begin_of_text|>`, is no text: each model gets its own as the first context.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from tasks.evaluation_config import EvaluationConfig
 from tasks.formats.mmididx import open_tokens
 from tasks.process import read_json
+from tasks.tokenizing.tokenizer import around
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,15 @@ class Encoded:
     """Documents as one tokenizer's ids, each with the end-of-document id last."""
 
     documents: list[NDArray[np.int64]]
+    """Without what the tokenizer puts before a document."""
     eod_id: int
+    opening: tuple[int, ...] = ()
+    """What the tokenizer puts before a document; empty for most."""
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """What the first token of a document is predicted from; it is not scored."""
+        return self.opening or (self.eod_id,)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -30,43 +43,61 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Heldout:
-    """The text that is measured on: whole documents in file order."""
+    """The text that is measured on: whole documents, those that were drawn in file order."""
 
     texts: list[str]
     byte_counts: NDArray[np.int64]
     """UTF-8 bytes of each document, shape [documents]."""
     encoded: Encoded
     """By the tokens' own tokenizer."""
+    available: int = 0
+    """Documents of the split."""
+    share: float = 1.0
+    """Of the split's tokens, those that are read."""
 
 
 HELDOUT = "heldout_text_document"
+FULL = 0.01
+"""Share of `max_bytes` that may be left over: hardly a document fits into less, and each is decoded to see that."""
 
 
 def read_heldout(tokens: Path, config: EvaluationConfig, *, verdict: bool = True) -> Heldout:
-    """Held-out documents in file order until the next one would pass `max_bytes`.
+    """Up to `max_bytes` of held-out documents: all, or those whose hash comes first, without any that does not fit.
 
-    Where a `verdict` rests on them, ValueError when they are too few; else there may be none.
+    A document's hash does not depend on its place, so every part of the split has its share. Where a `verdict` rests on them,
+    ValueError when they are too few; else there may be none.
     """
     tokenizer = Tokenizer.from_file(str(tokens / "tokenizer" / "tokenizer.json"))
+    before, after = around(tokenizer)
     indexed = open_tokens(tokens / HELDOUT)
-    texts: list[str] = []
-    sizes: list[int] = []
-    documents: list[NDArray[np.int64]] = []
-    total = 0
-    for start, end in pairwise(indexed.boundaries.tolist()):
-        document = indexed.tokens[start:end].astype(np.int64)
-        text = tokenizer.decode(document[:-1].tolist(), skip_special_tokens=False)
-        size = len(text.encode())
-        total += size
-        if total > config.max_bytes:
+    places = list(pairwise(indexed.boundaries.tolist()))
+    hashes = [hashlib.sha256(indexed.tokens[start:end].tobytes()).digest() for start, end in places]
+    drawn: dict[int, tuple[str, int]] = {}
+    left = config.max_bytes
+    for number in sorted(range(len(places)), key=hashes.__getitem__):
+        start, end = places[number]
+        if left < config.max_bytes * FULL:
             break
-        texts.append(text)
-        sizes.append(size)
-        documents.append(document)
+        if end - start > left + len(before) + len(after) + 1:  # a token is a byte at least
+            continue
+        ids = indexed.tokens[start + len(before) : end - 1 - len(after)]
+        text = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+        size = len(text.encode())
+        if size <= left:
+            drawn[number], left = (text, size), left - size
+    numbers = sorted(drawn)
     if verdict:
-        _require_documents(len(documents), config, available=indexed.document_count)
+        _require_documents(len(numbers), config, available=indexed.document_count)
+    documents = [indexed.tokens[places[n][0] + len(before) : places[n][1]].astype(np.int64) for n in numbers]
+    read = sum(places[n][1] - places[n][0] for n in numbers)
     eod_id = int(read_json(tokens / "tokens.json")["eod_id"])
-    return Heldout(texts=texts, byte_counts=np.array(sizes, dtype=np.int64), encoded=Encoded(documents, eod_id))
+    return Heldout(
+        texts=[drawn[number][0] for number in numbers],
+        byte_counts=np.array([drawn[number][1] for number in numbers], dtype=np.int64),
+        encoded=Encoded(documents, eod_id, before),
+        available=len(places),
+        share=read / max(len(indexed.tokens), 1),
+    )
 
 
 def encode_for(checkpoint: Path, tokens: Path, heldout: Heldout) -> Encoded:
@@ -89,7 +120,8 @@ def encode_for(checkpoint: Path, tokens: Path, heldout: Heldout) -> Encoded:
                 f"the tokenizer of {checkpoint} does not give back held-out document {number}, so bits per byte would "
                 "be of another text: use a checkpoint with a byte-level tokenizer"
             )
-    return Encoded([np.array([*encoding.ids, eod_id], dtype=np.int64) for encoding in encodings], eod_id)
+    documents = [np.array([*encoding.ids, eod_id], dtype=np.int64) for encoding in encodings]
+    return Encoded(documents, eod_id, around(tokenizer)[0])
 
 
 def _require_documents(found: int, config: EvaluationConfig, *, available: int) -> None:

@@ -120,7 +120,7 @@ def _rows(bench: Bench, file: LabelledFile, texts: Sequence[str], names: Sequenc
         )
     for number, text in enumerate(texts):
         prompt = bench.tokenizer.encode(file.prompt.replace("{text}", text), add_special_tokens=False).ids
-        kept = [bench.eod_id, *prompt][-room:]
+        kept = [*bench.opening, *prompt][-room:]
         for column, end in enumerate(ends):
             yield _Row(number * len(names) + column, [*kept, *end], len(kept))
 

@@ -107,9 +107,8 @@ def _write(bench: Bench) -> tuple[Written, ...]:
         bench.tokenizer.encode(text, add_special_tokens=False).ids[: bench.context // 2]
         for text in _prompts(bench.heldout.texts, config.probe_samples)
     ]
-    room = bench.context - 1 - max(map(len, prompts))
-    tokens = min(TOKENS_FACTOR * config.probe_tokens, room)
-    rows = continued(bench, [[bench.eod_id, *prompt] for prompt in prompts], tokens, seed=config.seed)
+    opened, tokens = [[*bench.opening, *prompt] for prompt in prompts], TOKENS_FACTOR * config.probe_tokens
+    rows = continued(bench, opened, tokens, seed=config.seed)
     ends = [before_end(row, bench.eod_id) for row in rows]
     return tuple(Written(*map(bench.tokenizer.decode, pair)) for pair in zip(prompts, ends, strict=True))
 

@@ -52,7 +52,7 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
         dtype=order["dtype"],
         batch_size=8,
         max_length=order["context"],
-        prefix_token_id=order["eod_id"],
+        prefix_token_id=order["prefix_token_id"],
     )
     index = manager.task_index
     tasks = [name if name in own.all_tasks else _with_files(name, index[name].yaml_path) for name in order["tasks"]]

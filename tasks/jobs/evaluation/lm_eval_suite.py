@@ -97,7 +97,7 @@ def _run(bench: Bench, folder: Path) -> dict[str, Any]:
         "limit": config.limit,
         "checkpoint": str(bench.rank.inputs["checkpoint"].resolve()),
         "context": bench.context,
-        "eod_id": bench.eod_id,
+        "prefix_token_id": bench.opening[-1],
         "threads": bench.rank.settings["threads"],
         "device": str(bench.model.device),
         "dtype": str(bench.model.dtype).removeprefix("torch."),

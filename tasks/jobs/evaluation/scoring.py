@@ -47,11 +47,12 @@ def context_of(model: Any, most: int) -> int:
 
 
 def score(model: Any, encoded: Encoded, *, context: int, rank: Rank) -> Scored:
-    """Score each document and its end, with end-of-document as left context.
+    """Score each document and its end, with what its tokenizer puts before a document as left context, else end-of-document.
 
     Raises ValueError where the model gives no finite probability.
     """
-    found, count, done = windows(encoded.lengths.tolist(), context), len(encoded.documents), 0
+    extra, count, done = len(encoded.context) - 1, len(encoded.documents), 0
+    found = windows((encoded.lengths + extra).tolist(), context)
     bits, correct, certainty = np.zeros(count), np.zeros(count, np.int64), no_certainty(count)
     for batch in batches(found, batch_positions(model)):
         rows = np.array([window.document for window in batch])
@@ -96,10 +97,10 @@ def _padded(batch: Sequence[Window], encoded: Encoded) -> tuple[torch.Tensor, to
     shape = (len(batch), batch[0].length)
     inputs, targets = np.full(shape, encoded.eod_id), np.full(shape, NOT_SCORED)
     for row, window in enumerate(batch):
-        document = encoded.documents[window.document]
-        shifted = np.concatenate(([encoded.eod_id], document[:-1]))
-        inputs[row, : window.length] = shifted[window.start : window.end]
-        targets[row, window.scored_from - window.start : window.length] = document[window.scored_from : window.end]
+        read = np.concatenate((encoded.context, encoded.documents[window.document]))
+        first = max(window.scored_from, len(encoded.context) - 1)
+        inputs[row, : window.length] = read[window.start : window.end]
+        targets[row, first - window.start : window.length] = read[first + 1 : window.end + 1]
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 

@@ -46,7 +46,9 @@ class Bench:
     tokenizer: Tokenizer
     """The checkpoint's own."""
     eod_id: int
-    """The token that ends a document, in the checkpoint's ids: the left context of a document."""
+    """The token that ends a document, in the checkpoint's ids."""
+    opening: tuple[int, ...]
+    """What the first token of a document is predicted from: what the tokenizer puts before a document, else `eod_id`."""
     context: int
     """Most tokens that the model takes."""
     heldout: Heldout

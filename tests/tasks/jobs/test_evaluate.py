@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tasks import scores
@@ -69,6 +69,15 @@ def byte_level(vocab_size, *, lowercase=False):
 
 def save_tokenizer(tokenizer, folder):
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOD).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))  # transformers drops the post-processor
+
+
+def with_opening(tokenizer, token=EOD):
+    """The same tokenizer, with a post-processor that puts a token before each document, as Llama 3's does."""
+    made = Tokenizer.from_str(tokenizer.to_str())
+    number = made.token_to_id(token)
+    made.post_processor = processors.TemplateProcessing(single=f"{token} $A", special_tokens=[(token, number)])
+    return made
 
 
 def save_tokens(folder, tokenizer, heldout):
@@ -77,7 +86,7 @@ def save_tokens(folder, tokenizer, heldout):
     for split, documents in {"train": texts(300, longest=30, seed=0), "heldout": heldout}.items():
         writer = TokenWriter(folder / f"{split}_text_document", vocab_size)
         for text in documents:
-            writer.add_document([*tokenizer.encode(text, add_special_tokens=False).ids, eod_id])
+            writer.add_document([*tokenizer.encode(text).ids, eod_id])
         writer.close()
     (folder / "tokens.json").write_text(json.dumps({"vocab_size": vocab_size, "eod_id": eod_id}))
 
@@ -329,11 +338,14 @@ def test_a_tokenizer_that_loses_text_is_refused(tokenizer, tmp_path):
         encode_for(tmp_path / "lossy", tmp_path / "tokens", heldout)
 
 
-def test_max_bytes_stops_before_the_document_that_would_pass_it(tokens):
+def test_what_does_not_fit_into_max_bytes_is_left_out_whole(tokens):
+    whole = read_heldout(tokens, EvaluationConfig())
+    assert (whole.texts, whole.share) == (HELDOUT, 1.0)
     sizes = [len(text.encode()) for text in HELDOUT]
-    limit = sum(sizes[:7])
-    assert read_heldout(tokens, EvaluationConfig(max_bytes=limit)).texts == HELDOUT[:7]
-    assert read_heldout(tokens, EvaluationConfig(max_bytes=limit - 1)).texts == HELDOUT[:6]
+    limit = sum(sizes) - 1
+    part = read_heldout(tokens, EvaluationConfig(max_bytes=limit))
+    assert [text for text in HELDOUT if text in part.texts] == part.texts and part.byte_counts.sum() <= limit
+    assert len(HELDOUT) - 4 < len(part.texts) < len(HELDOUT) == part.available and part.share < 1
 
 
 def test_too_few_documents_name_both_numbers_and_the_remedy(tokens):
@@ -348,3 +360,70 @@ def test_weights_that_are_not_finite_end_the_job(tokenizer, tokens, tmp_path):
     with pytest.raises(ValueError, match="no finite probability to 13 of 13 held-out documents"):
         evaluate.run(job(tmp_path, tokens, tmp_path / "broken"))
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_opening_token_has_no_bytes_and_no_bits(tokenizer, tokens, checkpoint, tmp_path):
+    """The same network on the same text, by a tokenizer that puts a token before each document and by one that does not."""
+    opening = with_opening(tokenizer)
+    save_tokens(tmp_path / "tokens", opening, HELDOUT)
+    save_checkpoint(tmp_path / "checkpoint", opening)
+    found = []
+    for name, of, measured in (("plain", tokens, checkpoint), ("opened", tmp_path / "tokens", tmp_path / "checkpoint")):
+        (tmp_path / name).mkdir()
+        evaluate.run(job(tmp_path / name, of, measured, probe_samples=0))
+        found.append(outputs(tmp_path / name))
+    (plain, documents), (opened, others) = found
+    assert opened["bits_per_byte"] == pytest.approx(plain["bits_per_byte"], rel=1e-6)
+    assert others["bytes"] == documents["bytes"] == [len(text.encode()) for text in HELDOUT]
+    assert (others["hashes"], others["tokens"]) == (documents["hashes"], documents["tokens"])
+
+
+def test_each_tokenizer_gives_its_own_opening_as_context(tokenizer, tokens, tmp_path):
+    """Also one of several tokens, and in windows: what stands before the document is read by the first window alone."""
+    opening = Tokenizer.from_str(tokenizer.to_str())
+    first = [("q", opening.token_to_id("q")), ("z", opening.token_to_id("z"))]
+    opening.post_processor = processors.TemplateProcessing(single="q z $A", special_tokens=first)
+    save_checkpoint(tmp_path / "checkpoint", opening)
+    heldout = read_heldout(tokens, EvaluationConfig())
+    encoded = encode_for(tmp_path / "checkpoint", tokens, heldout)
+    before = [number for _, number in first]
+    assert encoded.context == tuple(before) and heldout.encoded.context == (heldout.encoded.eod_id,)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")
+    bits = score(
+        load_model(tmp_path / "checkpoint"), encoded, context=SEQUENCE, rank=job(tmp_path, tokens, tokens)
+    ).bits
+    short = [place for place, length in enumerate(encoded.lengths) if length < SEQUENCE - 1]
+    assert len(short) > 5
+    for place in short:
+        ids = encoded.documents[place].tolist()
+        expected = sum(naive_bits(model, [before[1], *ids], before[0], position=n + 1) for n in range(len(ids)))
+        assert bits[place] == pytest.approx(expected, rel=1e-5)
+    longest = int(encoded.lengths.argmax())
+    assert encoded.lengths[longest] > 3 * SEQUENCE
+    told = [before[1], *encoded.documents[longest].tolist()]
+    expected = sum(
+        naive_bits(model, told, before[0], position=place, start=window.start)
+        for window in windows([len(told)], SEQUENCE)
+        for place in range(max(window.scored_from, 1), window.end)
+    )
+    assert bits[longest] == pytest.approx(expected, rel=1e-5)
+
+
+def test_of_a_split_that_is_too_long_every_language_is_measured(tokenizer, tmp_path):
+    """First one language, then another, and early a document that fits nowhere: the head of the file would be one language."""
+    english, russian = (
+        [f"the text number {n} of many" for n in range(900)],
+        [f"текст номер {n} из многих" for n in range(900)],
+    )
+    save_tokens(tmp_path / "tokens", tokenizer, [english[0], "x" * 30_000, *english[1:], *russian])
+    config = EvaluationConfig(max_bytes=20_000)
+    heldout = read_heldout(tmp_path / "tokens", config)
+    shares = [sum(text in set(part) for text in heldout.texts) / len(part) for part in (english, russian)]
+    assert shares[0] == pytest.approx(shares[1], rel=0.2) and 0.2 < shares[0] < 0.6
+    assert 0.99 * 20_000 <= heldout.byte_counts.sum() <= 20_000
+    assert (heldout.available, len(heldout.texts)) == (1801, len(heldout.encoded.documents))
+    assert 0 < heldout.share < 0.5
+    again = read_heldout(tmp_path / "tokens", config)
+    assert again.texts == heldout.texts
+    order = {text: place for place, text in enumerate([*english, *russian])}
+    assert sorted(heldout.texts, key=order.__getitem__) == heldout.texts

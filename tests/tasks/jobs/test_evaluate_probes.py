@@ -42,6 +42,7 @@ def bench(
         model=model,
         tokenizer=Tokenizer.from_file(str(checkpoint / "tokenizer.json")),
         eod_id=EOD,
+        opening=(EOD,),
         context=CONTEXT,
         heldout=Heldout(texts=list(texts), byte_counts=sizes, encoded=Encoded([], EOD)),
         rank=rank,
@@ -104,6 +105,15 @@ def test_prompts_of_any_length_are_continued_as_each_by_itself(tmp_path, model, 
     assert together == [continued(plain, [prompt], 12)[0] for prompt in prompts]
     assert continued(plain, prompts, 12, seed=1) == continued(plain, prompts, 12, seed=1)
     assert continued(plain, prompts, 12, seed=1) != continued(plain, prompts, 12, seed=2)
+
+
+def test_a_long_prompt_takes_no_room_from_the_others(tmp_path, model, checkpoint):
+    """A code problem of nearly the whole context left every other one with the few tokens that it had left itself."""
+    plain = bench(tmp_path, model, checkpoint)
+    prompts = [random_documents(1, length, seed=length)[0] for length in (CONTEXT - 3, 5, CONTEXT // 2, 9)]
+    together = continued(plain, prompts, 12)
+    assert [len(row) for row in together] == [3, 12, 12, 12]
+    assert together == [continued(plain, [prompt], 12)[0] for prompt in prompts]
 
 
 KEY = "ghp_" + "a1B2" * 9  # has a token's form, and is none
