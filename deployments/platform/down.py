@@ -25,11 +25,27 @@ from tasks.storage import open_store
 FLOW_SECONDS = 30.0
 PARTS = ("platform/watch", "platform/bridge", "platform/worker", "platform/mlflow", "prefect")
 """In the order in which they stop: nobody restarts or starts what is being stopped."""
+LAST_LOOK = "platform/watch/dead_runs.json"
+"""When the watch last looked for runs that died."""
 
 
 def stopped(home: Path) -> bool:
     """Whether somebody stopped the platform since it was last started: an `up` in the foreground ends then."""
     return stopped_mark(home).exists()
+
+
+def take_over(home: Path) -> None:
+    """Note what `headway down` of an earlier release did not: which runs it stopped, and when the watch last looked."""
+    mark = process.read_json(stopped_mark(home))
+    if not mark:
+        return
+    for run in logged_runs(home):
+        closed = run.last("opened", "closed")
+        signalled = ((closed or {}).get("error") or {}).get("type") == "TerminationSignal"
+        if closed and run.status == "cancelled" and signalled and closed["time"] >= mark["time"]:
+            note_stopped(run.folder)
+    if not (home / LAST_LOOK).exists():
+        process.write_json(home / LAST_LOOK, {"time": mark["time"]})
 
 
 def runs_at_work(home: Path) -> list[LoggedRun]:

@@ -16,6 +16,7 @@ from typing import Any
 from deployments.catalogue import POOL, catalogue
 from deployments.cli.configuration import load_file
 from deployments.platform import bridge, checks, mlflow_server, prefect_server, watch, worker
+from deployments.platform.down import take_over
 from deployments.settings import PlatformConfig, kept
 from tasks.endpoints.known import settle_all
 from tasks.errors import Missing
@@ -57,6 +58,7 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
     checks.enough_room(home)
     checks.write_layout(home, version("headway"))
     with locked(home / "platform" / "up.lock", waiting=lambda: say("another `headway up` starts this home; waiting")):
+        take_over(home)
         stopped_mark(home).unlink(missing_ok=True)
         server = prefect_server.prepare(home, port)
         say("Prefect server")

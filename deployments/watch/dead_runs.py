@@ -34,6 +34,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import AwaitingRetry, Cancelled, Completed, Crashed, Failed, Scheduled
 
 from deployments.catalogue import POOL, REFUSED
+from deployments.platform.down import LAST_LOOK
 from deployments.settings import PlatformConfig
 from deployments.watch.claims import claim
 from deployments.watch.flow_runs import AT_WORK, at, flow_runs, history
@@ -68,7 +69,7 @@ class DeadRuns:
         self._suspects: dict[UUID, float] = {}
         self._settled: set[UUID] = set()
         self._slots = Slots()
-        self._looked = home / "platform" / "watch" / "dead_runs.json"
+        self._looked = home / LAST_LOOK
         self._began = self._noted = 0.0
         self._unwatched = 0.0
 

@@ -56,7 +56,9 @@ def hand_over(socket_path, position):
     try:
         connection.connect(socket_path)
     except OSError:
-        _want(socket_path)
+        # Who supervises a part of the platform ends whatever came of it: a server that one started would end at `headway down`.
+        if not socket_path.endswith("/commands") or sys.orig_argv[position] != "-m":
+            _want(socket_path)
         return
     files = [int(name) for name in os.listdir("/proc/self/fd")]
     files = sorted(number for number in files if number != connection.fileno() and _is_open(number))

@@ -1,11 +1,15 @@
-"""Makes the archive that test_old_home.py takes over: a finished tiny home, as commit 0245f4f wrote it.
+"""Makes the archives that test_old_home.py takes over: tiny homes, as commit 0245f4f wrote them.
 
     git worktree add /somewhere 0245f4f
-    PYTHONPATH=/somewhere HEADWAY=/a/venv/bin/headway python tests/old_home/make.py ARCHIVE.tar.xz
+    PYTHONPATH=/somewhere HEADWAY=/a/venv/bin/headway python tests/old_home/make.py {finished,platform} ARCHIVE.tar.xz
 
-The home lies at the path that its records name, and the test puts it back there. It holds two datasets, a policy with one person,
-two models of which the second was promoted, an endpoint, a training that was killed in the middle together with its machine, and
-Prefect's database with deployments, schedules and their next runs. Its key, token and passwords open nothing else.
+Each home lies at the path that its records name, and the test puts it back there. Its key, token and passwords open nothing else.
+
+`finished` holds two datasets, a policy with one person, two models of which the second was promoted, an endpoint, a training that
+was killed in the middle together with its machine, and Prefect's database as the kill left it.
+
+`platform` was stopped by `headway down`: deployments, two schedules with their next runs, and a retraining that waits until
+somebody approves its model.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import sysconfig
@@ -22,6 +27,7 @@ import time
 from pathlib import Path
 
 HOME = Path("/tmp/headway-home-of-0245f4f")
+PLATFORM_HOME = Path("/tmp/headway-platform-of-0245f4f")
 SOURCES = Path("/tmp/headway-sources")
 COMMIT = "0245f4f"
 PACKAGES = ("json", "email", "logging", "importlib")
@@ -34,6 +40,14 @@ SMALL = (
     "export.golden_tokens=4",
 )
 IN_FLIGHT = ("training.seed=3", "training.steps=3000")
+WAITING = ("approval.before_deploy=true", "approval.expire_minutes=50000000", "export.speed_seconds=0.1")
+"""Nearly a hundred years: no test comes too late to answer."""
+FREQUENT = """
+schedules:
+  - {deployment: retrain/tiny, cron: "0 3 * * 1", timezone: Europe/Berlin, set: [training.seed=7], missed: skip}
+  - {deployment: validate/tiny, cron: "*/10 * * * *", missed: run_once}
+"""
+"""Of the second, all times that Prefect made runs for are over an hour after the home was made; what is made up for is cheap."""
 PLATFORM = """
 schedules:
   - {deployment: retrain/tiny, cron: "0 3 * * 1", timezone: Europe/Berlin, set: [training.seed=7]}
@@ -42,8 +56,8 @@ overlap: queue
 """
 
 
-def headway(*words: str, token: str = "") -> dict:
-    environment = {**os.environ, "HEADWAY_HOME": str(HOME)} | ({"HEADWAY_TOKEN": token} if token else {})
+def headway(*words: str, home: Path = HOME) -> dict:
+    environment = {**os.environ, "HEADWAY_HOME": str(home)}
     ran = subprocess.run([os.environ["HEADWAY"], *words, "--json"], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, f"{words}: {ran.stderr}"
     return json.loads(ran.stdout)
@@ -65,12 +79,35 @@ def kill_all(folder: Path) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def main(archive: Path) -> None:
-    kill_all(HOME)  # what an earlier run of this left
-    shutil.rmtree(HOME, ignore_errors=True)
-    HOME.mkdir()
+def begin(home: Path) -> list[str]:
+    """An empty folder, and the packages that datasets are made of."""
+    kill_all(home)  # what an earlier run of this left
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir()
     library = Path(sysconfig.get_path("stdlib"))
-    packages = [str(shutil.copytree(library / name, SOURCES / name, dirs_exist_ok=True)) for name in PACKAGES]
+    return [str(shutil.copytree(library / name, SOURCES / name, dirs_exist_ok=True)) for name in PACKAGES]
+
+
+def platform(archive: Path) -> None:
+    home = PLATFORM_HOME
+    packages = begin(home)
+    headway("dataset", "publish", "tiny", *packages[:2], "--include", "*.py", home=home)
+    (home / "platform.of.test.yaml").write_text(FREQUENT)
+    headway("up", "--detach", "--config", str(home / "platform.of.test.yaml"), home=home)
+    began = time.monotonic()
+    started = headway("run", "retrain/tiny", *sets(*SMALL, *WAITING), home=home)["flow_run"]["id"]
+    while not (waiting := headway("approve", home=home)["waiting"]):
+        assert time.monotonic() - began < 300, headway("status", home=home)
+        time.sleep(1)
+    assert [one["flow_run"] for one in waiting] == [started]
+    time.sleep(max(0.0, 75 - (time.monotonic() - began)))  # Prefect's scheduler makes the next runs once a minute
+    headway("down", "--yes", home=home)
+    told = {"commit": COMMIT, "home": str(home), "waiting": waiting[0]}
+    pack(home, told, archive)
+
+
+def finished(archive: Path) -> None:
+    packages = begin(HOME)
     headway("dataset", "publish", "tiny", *packages, "--include", "*.py")
     headway("dataset", "publish", "other", packages[0], "--include", "*.py")
     (HOME / "platform.of.test.yaml").write_text(PLATFORM)
@@ -110,12 +147,22 @@ def main(archive: Path) -> None:
         "second": second,
         "token": person["token"],
     }
-    (HOME / "told.json").write_text(json.dumps(told, indent=1))
-    for unneeded in ("cache", "platform.of.test.yaml"):
-        shutil.rmtree(HOME / unneeded, ignore_errors=True)
-    _forget_where_python_was(HOME)
+    pack(HOME, told, archive)
+
+
+def pack(home: Path, told: dict, archive: Path) -> None:
+    (home / "told.json").write_text(json.dumps(told, indent=1))
+    shutil.rmtree(home / "cache", ignore_errors=True)
+    (home / "platform.of.test.yaml").unlink(missing_ok=True)
+    if home == PLATFORM_HOME:  # what a kill left in a database stays as it is
+        for path in home.rglob("*.db"):
+            with sqlite3.connect(path) as database:
+                database.execute("VACUUM")
+                database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            database.close()
+    _forget_where_python_was(home)
     with tarfile.open(archive, "w:xz", preset=9) as packed:
-        packed.add(HOME, arcname=".")
+        packed.add(home, arcname=".")
     print(f"{archive}: {archive.stat().st_size / 1e6:.1f} MB")
 
 
@@ -123,7 +170,8 @@ def _forget_where_python_was(home: Path) -> None:
     """The command lines of processes that are over name the environment of whoever made this."""
     environment = str(Path(os.environ["HEADWAY"]).resolve().parents[1])
     for path in (*home.rglob("process.json"), *home.rglob("*.log")):
-        path.write_text(path.read_text(errors="replace").replace(environment, "/opt/headway"))
+        text = path.read_text(errors="replace").replace(environment, "/opt/headway")
+        path.write_text(text.replace(os.environ["PYTHONPATH"], "/opt/headway/sources"))
 
 
 def _newest_step() -> int:
@@ -136,4 +184,4 @@ def _newest_step() -> int:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    {"finished": finished, "platform": platform}[sys.argv[1]](Path(sys.argv[2]))
