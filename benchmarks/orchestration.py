@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
     with scratch() as folder:
-        os.environ["HEADWAY_HOME"] = folder
+        os.environ["HEADWAY_HOME"] = str(folder)
         from deployments.platform import prefect_server
 
         server = prefect_server.prepare(folder)

@@ -133,6 +133,7 @@ def main() -> None:
         else:
             from tiny_model import export_tiny
 
+            os.environ["HEADWAY_HOME"] = str(folder / "home")
             model = export_tiny(folder / "tiny")
         print(json.dumps(measure(model, folder / "server", seconds, pause), indent=1))
 

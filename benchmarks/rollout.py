@@ -76,7 +76,8 @@ def cost(folder, count):
 
 def back(folder, times):
     """Seconds from `kill -9` of the gateway to its next answer."""
-    from endpoint_stand import Endpoint, ask, eventually
+    from endpoint_stand import Endpoint, ask
+    from waiting import until
 
     endpoint, found = Endpoint(folder), []
 
@@ -90,10 +91,10 @@ def back(folder, times):
         endpoint.serve()
         for _ in range(times):
             time.sleep(3)  # it is steady by then
-            pid = eventually(endpoint.gateway.state)["pid"]
+            pid = until(endpoint.gateway.state)["pid"]
             os.kill(pid, signal.SIGKILL)
             began = time.perf_counter()
-            eventually(answers)
+            until(answers)
             found.append(time.perf_counter() - began)
     finally:
         endpoint.stop()
