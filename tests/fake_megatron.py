@@ -14,12 +14,13 @@ FLAGS = """
 swiglu disable-bias-linear untie-embeddings-and-output-weights sequence-parallel bf16 group-query-attention
 use-distributed-optimizer exit-on-missing-checkpoint log-throughput reset-position-ids reset-attention-mask exit-signal-handler
 use-rotary-position-embeddings no-query-key-layer-scaling deepspeed-activation-checkpointing deepspeed no-pipeline-parallel
-overlap-grad-reduce
+overlap-grad-reduce override-opt_param-scheduler
 """
 VALUES = """
 num-layers hidden-size ffn-hidden-size num-attention-heads seq-length max-position-embeddings attention-dropout hidden-dropout
-init-method-std make-vocab-size-divisible-by lr min-lr lr-warmup-iters lr-decay-iters weight-decay adam-beta1 adam-beta2 clip-grad
-seed micro-batch-size global-batch-size train-iters eval-iters tensor-model-parallel-size pipeline-model-parallel-size
+init-method-std make-vocab-size-divisible-by lr min-lr lr-warmup-init lr-warmup-iters lr-decay-iters weight-decay
+adam-beta1 adam-beta2 clip-grad seed micro-batch-size global-batch-size train-iters eval-iters
+tensor-model-parallel-size pipeline-model-parallel-size
 num-query-groups position-embedding-type normalization norm-epsilon lr-decay-style lr-wsd-decay-style lr-wsd-decay-iters
 context-parallel-size recompute-granularity recompute-method recompute-num-layers tokenizer-type dataloader-type ckpt-format
 data-path split data-cache-path tokenizer-model save save-interval load log-interval num-key-value-heads layernorm-epsilon

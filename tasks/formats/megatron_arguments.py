@@ -109,6 +109,21 @@ def _optimizer(training: TrainingConfig) -> dict[str, Any]:
     }
 
 
+def _schedule(training: TrainingConfig) -> dict[str, Any]:
+    """Our own learning rates (tasks/jobs/training/schedule.py): Megatron's step s has the rate that its rule gives to s - 1.
+
+    So its warm-up begins at the rate of our first step, and both of its counts are one lower. A job that was begun with other
+    counts would be refused when it goes on, unless they override those of its checkpoint.
+    """
+    first = training.learning_rate / training.warmup_steps if training.warmup_steps > 1 else 0.0
+    return {
+        "lr-warmup-init": first,
+        "lr-warmup-iters": max(training.warmup_steps - 1, 0),
+        "lr-decay-iters": max(training.steps - 1, 1),
+        "override-opt_param-scheduler": True,
+    }
+
+
 def _data(training: TrainingConfig, places: Places) -> dict[str, Any]:
     return {
         "data-path": places.tokens,
@@ -122,7 +137,7 @@ def _of_megatron_lm(training: TrainingConfig, execution: ExecutionConfig, places
     shape, llama = training.network, training.network.architecture == "llama"
     grouped = {"group-query-attention": True, "num-query-groups": shape.kv_heads}
     full = {"recompute-method": "uniform", "recompute-num-layers": 1}
-    decay = max(1, round(training.steps * training.decay_share))
+    decay = max(1, min(round(training.steps * training.decay_share), training.steps - training.warmup_steps))
     stable = {"lr-wsd-decay-style": "linear", "lr-wsd-decay-iters": decay}
     return {
         **(grouped if shape.kv_heads < shape.heads else {}),
@@ -133,6 +148,7 @@ def _of_megatron_lm(training: TrainingConfig, execution: ExecutionConfig, places
         **(stable if training.schedule == "wsd" else {}),
         "context-parallel-size": execution.context_parallel,
         "use-distributed-optimizer": execution.megatron.distributed_optimizer,
+        **_schedule(training),
         **({"recompute-granularity": execution.recompute} if execution.recompute != "none" else {}),
         **(full if execution.recompute == "full" else {}),
         "tokenizer-type": "HuggingFaceTokenizer",

@@ -1,6 +1,7 @@
 """Arguments for pretrain_gpt.py: golden, all of them known to the real parsers, and what does not fit refused."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from fake_megatron import FLAGS, VALUES
 from tasks.config import RetrainConfig
 from tasks.engine_fits import require_engine_fits
 from tasks.formats.megatron_arguments import Places, megatron_arguments, megatron_ds_config
+from tasks.jobs.training.schedule import learning_rate
 from tasks.training_config import ExecutionConfig, TrainingConfig
 
 pytestmark = pytest.mark.unit
@@ -122,3 +124,31 @@ def test_ranks_that_share_a_network_read_the_same_samples():
     assert RetrainConfig(**tree, execution=parts).execution.ranks_a_copy == 4
     with pytest.raises(ValueError, match="8 ranks do not divide by"):
         RetrainConfig(**tree, execution={**parts, "context_parallel": 4})
+
+
+def rate_of_megatron(said, step):
+    """Megatron-LM's rule (megatron/core/optimizer_param_scheduler.py @d98e8a64): a step has the rate of the steps before it."""
+    done, warm, decay = step - 1, int(said["lr-warmup-iters"]), int(said["lr-decay-iters"])
+    most, least = float(said["lr"]), float(said["min-lr"])
+    if warm > 0 and done <= warm:
+        first = float(said["lr-warmup-init"])
+        return first + (most - first) * done / warm
+    if done > decay:
+        return least
+    if said["lr-decay-style"] == "cosine":
+        share = 0.5 * (math.cos(math.pi * (done - warm) / (decay - warm)) + 1)
+    else:
+        last = int(said["lr-wsd-decay-iters"])
+        share = 1 - max(0, done - (decay - last)) / last
+    return least + share * (most - least)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+@pytest.mark.parametrize("warmup", [1, 2, 10, 35])
+def test_every_step_has_the_learning_rate_of_the_engine_torch(schedule, warmup):
+    more = {"schedule": schedule, "steps": 40, "warmup_steps": warmup, "min_learning_rate_ratio": 0.1}
+    training, execution = settings(more, {}, {})
+    words = megatron_arguments(training, execution, Places(**PLACES), save_every=50, micro_batch=1)
+    said = {word[2:]: value for word, value in zip(words, [*words[1:], ""], strict=True) if word.startswith("--")}
+    for step in range(1, training.steps + 1):
+        assert rate_of_megatron(said, step) == pytest.approx(learning_rate(training, step), rel=1e-9), step
