@@ -14,7 +14,7 @@ from uuid import UUID
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.context import FlowRunContext
-from prefect.exceptions import Pause
+from prefect.exceptions import ObjectNotFound, Pause
 from prefect.runtime import deployment
 from prefect.runtime import flow_run as runtime
 from prefect.settings import PREFECT_UI_URL
@@ -134,9 +134,10 @@ def _automatic(cause: str) -> str:
 
 
 def cancelled() -> bool:
-    """Whether the flow run is being cancelled, asked every three seconds at most; no while Prefect's server is away.
+    """Whether somebody ended the flow run, asked every three seconds at most; no while Prefect's server is away.
 
-    Raises the KeyboardInterrupt that came where Python could not raise it.
+    They cancelled it, or deleted it in Prefect's page, after which nobody could cancel it. Raises the KeyboardInterrupt that came
+    where Python could not raise it.
     """
     global _last_asked
     if _lost:
@@ -145,8 +146,22 @@ def cancelled() -> bool:
     if time.monotonic() - _last_asked < ASK_EVERY_SECONDS or identity is None:
         return False
     try:
-        state = ask(lambda client: client.read_flow_run(UUID(identity)).state)
+        ended = ask(partial(_ended_by_somebody, UUID(identity)))
     except Away:
-        state = None
+        ended = False
     _last_asked = time.monotonic()
+    return ended
+
+
+def _ended_by_somebody(run: UUID, client: Any) -> bool:
+    """Whether the flow run is being cancelled, or was deleted. A server that does not know its flow either has lost all it knew:
+    that is no wish of anybody's."""
+    try:
+        state = client.read_flow_run(run).state
+    except ObjectNotFound:
+        context = FlowRunContext.get()
+        if context is None or context.flow_run is None:
+            return False
+        client.read_flow(context.flow_run.flow_id)
+        return True
     return bool(state and (state.is_cancelling() or state.is_cancelled()))

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -88,7 +88,7 @@ class Live:
         shared = self.home.parent / "shared"
         shared.mkdir(exist_ok=True)
         (shared / "runner_storage").touch()
-        with _environment({**self.environment, "TMPDIR": str(shared)}):
+        with environment({**self.environment, "TMPDIR": str(shared)}):
             worker.start(self.home)
 
     def clear(self) -> None:
@@ -166,7 +166,7 @@ def live(home: Path) -> Iterator[Live]:
     (modules / "probed.py").write_text(FLOW)
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
     paths = os.pathsep.join(part for part in (str(modules), kept.get("PYTHONPATH", "")) if part)
-    with _environment({**kept, **FAST, "PYTHONPATH": paths, "HEADWAY_HOME": str(home)}):
+    with environment({**kept, **FAST, "PYTHONPATH": paths, "HEADWAY_HOME": str(home)}):
         server = prefect_server.prepare(home)
         prefect_server.wait(server)
         made = Live(home, server["url"], dict(os.environ))
@@ -180,7 +180,9 @@ def live(home: Path) -> Iterator[Live]:
 
 
 def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+    """kill -9; a process that died with its parent a moment before is none any more."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 until = partial(waiting.until, every=0.3)
@@ -197,7 +199,7 @@ def python(*words: str) -> list[str]:
 
 
 @contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
+def environment(values: dict[str, str]) -> Iterator[None]:
     before = dict(os.environ)
     os.environ.clear()
     os.environ.update(values)

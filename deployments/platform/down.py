@@ -58,7 +58,9 @@ def down(home: Path) -> list[str]:
     process.write_json(stopped_mark(home), {"time": time.time()})
     ran = [_stop(home, part) for part in PARTS[:2]]
     _stop_runs(home)
-    ran += [_stop(home, part) for part in PARTS[2:]]
+    ran.append(_stop(home, PARTS[2]))
+    _stop_runs(home)  # what the worker took up meanwhile, as the first ones left their slots
+    ran += [_stop(home, part) for part in PARTS[3:]]
     shutil.rmtree(home / "platform" / "worker" / "tmp", ignore_errors=True)
     for handle in (home / "jobs").glob("*/handle.json"):
         process.stop(handle.parent)  # a handle of another machine, or of a scheduler, names no process of ours

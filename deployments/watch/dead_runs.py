@@ -3,7 +3,8 @@
 Prefect alone leaves them Running, Cancelling or Pending for ever when the worker died with them. Whether a process lives is
 sightings.py; who acts when several watches see the same is claims.py; that no slot stays occupied is slots.py. Finished stages
 are not run again: their records are reused (tasks/stage.py). Dead jobs are the compute backends' business. What `headway down`
-stopped always goes on, and is not counted; so does what was at work before, and lost its slot to another run meanwhile.
+stopped always goes on, and is not counted, nor is what a worker had only taken up when the platform stopped; so does what was at
+work before, and lost its slot to another run meanwhile.
 
 Only runs of this platform are touched: those of our work pool whose worker was on this host, and those of this home's command
 line. A run from the command line that dies before it opened its folder (runs/ID) belongs to nobody that can be known: it is left.
@@ -37,7 +38,7 @@ from deployments.catalogue import POOL, REFUSED
 from deployments.platform.down import LAST_LOOK
 from deployments.settings import PlatformConfig
 from deployments.watch.claims import claim
-from deployments.watch.flow_runs import AT_WORK, at, flow_runs, history
+from deployments.watch.flow_runs import AT_WORK, KEPT, at, flow_runs, history
 from deployments.watch.sightings import Sighting, look
 from deployments.watch.slots import Slots
 from flows.prefect_run import STOPPED
@@ -75,6 +76,7 @@ class DeadRuns:
 
     def tick(self, client: SyncPrefectClient, now: float) -> None:
         """Look once. A death is acted on at the second look that sees it, two seconds or more after the first."""
+        since = self._since(now)
         suspects: dict[UUID, float] = {}
         for run in flow_runs(client, *AT_WORK, StateType.PAUSED):
             seen = self._dead(client, run, now)
@@ -84,7 +86,6 @@ class DeadRuns:
             if time.monotonic() - suspects[run.state_id] >= CONFIRM_SECONDS:
                 self._safely(self._end, client, run, now, seen)
         self._suspects = suspects
-        since = self._since(now)
         for run in self._ended(client, StateType.CRASHED, now, since):
             self._safely(self._resume, client, run, now)
         for run in self._ended(client, StateType.CANCELLED, now, since):
@@ -116,6 +117,8 @@ class DeadRuns:
         never_began = run.deployment_id is not None and run.state is not None and run.state.is_pending()
         if run.deployment_id is not None and _planned(seen) and not (run.state and run.state.is_cancelling()):
             state = AwaitingRetry(message=f"{STOPPED}: goes on after the last finished stage")
+        elif never_began and run.state is not None and run.state.timestamp.timestamp() < self._began:
+            state = AwaitingRetry(message=f"Nothing had begun when the platform stopped: {seen.words}")
         elif never_began and queued < max(self.config.max_resumes, 1):
             state = AwaitingRetry(message=f"{RESUMED}: {seen.words}, so nothing had begun ({at(now)})")
         else:
@@ -230,8 +233,9 @@ def _planned(seen: Sighting) -> bool:
 
 
 def _began(state: State[Any]) -> bool:
-    """Whether a state tells that its run was at work, or was to be, before."""
-    return bool(state.is_running() or (state.message or "").startswith((RESUMED, STOPPED)))
+    """Whether a state tells that its run was at work, or was to be, or was let wait for the slot (`overlap: queue`), before."""
+    queued = state.name == "AwaitingConcurrencySlot" and state.message != KEPT
+    return bool(queued or state.is_running() or (state.message or "").startswith((RESUMED, STOPPED)))
 
 
 def taken_up(states: list[State[Any]]) -> float:

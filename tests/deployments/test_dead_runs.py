@@ -142,6 +142,25 @@ def test_what_down_stopped_goes_on_whatever_the_settings_and_counts_for_nothing(
     assert platform.slots(client, name) == 0
 
 
+def test_a_run_that_was_only_taken_up_when_the_platform_stopped_is_queued_again_and_counts_for_nothing(
+    platform, client, tmp_path
+):
+    """`down` stops the runs before the worker, which takes up what waited for their slots; one that a watch saw die counts."""
+    run = platform.taken_up(client, "taken-up", tmp_path)
+    watched(platform, client, PlatformConfig(on_crash="mark", max_resumes=0), patience=0.0)
+    assert client.read_flow_run(run).state.name == "AwaitingRetry"
+    assert resumes(client, run) == []
+    duty = DeadRuns(platform.home, PlatformConfig(), patience=0.0)
+    duty.tick(client, time.time())
+    client.set_flow_run_state(run, Pending())
+    for _ in range(2):
+        time.sleep(CONFIRM_SECONDS + 0.1)
+        duty.tick(client, time.time())
+    assert client.read_flow_run(run).state.name == "AwaitingRetry"
+    assert len(resumes(client, run)) == 1
+    client.delete_flow_run(run)
+
+
 def test_time_in_which_nobody_watched_makes_no_crash_history(platform, client, tmp_path):
     """It crashed while nobody watched, a day ago; one that a watch has seen for two hours is left."""
     DeadRuns(platform.home, PlatformConfig(on_crash="mark")).tick(client, time.time())
