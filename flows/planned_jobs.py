@@ -14,6 +14,7 @@ from flows.inputs import resolve
 from flows.mixture import others
 from flows.retrain import STAGES, chain
 from tasks import benchmark, evaluate, export, preprocess, train, validate
+from tasks import plan as plan_stage
 from tasks.artifacts import Artifact, Checkpoint, Cluster, Dataset, Tokenizer, Tokens, parse_ref, unqualified
 from tasks.compute.job import Job
 from tasks.config import RetrainConfig
@@ -147,7 +148,11 @@ def _of_train(found: _Found, config: RetrainConfig) -> Program:
         found.pending.append("settings.checkpoint_every_steps: plan chooses it")
     base = found.named(Checkpoint, config.training.base) if config.training.base else None
     mixed = _mixed(found, config)
-    failures = config.planning.mean_hours_between_failures * 3600 if limits.every_steps is None else None
+    failures = (
+        record.value["seconds_between_failures"]
+        if record
+        else plan_stage.seconds_between_failures(config.planning, unqualified(config.cluster))
+    )
     saving = train.saving(
         every or 0,
         limits.keep,

@@ -50,7 +50,8 @@ def case_of(config: RetrainConfig, *, search: bool = False) -> Case:
     case = case_of_training(training, how, config.planning, sku=sku, gpus=gpus, vocab_size=vocab_size, search=search)
     days = config.planning.max_minutes / DAY_MINUTES
     limits = {"max_days": days if math.isfinite(days) else None, "max_cost": config.planning.spending.max_cost}
-    return case.model_copy(update=limits)
+    spot = case.cluster.spot or cluster.preemptible
+    return case.model_copy(update={**limits, "cluster": case.cluster.model_copy(update={"spot": spot})})
 
 
 def case_of_training(

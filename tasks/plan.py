@@ -17,6 +17,7 @@ from tasks.formats.model_folder import open_model_folder, shape_of
 from tasks.gpu_plan import GpuPlan, plan_on_gpus
 from tasks.planning.checkpointing import Recovery, Saving, expected_goodput
 from tasks.planning.correction import correction, kind_of, measured_on
+from tasks.planning.failures import job_seconds
 from tasks.planning.interval import corrected_every_steps
 from tasks.planning.size import (
     activation_bytes,
@@ -30,7 +31,7 @@ from tasks.planning.size import (
 from tasks.planning.steptime import step_seconds
 from tasks.planning_config import PlanningConfig
 from tasks.settings import config_digest
-from tasks.spending import Use, cost_of, cost_per_hour, known_cost, plain
+from tasks.spending import Use, cost_of, cost_per_hour, known_cost, plain, taken_away
 from tasks.spending import checks as spending_checks
 from tasks.stage import stage
 from tasks.training_config import ExecutionConfig, TrainingConfig
@@ -61,8 +62,10 @@ class Numbers:
     """Why earlier runs on this cluster do not count; empty where one does, and where there is none."""
     seconds: float
     checkpoint_every_steps: int
+    mean_seconds_between_failures: float
+    """As configured, else by the rates of the machines."""
     goodput: float
-    """Useful share of the time, with the configured time between failures."""
+    """Useful share of the time, with that time between failures."""
     tokens: int
     epochs: float
 
@@ -109,7 +112,7 @@ def plan(
             checkpoint_every_steps=numbers.checkpoint_every_steps,
             keep_checkpoints=limits.checkpoint.keep,
             keep_checkpoints_every=limits.checkpoint.keep_every,
-            seconds_between_failures=seconds_between_failures(limits),
+            seconds_between_failures=seconds_between_failures(limits, on),
             seconds=numbers.seconds,
             correction=numbers.correction,
             cost_per_hour=cost_per_hour(spent, on),
@@ -148,8 +151,8 @@ def reckon(
     step = corrected.factor * (gpus.step_seconds if gpus else _step_seconds(flops, 4 * trained, on))
     saved = checkpoint_bytes(trained)
     state = training_memory_bytes(trained, frozen=parameters if lora.rank else 0)
-    save_seconds, between_failures = saved / WRITE_BYTES_PER_SECOND, limits.mean_hours_between_failures * 3600
-    saving = Saving(gpus.stall_seconds, gpus.write_seconds) if gpus else Saving(save_seconds)
+    saving = Saving(gpus.stall_seconds, gpus.write_seconds) if gpus else Saving(saved / WRITE_BYTES_PER_SECOND)
+    between_failures = mean_seconds_between_failures(limits, on)
     every = limits.checkpoint.every_steps or corrected_every_steps(
         training.steps,
         step,
@@ -171,6 +174,7 @@ def reckon(
         correction_said=corrected.said,
         seconds=step * training.steps,
         checkpoint_every_steps=every,
+        mean_seconds_between_failures=between_failures,
         goodput=expected_goodput(every * step, saving, Recovery(), between_failures),
         tokens=tokens_a_step * training.steps,
         epochs=tokens_a_step * training.steps / max(train_tokens, 1),
@@ -206,9 +210,20 @@ def share_of_state(training: TrainingConfig, how: ExecutionConfig, ranks: int) -
     return (whole + (4 - whole) / max(ranks // shared, 1)) / 4 / shared
 
 
-def seconds_between_failures(limits: PlanningConfig) -> float | None:
+def mean_seconds_between_failures(limits: PlanningConfig, on: Cluster) -> float:
+    """As configured; else by the rates of the cluster's machines (tasks/planning/failures.py)."""
+    if limits.mean_hours_between_failures is not None:
+        return limits.mean_hours_between_failures * 3600
+    return job_seconds(
+        machines=on.nodes,
+        gpus_per_machine=on.config.gpus_per_node,
+        taken_away=taken_away(limits.spending, on),
+    )
+
+
+def seconds_between_failures(limits: PlanningConfig, on: Cluster) -> float | None:
     """By which training corrects the interval; None where it was given."""
-    return None if limits.checkpoint.every_steps else limits.mean_hours_between_failures * 3600
+    return None if limits.checkpoint.every_steps else mean_seconds_between_failures(limits, on)
 
 
 def judge(numbers: Numbers, limits: PlanningConfig, on: Cluster, gpus: GpuPlan | None = None) -> tuple[Check, ...]:

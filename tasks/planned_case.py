@@ -16,7 +16,7 @@ from tasks.planning import counts
 from tasks.planning.case import Case
 from tasks.planning.checkpoint_plan import CheckpointPlan, plan_of_bytes
 from tasks.planning.checkpointing import checkpoint_bytes
-from tasks.planning.failures import failure_rates
+from tasks.planning.failures import Range, failure_rates
 from tasks.planning.machine import Machine
 from tasks.planning.money import Cost, MachinePrice, Spending, cost, hourly, kept_in
 from tasks.planning.prediction import Prediction
@@ -60,11 +60,13 @@ def planned(
     region: str = "",
     paid: SpendingConfig | None = None,
     allreduce_bus_bandwidth: float = 0.0,
+    hours_between_failures: float | None = None,
 ) -> Planned:
     """Plan a case. Raises ValueError, by value and remedy, for one that names what is not there or cannot be divided.
 
     `paid` says how machines are paid for; without it on demand, or Spot. `allreduce_bus_bandwidth` is what a qualification
-    measured over all machines, in bytes a second; 0: the size's number holds.
+    measured over all machines, in bytes a second; 0: the size's number holds. `hours_between_failures` is of the whole job; None:
+    the published rates hold.
     """
     machine = machine_of(case, home)
     gpus = _gpus(case, machine)
@@ -75,7 +77,7 @@ def planned(
     hour = hourly(price, {paid.price: 1.0}, _discounts(paid))
     found = search(case, machine, gpus=gpus, per_gpu_hour=hour / machine.gpus if hour is not None else None)
     plan = found.plans[0] if found.plans else None
-    checkpoints = _checkpoints(case, machine, plan) if plan else None
+    checkpoints = _checkpoints(case, machine, plan, hours_between_failures) if plan else None
     spent = _cost(case, machine, plan, checkpoints, price, paid, region, home) if plan and checkpoints else None
     said = [
         *(plan.warnings if plan else ()),
@@ -139,10 +141,15 @@ def _gpus(case: Case, machine: Machine) -> int | None:
     return gpus  # of a GPU by name, machines may have been smaller
 
 
-def _checkpoints(case: Case, machine: Machine, plan: Prediction) -> CheckpointPlan:
+def _checkpoints(case: Case, machine: Machine, plan: Prediction, hours: float | None) -> CheckpointPlan:
     parameters = round(counts.parameters(case.network, case.sequence).total)
     size = checkpoint_bytes(parameters, precision=case.precision, engine=case.engine)
-    rates = failure_rates(machine.gpu, plan.division.gpus, per_machine=machine.gpus, spot=case.cluster.spot)
+    gpus = plan.division.gpus
+    if hours is None:
+        rates = failure_rates(machine.gpu, gpus, per_machine=machine.gpus, spot=case.cluster.spot)
+    else:
+        of_all = Range(hours, hours, hours).times(gpus)
+        rates = failure_rates(machine.gpu, gpus, per_machine=machine.gpus, gpu_hours=of_all)
     return plan_of_bytes(size, machine, rates)
 
 

@@ -38,8 +38,9 @@ class PlanningConfig(Settings):
     """Longest time that training may take by the measured rate."""
     memory_per_rank_gib: float | None = Field(None, gt=0)
     """Memory that one rank may use, in GiB; empty: `cluster.memory_gib`, or what the benchmark found, divided by the ranks."""
-    mean_hours_between_failures: float = Field(24.0, gt=0)
-    """Expected time between interruptions of the whole job, for the checkpoint interval."""
+    mean_hours_between_failures: float | None = Field(None, gt=0)
+    """Expected time between interruptions of the whole job, for the checkpoint interval and the goodput; empty: by the published
+    rates of so many GPUs and, of machines that may be taken away, of evictions; without GPUs 24 hours, evictions beside it."""
     min_goodput: Fraction | None = None
     """Least share of the time that must be useful, by the best checkpoint interval there is; empty: no limit."""
     spending: SpendingConfig = SpendingConfig()

@@ -36,6 +36,11 @@ class Use:
     """Kept on average."""
 
 
+def taken_away(config: SpendingConfig, on: Cluster) -> bool:
+    """Whether the machines may be taken away at any time."""
+    return config.price in TAKEN_AWAY or on.config.preemptible
+
+
 def cost_of(use: Use, config: SpendingConfig, on: Cluster, *, home: Path) -> Cost:
     """What it costs on a cluster; `total` is None where a price is not known."""
     today = datetime.datetime.now(datetime.UTC).date()
@@ -109,7 +114,7 @@ def _within_quota(use: Use, config: SpendingConfig, on: Cluster, *, home: Path) 
         vcpus=round(vcpus),
         nodes=on.nodes,
         days=days,
-        low_priority=config.price in TAKEN_AWAY or on.config.preemptible,
+        low_priority=taken_away(config, on),
         rdma=bool(_number(sku, "infiniband_ports")),
         why=f"training on {on.nodes} x {sku.name} for {days:.2g} days",
     )

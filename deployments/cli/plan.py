@@ -56,7 +56,7 @@ def plan(
     from tasks.planned_case import plain, planned
     from tasks.settings import home
 
-    bandwidth, paid = 0.0, None
+    bandwidth, paid, hours = 0.0, None, None
     if case:
         cases = read_cases(Path(case))
     else:
@@ -68,9 +68,20 @@ def plan(
                 return
         cases, bandwidth = [case_of(settings, search=bool(goal))], _measured(settings.cluster.name)
         paid, region = settings.planning.spending, region or settings.planning.spending.region
+        hours = settings.planning.mean_hours_between_failures
     cases = [_with_goal(each, goal) for each in cases]
     made = [
-        _named(each, lambda one: planned(one, home=home(), region=region, paid=paid, allreduce_bus_bandwidth=bandwidth))
+        _named(
+            each,
+            lambda one: planned(
+                one,
+                home=home(),
+                region=region,
+                paid=paid,
+                allreduce_bus_bandwidth=bandwidth,
+                hours_between_failures=hours,
+            ),
+        )
         for each in cases
     ]
     told = [plain(each) for each in made]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tasks.planning.case import Engine, Precision
 from tasks.planning.failures import Range
-from tasks.planning.interval import WRITER_SHARE, daly_interval, young_interval
+from tasks.planning.interval import daly_interval, useful_share, with_time_to_write, young_interval
 from tasks.planning.machine import Machine
 from tasks.planning.storages import Storage, bandwidth_of
 
@@ -128,14 +128,14 @@ def chosen_interval(cost: Saving, recovery: Recovery, mean_seconds_between_failu
     """Daly's, unless the writer needs longer.
 
     Daly's holds where a failure may also hit a save or a restart, as they do; what recovery takes does not move that optimum, nor
-    does the lag. A writer is at work for no more than half of the time (interval.py).
+    does the lag. How long the writer needs, `with_time_to_write` says (interval.py).
     """
     mean = mean_seconds_between_failures
     if cost.stall_seconds == 0:
-        found, known = 2 * cost.lag_seconds, {"daly": 0.0}
-        if not found:
+        if not cost.lag_seconds:
             raise ValueError("saving that costs nothing has no best interval: give one")
-        return Interval(found, "writer", "saving does not stall: as often as it can be written", known)
+        seconds = _written(0.0, cost, mean)
+        return Interval(seconds, "writer", "saving does not stall: as often as it can be written", {"daly": 0.0})
     every = {
         "young": young_interval(cost.stall_seconds, mean),
         "daly": daly_interval(cost.stall_seconds, mean),
@@ -143,11 +143,23 @@ def chosen_interval(cost: Saving, recovery: Recovery, mean_seconds_between_failu
     }
     if cost.stall_seconds >= 2 * mean:
         return Interval(every["daly"], "daly", "a save takes longer than twice the time between failures", every)
+    seconds = _written(every["daly"], cost, mean)
+    if seconds > every["daly"]:
+        times = "twice the" if seconds > cost.lag_seconds else "the"
+        reason = f"{times} {cost.lag_seconds:.0f} s of writing; Daly's formula would say {every['daly']:.0f} s"
+        return Interval(seconds, "writer", reason, every)
     others = f"Young's formula says {every['young']:.0f} s, the availability form {every['availability']:.0f} s"
-    if every["daly"] < WRITER_SHARE * cost.lag_seconds:
-        reason = f"twice the {cost.lag_seconds:.0f} s of writing; Daly's formula would say {every['daly']:.0f} s"
-        return Interval(WRITER_SHARE * cost.lag_seconds, "writer", reason, every)
     return Interval(every["daly"], "daly", f"Daly's optimum, which counts failures in a save too; {others}", every)
+
+
+def _written(seconds: float, cost: Saving, mean: float) -> float:
+    _require_above(cost.lag_seconds + cost.stall_seconds, mean)
+    return with_time_to_write(
+        seconds,
+        save_seconds=cost.stall_seconds,
+        write_seconds=cost.lag_seconds,
+        mean_seconds_between_failures=mean,
+    )
 
 
 def expected_goodput(interval_seconds: float, cost: Saving, recovery: Recovery, mean: float) -> float:
@@ -157,10 +169,8 @@ def expected_goodput(interval_seconds: float, cost: Saving, recovery: Recovery, 
     R restart, which a failure begins anew, D detection. With w = D = 0 it is Daly 2006, equation 20. See docs/planning.md.
     """
     _require_above(interval_seconds, mean)
-    cycle = (interval_seconds + cost.stall_seconds) / mean
-    late = (cost.lag_seconds + recovery.restart_seconds) / mean
-    # (e^x - 1) e^late as e^(x + late) (1 - e^-x): no overflow where x is large
-    return interval_seconds * math.exp(-cycle - late) / (-math.expm1(-cycle) * (mean + recovery.detection_seconds))
+    late = math.exp(-(cost.lag_seconds + recovery.restart_seconds) / mean)
+    return useful_share(interval_seconds, cost.stall_seconds, mean) * late * mean / (mean + recovery.detection_seconds)
 
 
 def goodput_range(interval_seconds: float, cost: Saving, recovery: Recovery, mean_seconds: Range) -> Shares:

@@ -102,6 +102,9 @@ mean of its ends, and near to the fleet of RSC-1 (29,500)."""
 KNOWN_GPUS = ("A100", "H100", "H200", "B200")
 """Those with a row in PUBLISHED; for others the same range is taken, with a warning."""
 
+WITHOUT_GPUS_SECONDS = 24 * HOUR
+"""Between interruptions of a whole job on machines without GPUs, evictions apart: nothing is published of them; an assumption."""
+
 HARDWARE_SHARE = 0.78
 """Of unexpected interruptions, those of hardware, confirmed or suspected (Llama 3): a machine is replaced."""
 
@@ -157,6 +160,18 @@ def failure_rates(
     unknown = () if known else (f"no failure rate of {gpu or 'this GPU'} is published: that of A100 and H100 is taken",)
     guess = ("no eviction class is given: 2.5 to 17.5 % an hour are taken",) if evictions and not spot_class else ()
     return Rates(failures, evictions, together, machines, gpus, unknown + guess)
+
+
+def job_seconds(*, machines: int, gpus_per_machine: int, taken_away: bool) -> float:
+    """Mean seconds between interruptions of a job on so many machines, as expected: what the stage `plan` reckons with.
+
+    `taken_away`: Spot machines or Azure ML's low-priority tier, whose eviction class is not known.
+    """
+    if gpus_per_machine:
+        gpus = machines * gpus_per_machine
+        return failure_rates("", gpus, per_machine=gpus_per_machine, spot=taken_away).together.mid
+    always = Range(WITHOUT_GPUS_SECONDS, WITHOUT_GPUS_SECONDS, WITHOUT_GPUS_SECONDS)
+    return _both(always, _evictions(machines, "")).mid if taken_away else always.mid
 
 
 def eviction_hazard(share: float) -> float:
