@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import Check, Cluster
+from tasks.cluster_config import ClusterConfig
 from tasks.hardware.sku import Sku, load_sku
 from tasks.planning.money import Cost, Spending, cost
 from tasks.planning.quota import Request, judge
-from tasks.planning_config import SpendingConfig
+from tasks.planning_config import PriceKind, SpendingConfig
 from tasks.prices.book import USUAL_REGION, machine_price, open_book, storage_prices
 from tasks.prices.limits import read_limits
 
@@ -41,10 +42,26 @@ def taken_away(config: SpendingConfig, on: Cluster) -> bool:
     return config.price in TAKEN_AWAY or on.config.preemptible
 
 
+def paid_for(config: SpendingConfig, cluster: ClusterConfig) -> SpendingConfig:
+    """How the machines of a cluster are paid for: those that may be taken away are not to be had on demand, nor with its discount."""
+    if not cluster.preemptible or config.price != "on-demand":
+        return config
+    return config.model_copy(update={"price": kind_of_preemptible(cluster.backend), "discount": 0.0})
+
+
+def kind_of_preemptible(backend: str) -> PriceKind:
+    """The kind of price of machines that may be taken away.
+
+    Azure ML has a low-priority tier with meters of its own; those of other backends are Spot virtual machines.
+    """
+    return "low-priority" if backend == "azureml" else "spot"
+
+
 def cost_of(use: Use, config: SpendingConfig, on: Cluster, *, home: Path) -> Cost:
     """What it costs on a cluster; `total` is None where a price is not known."""
     today = datetime.datetime.now(datetime.UTC).date()
     book = open_book(home)
+    config = paid_for(config, on.config)
     return cost(
         Spending(
             machines=on.nodes,

@@ -44,7 +44,7 @@ def cost(
     A job pays for its machines from when they start until it ends, not while it waits in a queue; what was reused costs nothing.
     Machines of your own cost what `prices/own.yaml` of the home says. What has no price is left open, and so is the total.
     """
-    from tasks.planning.spent import costs, timed, total
+    from tasks.planning.spent import costs, known_costs, timed, total
 
     found = _run(run)
     done = timed(found.events)
@@ -52,16 +52,20 @@ def cost(
     prices = {at.name: _price(at.name, region) for at in machines.values() if at.name}
     of_kind = _kind(kind, done)
     hours = {name: price.hours.get(of_kind) for name, price in prices.items()}
-    stages = costs(done, machines, hours.get, planned_train_seconds=_planned(done))
+    currencies = {name: price.currency for name, price in prices.items()}
+    stages = costs(done, machines, hours.get, planned_train_seconds=_planned(done), currency_of=currencies.get)
+    known = known_costs(stages)
+    several = len(known) > 1
     fields = {
         **{"run": found.identity, "flow": found.handle.get("flow"), "subject": found.handle.get("subject")},
         **{"status": found.status, "kind": of_kind, "total": total(stages)},
-        "known": sum(stage.cost or 0.0 for stage in stages),
-        "currency": next((price.currency for price in prices.values()), "USD"),
+        "known": None if several else sum(known.values()),
+        "currency": None if several else next(iter((*known, *currencies.values())), "USD"),
+        "by_currency": known,
         "machine_hours": sum(stage.machine_hours for stage in stages),
         "stages": [{**stage.__dict__, "over": stage.over} for stage in stages],
-        "prices": [_told(price) for price in prices.values()],
-        "warnings": _warnings(prices, hours, stages, of_kind),
+        "prices": [_told(price, of_kind) for price in prices.values()],
+        "warnings": [*_warnings(prices, hours, stages, of_kind), *(_not_added(known) if several else ())],
     }
     say(fields, "\n".join(_page(fields, stages)), as_json=as_json)
 
@@ -123,18 +127,22 @@ def _price(name: str, region: str) -> MachinePrice:
 
 
 def _kind(wanted: str, done: list[Timed]) -> PriceKind:
-    """As asked for; else what the jobs' machines were: those that may be taken away cost the spot price."""
+    """As asked for; else what the jobs' machines were: on demand, or of the tier that may be taken away."""
     from pathlib import Path
 
     from tasks.planning.money import KINDS
     from tasks.process import read_json
+    from tasks.spending import kind_of_preemptible
 
     if wanted:
         if wanted not in KINDS:
             raise ValueError(f"kind of price {wanted!r}: there is no such; write one of {', '.join(KINDS)}")
         return next(kind for kind in KINDS if kind == wanted)
-    preemptible = any((read_json(Path(one.job) / "job.json") or {}).get("preemptible") for one in done if one.job)
-    return "spot" if preemptible else "on-demand"
+    folders = [Path(one.job) for one in done if one.job]
+    preemptible = [folder for folder in folders if (read_json(folder / "job.json") or {}).get("preemptible")]
+    if not preemptible:
+        return "on-demand"
+    return kind_of_preemptible((read_json(preemptible[0] / "cluster.json") or {}).get("backend", ""))
 
 
 def _planned(done: list[Timed]) -> float | None:
@@ -143,20 +151,22 @@ def _planned(done: list[Timed]) -> float | None:
     return plans[-1] if plans else None
 
 
-def _told(price: MachinePrice) -> dict[str, Any]:
+def _told(price: MachinePrice, kind: PriceKind) -> dict[str, Any]:
+    origin = price.origin(kind)
     return {
         "machine": price.sku,
         "region": price.region,
-        "source": price.source,
-        "date": price.date or None,
+        "currency": price.currency,
+        "source": origin.source,
+        "date": origin.date or None,
         "hours": {kind: hour for kind, hour in price.hours.items() if hour is not None},
     }
 
 
 def _warnings(
-    prices: dict[str, MachinePrice], hours: dict[str, float | None], stages: list[StageCost], kind: str
+    prices: dict[str, MachinePrice], hours: dict[str, float | None], stages: list[StageCost], kind: PriceKind
 ) -> list[str]:
-    said = [warning for price in prices.values() for warning in price.warnings]
+    said = [warning for price in prices.values() for warning in price.origin(kind).warnings]
     said += [f"{name} has no {kind} price" for name, hour in hours.items() if hour is None and prices[name].hours]
     if any(name.startswith("local") and hour is None for name, hour in hours.items()):
         said = [warning for warning in said if "of local-" not in warning]
@@ -169,16 +179,22 @@ def _warnings(
     return list(dict.fromkeys(said))
 
 
+def _not_added(known: dict[str, float]) -> list[str]:
+    currencies = " and ".join(sorted(known))
+    return [
+        f"prices are in {currencies}, and no rate of exchange is known, so there is no total: "
+        "write the machines' prices into prices/own.yaml in one currency"
+    ]
+
+
 def _page(fields: dict[str, Any], stages: list[StageCost]) -> Iterator[str]:
     yield f"{fields['flow']} {fields['subject']}, run {fields['run'][:8]}, {fields['status']}; {fields['kind']} prices"
     yield ""
-    yield from _aligned([COLUMNS, *(_cells(stage, fields["currency"]) for stage in stages)])
-    whole, least = fields["total"], fields["known"]
-    said = (
-        f"{fields['currency']} {whole:,.2f}"
-        if whole is not None
-        else f"not known; at least {fields['currency']} {least:,.2f}"
-    )
+    yield from _aligned([COLUMNS, *(_cells(stage, fields["currency"] or "") for stage in stages)])
+    of_each = fields["by_currency"] or {fields["currency"]: 0.0}
+    least = " and ".join(f"{currency} {cost:,.2f}" for currency, cost in of_each.items())
+    open_ = any(stage.cost is None for stage in stages)
+    said = f"not known; at least {least}" if open_ else least
     yield f"\ntotal {said}, {fields['machine_hours']:.4g} machine hours"
     for price in fields["prices"]:
         if price["source"]:
@@ -190,7 +206,7 @@ def _page(fields: dict[str, Any], stages: list[StageCost]) -> Iterator[str]:
 
 def _cells(stage: StageCost, currency: str) -> tuple[str, ...]:
     def money(value: float | None) -> str:
-        return "-" if value is None else f"{currency} {value:,.2f}"
+        return "-" if value is None else f"{stage.currency or currency} {value:,.2f}".strip()
 
     return (
         stage.stage,

@@ -38,10 +38,12 @@ def require_wanted(settings: RetrainConfig, stages: Callable[[], list[dict[str, 
     from deployments.cli.plan_page import page
     from tasks.planned_case import plain, planned
     from tasks.settings import home
+    from tasks.spending import paid_for
 
     try:
-        paid = settings.planning.spending
-        made = planned(case, home=home(), region=paid.region, paid=paid)
+        paid = paid_for(settings.planning.spending, settings.cluster)
+        hours = settings.planning.mean_hours_between_failures
+        made = planned(case, home=home(), region=paid.region, paid=paid, hours_between_failures=hours)
     except ValueError as error:
         typer.echo(f"headway: no plan before the start: {error}", err=True)
         return

@@ -55,6 +55,7 @@ def plan(
     from tasks.case_of_config import case_of
     from tasks.planned_case import plain, planned
     from tasks.settings import home
+    from tasks.spending import paid_for
 
     bandwidth, paid, hours = 0.0, None, None
     if case:
@@ -67,7 +68,8 @@ def plan(
             if say_measured(settings, as_json=as_json):
                 return
         cases, bandwidth = [case_of(settings, search=bool(goal))], _measured(settings.cluster.name)
-        paid, region = settings.planning.spending, region or settings.planning.spending.region
+        paid = paid_for(settings.planning.spending, settings.cluster)
+        region = region or paid.region
         hours = settings.planning.mean_hours_between_failures
     cases = [_with_goal(each, goal) for each in cases]
     made = [

@@ -83,14 +83,16 @@ def _machines(book: Book, size: str, regions: list[str], today: datetime.date) -
         asked = [(name, region) for name, region in asked if not regions or region in regions]
     for name, region in asked:
         price = machine_price(book, name, region=region, today=today)
+        origins = [price.origin(kind) for kind, hour in price.hours.items() if hour is not None]
+        dates = [origin.date for origin in origins if origin.date]
         yield {
             "machine": name,
             "region": price.region,
             "currency": price.currency,
             "hours": {kind: hour for kind, hour in price.hours.items() if hour is not None},
-            "source": price.source,
-            "date": price.date or None,
-            "warnings": list(price.warnings),
+            "source": "; ".join(dict.fromkeys(origin.source for origin in origins)),
+            "date": min(dates, default=None),
+            "warnings": list(dict.fromkeys([*price.warnings, *(said for o in origins for said in o.warnings)])),
         }
 
 
@@ -120,19 +122,21 @@ def _page(rows: list[dict[str, Any]], stored: list[dict[str, Any]], warnings: li
     from tasks.planning.money import KINDS
 
     if rows:
-        currencies = ", ".join(sorted({row["currency"] for row in rows}))
-        yield f"{currencies} an hour of the whole machine, Linux:"
+        currencies = sorted({row["currency"] for row in rows})
+        several = len(currencies) > 1
+        yield f"{', '.join(currencies)} an hour of the whole machine, Linux:"
         cells = [
             (
                 row["machine"],
                 row["region"] or "any",
+                *([row["currency"]] if several else ()),
                 *(f"{row['hours'][kind]:,.6g}" if kind in row["hours"] else "-" for kind in KINDS),
                 row["date"] or "no date",
                 row["source"],
             )
             for row in rows
         ]
-        yield from _aligned([HEAD, *cells])
+        yield from _aligned([(*HEAD[:2], *(("currency",) if several else ()), *HEAD[2:]), *cells])
     if stored:
         yield from ("", "10^9 bytes for a month; egress once:")
         for row in stored:

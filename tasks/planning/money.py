@@ -7,7 +7,7 @@ An unknown price is None and a warning, never 0. Limits of an account are in quo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -19,6 +19,17 @@ HOURS_OF_TERM: Mapping[Term, float] = {"1y": 8760.0, "3y": 26280.0}
 """365 and 1,095 days: how a reservation's price for its whole term becomes one an hour."""
 HOURS_OF_MONTH = 730.0
 """By which Azure's calculator turns hours into months: 8,760 / 12."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a price is from."""
+
+    source: str = ""
+    date: str = ""
+    """When the prices were read, as YYYY-MM-DD."""
+    warnings: tuple[str, ...] = ()
+    """That they are old, or of another region, or of another machine."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +45,12 @@ class MachinePrice:
     """When the prices were read, as YYYY-MM-DD."""
     warnings: tuple[str, ...] = ()
     """That they are old, or of another region, or of another machine."""
+    elsewhere: Mapping[PriceKind, Origin] = field(default_factory=dict)
+    """Of kinds that are from another list than the rest, which source, date and warnings are of."""
+
+    def origin(self, kind: PriceKind) -> Origin:
+        """Where the price of a kind is from."""
+        return self.elsewhere.get(kind) or Origin(self.source, self.date, self.warnings)
 
 
 @dataclass(frozen=True)
@@ -133,16 +150,19 @@ def cost(spending: Spending, machine: MachinePrice, storage: StoragePrices | Non
     parts["data"] = _times(spending.data_gb * months, storage.gb_month.get(spending.data_storage))
     parts["egress"] = _times(spending.egress_gb, storage.egress_gb)
     known = [value for value in parts.values() if value is not None]
-    sources = _words_once(machine.source, storage.source if _stores(spending) else "")
+    origins = [
+        machine.origin("on-demand" if kind in spending.discounts else kind) for kind, share in spending.mix.items() if share
+    ]
+    sources = _words_once(*(origin.source for origin in origins), storage.source if _stores(spending) else "")
     return Cost(
         currency=machine.currency,
         total=math.fsum(known) if len(known) == len(parts) else None,
         parts=parts,
         price_source=sources,
-        price_date=_oldest(machine.date, storage.date if _stores(spending) else ""),
+        price_date=_oldest(*(origin.date for origin in origins), storage.date if _stores(spending) else ""),
         hour=hour,
         machine_hours=math.fsum(hours.values()),
-        warnings=_warnings(spending, machine, storage, parts),
+        warnings=_warnings(spending, machine, storage, parts, origins),
     )
 
 
@@ -227,9 +247,14 @@ def _stores(spending: Spending) -> bool:
 
 
 def _warnings(
-    spending: Spending, machine: MachinePrice, storage: StoragePrices, parts: Mapping[str, float | None]
+    spending: Spending,
+    machine: MachinePrice,
+    storage: StoragePrices,
+    parts: Mapping[str, float | None],
+    origins: Iterable[Origin],
 ) -> tuple[str, ...]:
-    said = [*machine.warnings, *(storage.warnings if _stores(spending) else ())]
+    said = [warning for origin in origins for warning in origin.warnings]
+    said += storage.warnings if _stores(spending) else ()
     for kind, share in spending.mix.items():
         if share and _price(machine, kind, spending.discounts) is None:
             where = f" in {machine.region}" if machine.region else ""

@@ -6,7 +6,7 @@ The log is tasks/runlog.py; prices come in. What a training will cost is money.p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,8 @@ class StageCost:
     planned_seconds: float | None = None
     planned_cost: float | None = None
     goodput: float | None = None
+    currency: str = ""
+    """Of hour, cost and planned_cost; empty where no price is known."""
 
     @property
     def over(self) -> float | None:
@@ -89,22 +91,38 @@ def costs(
     hour_of: Callable[[str], float | None],
     *,
     planned_train_seconds: float | None = None,
+    currency_of: Callable[[str], str | None] = lambda name: "",
 ) -> list[StageCost]:
-    """What each execution cost; `machines` by folder of the job, `hour_of` a machine by its name.
+    """What each execution cost; `machines` by folder of the job, `hour_of` and `currency_of` a machine by its name.
 
     A plan tells the seconds of training alone, so only there is something beside.
     """
-    return [_cost(one, machines, hour_of, planned_train_seconds) for one in done]
+    return [_cost(one, machines, hour_of, planned_train_seconds, currency_of) for one in done]
 
 
-def total(stages: Iterable[StageCost]) -> float | None:
-    """None when a stage's cost is not known."""
+def total(stages: Sequence[StageCost]) -> float | None:
+    """None when a stage's cost is not known, and where costs are in several currencies: no rate of exchange is known."""
     known = [stage.cost for stage in stages]
-    return None if None in known else math.fsum(cost for cost in known if cost is not None)
+    if None in known or len(known_costs(stages)) > 1:
+        return None
+    return math.fsum(cost for cost in known if cost is not None)
+
+
+def known_costs(stages: Iterable[StageCost]) -> dict[str, float]:
+    """What is known of the costs, by currency; what cost nothing needs none."""
+    found: dict[str, float] = {}
+    for stage in stages:
+        if stage.cost:
+            found[stage.currency] = found.get(stage.currency, 0.0) + stage.cost
+    return found
 
 
 def _cost(
-    one: Timed, machines: Mapping[str, Machines], hour_of: Callable[[str], float | None], planned: float | None
+    one: Timed,
+    machines: Mapping[str, Machines],
+    hour_of: Callable[[str], float | None],
+    planned: float | None,
+    currency_of: Callable[[str], str | None],
 ) -> StageCost:
     at = machines.get(one.job) if one.job else Machines("", 0.0)
     hours = one.machine_seconds / 3600 * (at.count if at else 0.0)
@@ -123,6 +141,7 @@ def _cost(
         planned_seconds=beside,
         planned_cost=beside / 3600 * at.count * hour if beside and at and hour is not None else None,
         goodput=one.metrics.get("goodput") if one.status == "ran" else None,
+        currency=(currency_of(at.name) or "") if at and hour is not None else "",
     )
 
 

@@ -1,5 +1,7 @@
 """The price lists of a home, read and looked into: your own (`prices/own.yaml`), then Azure's as fetched last, then ours.
 
+Kinds of price that your own list leaves out are those of the next one, in the same region and currency.
+
 A list is YAML of the form of list.yaml. Fetching is update.py; what a training costs, tasks/planning/money.py. Old prices are
 given with a warning, unknown ones are None.
 """
@@ -7,7 +9,7 @@ given with a warning, unknown ones are None.
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tasks.hardware.sku import plain_name
-from tasks.planning.money import KINDS, MachinePrice, StoragePrices
+from tasks.planning.money import KINDS, MachinePrice, Origin, StoragePrices
 from tasks.planning_config import PriceKind
 
 SHIPPED = Path(__file__).parent / "list.yaml"
@@ -126,6 +128,8 @@ class Book:
     """All lists, the one that counts most first."""
 
     lists: tuple[PriceList, ...]
+    own: PriceList | None = None
+    """Of the lists, yours: what it leaves out of a machine, the next list adds. Others stand for themselves."""
 
     def size_of_gpu(self, name: str) -> SizeOfGpu | None:
         found = {_bare(gpu): size for one in reversed(self.lists) for gpu, size in one.gpus.items()}
@@ -134,8 +138,10 @@ class Book:
 
 def open_book(home: Path | None = None) -> Book:
     """The lists of a home; without one, ours. Raises ValueError for a list that cannot be read."""
-    paths = [home / OWN, home / FETCHED] if home else []
-    return Book(tuple(read_list(path) for path in [*paths, SHIPPED] if path.exists()))
+    own = read_list(home / OWN) if home and (home / OWN).exists() else None
+    fetched = [home / FETCHED] if home else []
+    others = [read_list(path) for path in [*fetched, SHIPPED] if path.exists()]
+    return Book((*([own] if own else ()), *others), own)
 
 
 def read_list(path: Path) -> PriceList:
@@ -166,7 +172,10 @@ def machine_price(
     hours = {kind: None if hour is None else hour * share for kind, hour in price.hours.items()}
     said = f"the price of {name} is that of {size.size}, shared out by its {size.gpus} GPU{'s' * (size.gpus > 1)}"
     known = (said, *price.warnings) if any(hour is not None for hour in hours.values()) else price.warnings
-    return MachinePrice(name, hours, price.region, price.currency, source=price.source, date=price.date, warnings=known)
+    elsewhere = {
+        kind: replace(origin, warnings=(said, *origin.warnings)) for kind, origin in price.elsewhere.items()
+    }
+    return replace(price, sku=name, hours=hours, warnings=known, elsewhere=elsewhere)
 
 
 def storage_prices(book: Book, *, region: str = "", today: datetime.date) -> StoragePrices:
@@ -210,15 +219,33 @@ def staleness(what: str, source: Source, today: datetime.date) -> tuple[str, ...
 
 def _of_size(book: Book, name: str, region: str, today: datetime.date) -> MachinePrice:
     elsewhere: set[str] = set()
-    for one in book.lists:
+    for number, one in enumerate(book.lists):
         by_region = one.regions_of(name)
         where = _region(by_region, region)
         if where:
-            return _price(one, name, where, by_region[where], today)
+            price = _price(one, name, where, by_region[where], today)
+            if one is not book.own:
+                return price
+            rest = Book(book.lists[number + 1 :])
+            return _completed(price, _of_size(rest, name, region if where == ANYWHERE else where, today))
         elsewhere |= set(by_region)
     known = f"; known are {', '.join(sorted(elsewhere))}" if elsewhere else ""
     said = f"no price of {name}{f' in {region}' if region else ''} is known{known}: `headway prices update` asks Azure"
     return MachinePrice(name, {}, region, warnings=(said,))
+
+
+def _completed(own: MachinePrice, other: MachinePrice) -> MachinePrice:
+    """Your prices, and of the kinds that they leave out another list's, where it is in the same currency."""
+    added = [kind for kind, hour in other.hours.items() if hour is not None and own.hours.get(kind) is None]
+    if own.currency != other.currency:
+        said = f"is listed in {other.currency} and your own list is in {own.currency}: it is not taken"
+        unusable = {kind: Origin(warnings=(f"the {kind} price of {own.sku} {said}",)) for kind in added}
+        return replace(own, elsewhere=unusable)
+    return replace(
+        own,
+        hours={**own.hours, **{kind: other.hours[kind] for kind in added}},
+        elsewhere={kind: other.origin(kind) for kind in added},
+    )
 
 
 def _region(by_region: dict[str, Hours], wanted: str) -> str:
