@@ -7,11 +7,11 @@ computed again only where the rest does not fit. Enumerating is divisions.py, pr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tasks.planning import counts, memory
-from tasks.planning.case import Case, Goal, Offload, Recompute
+from tasks.planning.case import Case, Goal, Offload, Parallel, Recompute
 from tasks.planning.divisions import OFFLOADING, OFFLOADS, divisions
 from tasks.planning.machine import Machine
 from tasks.planning.possible import require_possible
@@ -48,6 +48,8 @@ class Found:
 def search(case: Case, machine: Machine, *, gpus: int | None = None, per_gpu_hour: float | None = None) -> Found:
     """The best few divisions. `gpus` is how many there are; the goals cheapest and smallest may take fewer.
 
+    A division that the case gives is answered as given: offloading is only tried where all of `parallel` is open, and said.
+
     `per_gpu_hour` is a GPU's price, for max_cost. Raises ValueError for a case that cannot be divided, by value and remedy.
     """
     if gpus is not None and gpus > MOST_GPUS:
@@ -60,12 +62,27 @@ def search(case: Case, machine: Machine, *, gpus: int | None = None, per_gpu_hou
     made = _searched(case, machine, gpus, per_gpu_hour=per_gpu_hour, offloads=offloads)
     if not made.plans and made.closest is not None and _may_offload(case) and offloads == OFFLOADS:
         offloaded = _searched(case, machine, gpus, per_gpu_hour=per_gpu_hour, offloads=("cpu",))
-        return offloaded if offloaded.plans else made
-    return made
+        made = offloaded if offloaded.plans else made
+    return replace(made, plans=tuple(_with_offload_said(case, plan) for plan in made.plans))
 
 
 def _may_offload(case: Case) -> bool:
-    return case.parallel.offload is None and case.engine in OFFLOADING
+    return case.parallel.offload is None and case.engine in OFFLOADING and not _divided(case)
+
+
+def _divided(case: Case) -> bool:
+    """Whether the case says anything of how it is divided, offloading apart."""
+    return any(value is not None for name, value in case.parallel if name != "offload")
+
+
+def _with_offload_said(case: Case, plan: Prediction) -> Prediction:
+    if case.parallel.offload is not None or plan.division.offload == "none":
+        return plan
+    said = (
+        f"the optimizer is in the machines' memory (offload {plan.division.offload}), which nobody asked for: it takes "
+        f"{plan.time.offload / plan.time.total:.0%} of a step; give offload: none to plan without"
+    )
+    return replace(plan, warnings=(said, *plan.warnings))
 
 
 def _searched(
@@ -234,35 +251,58 @@ def words(way: Division) -> str:
 
 def _none(case: Case, machine: Machine, gpus: int | None, predicted: int, closest: Sequence[Prediction]) -> Found:
     fits_not = min(closest, key=lambda plan: plan.memory.total, default=None)
+    what = "the division that was given does not fit" if _divided(case) else "nothing fits"
     if fits_not is None:
         held = "weights and optimizer alone are more than these GPUs hold"
-        return Found(NOTHING, case.goal, predicted, f"nothing fits: {held}", _nearest(case, machine, gpus))
+        return Found(NOTHING, case.goal, predicted, f"{what}: {held}", _nearest(case, machine, gpus))
     short = f"the least that a GPU needs is {fits_not.memory.total / 2**30:.1f} of {machine.usable_memory_bytes / 2**30:.1f} GiB"
-    return Found(NOTHING, case.goal, predicted, f"nothing fits: {short}", _nearest(case, machine, gpus), fits_not)
+    return Found(NOTHING, case.goal, predicted, f"{what}: {short}", _nearest(case, machine, gpus), fits_not)
 
 
 def _nearest(case: Case, machine: Machine, gpus: int | None) -> str:
-    """What would fit: the same with offloading, or on more machines."""
+    """What would fit: with less that is given, with offloading, or on more machines; with what a step takes then."""
     if gpus is None:
         return "a smaller network, sequence or micro batch; no count of these GPUs does"
-    if case.parallel.offload is None and case.engine != "megatron":
-        _, fit, _ = _of_count(case, machine, gpus, offloads=("cpu",))
-        if fit:
-            return f"offload cpu: {words(min(fit, key=lambda plan: plan.step_seconds).division)}"
+    found = next((said for what, open_ in _loosened(case) if (said := _fitting(open_, machine, gpus, what))), "")
+    offloading = ""
+    if case.parallel.offload is None and case.engine in OFFLOADING:
+        offloading = _fitting(case, machine, gpus, "offload cpu", offloads=("cpu",))
+    if found or offloading:
+        return "; or ".join(filter(None, (found, offloading)))
     for power in range(1, GROWTH + 1):
         count = gpus * 2**power
         if count > MOST_GPUS:
             break
         open_ = case.model_copy(update={"parallel": case.parallel.model_copy(update={"dp": None})})
-        if not _may_fit(open_, machine, count):
-            continue
-        try:
-            _, fit, _ = _of_count(open_, machine, count)
-        except ValueError:
-            continue
-        if fit:
-            return f"{count} GPUs: {words(min(fit, key=lambda plan: plan.step_seconds).division)}"
+        if _may_fit(open_, machine, count) and (said := _fitting(open_, machine, count, f"{count} GPUs")):
+            return said
     return "a smaller network, sequence or micro batch, GPUs with more memory, or less that is given in `parallel`"
+
+
+def _loosened(case: Case) -> Iterator[tuple[str, Case]]:
+    """The case with one thing open that it gives, what changes least first; in the end with the whole division open."""
+    if case.recompute not in (None, "full"):
+        yield "more recomputation", case.model_copy(update={"recompute": None})
+    if case.batch.micro not in (None, 1):
+        yield "a smaller batch.micro", case.model_copy(update={"batch": case.batch.model_copy(update={"micro": None})})
+    if case.parallel.zero not in (None, 3):
+        yield "another zero", case.model_copy(update={"parallel": case.parallel.model_copy(update={"zero": None})})
+    if _divided(case):
+        free = Parallel(offload=case.parallel.offload)
+        batch = case.batch.model_copy(update={"micro": None})
+        yield "another division", case.model_copy(update={"parallel": free, "recompute": None, "batch": batch})
+
+
+def _fitting(case: Case, machine: Machine, gpus: int, what: str, offloads: Sequence[Offload] = OFFLOADS) -> str:
+    """The quickest that fits, in words; empty: none does."""
+    try:
+        _, fit, _ = _of_count(case, machine, gpus, offloads)
+    except ValueError:
+        return ""
+    if not fit:
+        return ""
+    best = min(fit, key=lambda plan: (bool(plan.needs), plan.step_seconds))
+    return f"{what}: {words(best.division)}, {best.step_seconds:.3g} s a step"
 
 
 def _say_why(case: Case, machine: Machine, gpus: int) -> None:
