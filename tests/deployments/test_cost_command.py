@@ -106,6 +106,39 @@ def test_machines_that_may_be_taken_away_cost_the_spot_price(desk):
     assert said["kind"] == "spot" and said["total"] == pytest.approx(40.5 * 3.6047)
 
 
+def test_the_low_priority_tier_of_azure_ml_has_its_own_price(desk):
+    workspace = {**{"subscription_id": "s", "resource_group": "g", "workspace": "w", "compute": "c"}, "size": H100}
+    azure = ClusterConfig(name="big", backend="azureml", azureml=workspace, ranks_per_node=8, gpus_per_node=8, nodes=4)
+    whole(desk, cluster=azure, preemptible=True)
+    (desk.path / "prices").mkdir()
+    (desk.path / "prices/own.yaml").write_text(
+        f"machines: {{{H100}: {{eastus: {{on-demand: 98.32, spot: 30.0, low-priority: 40.0}}}}}}\n"
+    )
+    said = desk.ok("cost").said
+    assert said["kind"] == "low-priority" and said["total"] == pytest.approx(40.5 * 40.0)
+
+
+def test_costs_in_two_currencies_are_not_added(desk):
+    run = Stored(desk, "aaaa1111")
+    run.stage("benchmark", 10, 1870)
+    run.sku, run.cluster = "", HERE
+    run.stage("evaluate", 1870, 1870 + 60 + 3600)
+    run.close()
+    (desk.path / "prices").mkdir()
+    (desk.path / "prices/own.yaml").write_text("currency: EUR\nmachines: {local-cpu: {any: {on-demand: 0.5}}}\n")
+    said = desk.ok("cost").said
+    assert said["by_currency"] == {"USD": pytest.approx(49.16), "EUR": pytest.approx(0.5)}
+    assert said["total"] is None and said["known"] is None and said["currency"] is None
+    assert {stage["stage"]: stage["currency"] for stage in said["stages"]} == {"benchmark": "USD", "evaluate": "EUR"}
+    assert any("no rate of exchange is known" in warning for warning in said["warnings"])
+    process = desk.start("cost")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert "USD 98.32" in rows["benchmark"] and "EUR 0.50" in rows["evaluate"] and "EUR 98.32" not in out
+    assert "total USD 49.16 and EUR 0.50, 1.5 machine hours" in out
+
+
 def test_your_own_machines_cost_nothing_only_when_you_say_so(desk):
     whole(desk, sku="", cluster=HERE)
     said = desk.ok("cost").said

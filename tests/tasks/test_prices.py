@@ -10,6 +10,7 @@ from retail_prices import Trouble, item, retail_prices, stored
 from tasks.errors import Missing
 from tasks.hardware.files import known_skus
 from tasks.hardware.sku import plain_name
+from tasks.planning.money import Spending, cost
 from tasks.prices.book import machine_price, open_book, read_list, storage_prices
 from tasks.prices.meters import prices_of
 from tasks.prices.update import BEFORE, FETCHED, known_sizes, update
@@ -96,6 +97,40 @@ def test_your_own_list_comes_first_and_may_say_that_a_machine_is_free(tmp_path):
     assert local.hours["on-demand"] == 0.0 and local.warnings == () and local.source == "your own list"
     assert machine_price(book, A100, today=TODAY).hours["on-demand"] == 20.5
     assert machine_price(book, A100, region="southcentralus", today=TODAY).hours["on-demand"] == 39.324
+
+
+def both_lists(home, own):
+    """Your list beside one that was fetched today, in dollars."""
+    (home / "prices").mkdir()
+    (home / "prices/own.yaml").write_text(own)
+    fetched = {
+        "sources": {"azure": {"what": "Azure of the day", "date": TODAY.isoformat()}},
+        "machines": {A100: {"eastus": {"on-demand": 33.0, "spot": 3.5, "low-priority": 6.5, "source": "azure"}}},
+    }
+    (home / FETCHED).write_text(yaml.safe_dump(fetched))
+    return open_book(home)
+
+
+@pytest.mark.parametrize("region", ["eastus", "any"])
+def test_your_own_on_demand_price_hides_no_spot_price_that_was_fetched(tmp_path, region):
+    price = machine_price(
+        both_lists(tmp_path, f"machines: {{{A100}: {{{region}: {{on-demand: 20.5}}}}}}\n"), A100, today=TODAY
+    )
+    assert (price.hours["on-demand"], price.hours["spot"], price.hours["low-priority"]) == (20.5, 3.5, 6.5)
+    assert price.hours["reserved-1y"] is None and price.source == "your own list"
+    assert (price.origin("spot").source, price.origin("spot").date) == ("Azure of the day", "2026-11-22")
+    told = {kind: cost(Spending(1, 3600, mix={kind: 1.0}), price).plain() for kind in ("on-demand", "spot")}
+    assert (told["on-demand"]["total"], told["on-demand"]["price_source"]) == (20.5, "your own list")
+    assert (told["spot"]["total"], told["spot"]["price_date"]) == (3.5, "2026-11-22")
+
+
+def test_a_price_in_another_currency_does_not_complete_your_list(tmp_path):
+    book = both_lists(tmp_path, f"currency: EUR\nmachines: {{{A100}: {{eastus: {{on-demand: 20.5}}}}}}\n")
+    price = machine_price(book, A100, today=TODAY)
+    assert (price.currency, price.hours["on-demand"], price.hours["spot"]) == ("EUR", 20.5, None)
+    said = cost(Spending(1, 3600, mix={"spot": 1.0}), price)
+    assert said.total is None and "listed in USD and your own list is in EUR" in said.warnings[0]
+    assert not any("USD" in warning for warning in cost(Spending(1, 3600), price).warnings)
 
 
 @pytest.mark.parametrize(

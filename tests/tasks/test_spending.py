@@ -14,6 +14,7 @@ from tasks.training_config import ExecutionConfig
 
 H100 = "Standard_ND96isr_H100_v5"
 TODAY = datetime.date.today().isoformat()
+WORKSPACE = {"subscription_id": "s", "resource_group": "g", "workspace": "w", "compute": "c"}
 USE = Use(seconds=36_000.0, goodput=0.8, checkpoint_bytes=0.0)
 
 
@@ -45,6 +46,19 @@ def test_a_run_costs_its_machines_for_as_long_as_it_takes_with_its_failures(home
     assert not found[0].passed and "planning.spending.max_cost" in found[0].remedy
     assert judged(home, SpendingConfig(price="spot"), cluster())[0].total == pytest.approx(750.0)
     assert judged(home, SpendingConfig(discount=0.4), cluster())[0].total == pytest.approx(1500.0)
+
+
+def test_preemptible_machines_are_not_priced_on_demand(home):
+    """A plan of them costs the low-priority price of Azure ML, elsewhere the Spot price, and no discount of another kind."""
+    prices = yaml.safe_load((home / "prices" / "own.yaml").read_text())
+    prices["machines"][H100]["eastus"]["low-priority"] = 40.0
+    (home / "prices" / "own.yaml").write_text(yaml.safe_dump(prices))
+    for backend, hour in (("azureml", 40.0), ("slurm", 30.0)):
+        taken = cluster(backend).model_copy(
+            update={"config": ClusterConfig(backend=backend, azureml=WORKSPACE, nodes=2, preemptible=True)}
+        )
+        spent, _ = judged(home, SpendingConfig(discount=0.4), taken)
+        assert spent.total == pytest.approx(2 * hour * 12.5)
 
 
 def test_an_hour_costs_what_all_machines_cost_in_it(home):

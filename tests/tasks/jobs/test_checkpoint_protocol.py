@@ -284,7 +284,9 @@ def test_what_an_engine_cannot_write_is_a_save_that_failed(root):
 def test_the_interval_is_corrected_by_what_saving_takes():
     said = {"mean_seconds_between_failures": 3600.0}
     quick = corrected_every_steps(1000, 1.0, stall_seconds=0.1, write_seconds=1.0, **said)
-    slow = corrected_every_steps(1000, 1.0, stall_seconds=0.1, write_seconds=60.0, **said)
+    slow = corrected_every_steps(1000, 1.0, stall_seconds=0.1, write_seconds=20.0, **said)
+    hard_pressed = corrected_every_steps(1000, 1.0, stall_seconds=0.1, write_seconds=90.0, **said)
     dear = corrected_every_steps(1000, 1.0, stall_seconds=5.0, write_seconds=1.0, **said)
-    assert quick == 27 and slow == 120 and dear == 100, "Daly; twice the time to write; a tenth of the run"
+    assert quick == 27 and slow == 40 and dear == 100, "Daly; twice the time to write; a tenth of the run"
+    assert hard_pressed == 90, "one write, for twice that would lose a hundredth of the time"
     assert corrected_every_steps(10, 1.0, stall_seconds=0.1, write_seconds=600.0, **said) == 10

@@ -143,6 +143,41 @@ def test_offloading_comes_where_nothing_else_fits_and_for_the_smallest():
     assert found(never).plans == ()
 
 
+@pytest.mark.parametrize("given", [{"dp": 8, "zero": 0}, {"tp": 1, "zero": 0}])
+def test_a_division_that_is_given_is_answered_as_given_and_what_would_fit_is_said_beside_it(given):
+    """Plain data parallelism of 8 B parameters does not fit an H100; nobody asked for an optimizer on the CPU, 5 times slower."""
+    one = case(gpus=8, global_=64, engine="torch", parallel=given, recompute="full", tokens=10**9)
+    made = found(one)
+    assert made.plans == () and made.reason.startswith("the division that was given does not fit")
+    way = made.closest.division
+    assert {name: getattr(way, name) for name in given} == given and way.offload == "none"
+    zero, offloaded = made.nearest.split("; or ")
+    assert zero.startswith("another zero: ") and "zero 3" in zero
+    assert offloaded.startswith("offload cpu: ") and "offload cpu" in offloaded
+    seconds = [float(said.rpartition(", ")[2].removesuffix(" s a step")) for said in (zero, offloaded)]
+    assert seconds[1] > 3 * seconds[0]
+    asked = one.model_copy(update={"parallel": one.parallel.model_copy(update={"offload": "cpu"})})
+    assert found(asked).plans[0].division.offload == "cpu", "who asks for it gets it"
+    roomy = found(case(gpu="H200", gpus=8, global_=64, engine="torch", parallel={"zero": 3}, recompute="full"))
+    assert roomy.plans and all(plan.division.zero == 3 for plan in roomy.plans)
+
+
+def test_what_makes_a_given_division_fit_is_what_changes_least():
+    said = {"engine": "torch", "parallel": {"tp": 1, "zero": 3}, "sequence": 8192, "gpus": 8, "global_": 64}
+    made = found(case(**said, recompute="none", batch={"global": 64, "micro": 1}, gpu="A100-40GB"))
+    assert made.plans == () and made.nearest.startswith("more recomputation: ")
+    large = found(case(**said, recompute="full", batch={"global": 64, "micro": 8}, gpu="A100-40GB"))
+    assert large.plans == () and large.nearest.startswith("a smaller batch.micro: ")
+
+
+def test_offloading_that_nobody_asked_for_is_said_with_its_share_of_a_step():
+    one = case(gpu="V100-16GB", gpus=4, global_=64, engine="deepspeed", precision="fp16")
+    (said,) = {plan.warnings[0].partition(" of a step")[0] for plan in found(one).plans[:1]}
+    assert "offload cpu" in said and "nobody asked for" in said and said.endswith("%")
+    asked = one.model_copy(update={"parallel": one.parallel.model_copy(update={"offload": "cpu"})})
+    assert not any("nobody" in warning for warning in found(asked).plans[0].warnings)
+
+
 def test_smallest_and_cheapest_choose_the_gpus():
     smallest = found(case(gpus=None, cluster={"gpu": "H100"}, goal="smallest"))
     fewest = smallest.plans[0].division.gpus
