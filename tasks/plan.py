@@ -15,7 +15,7 @@ from tasks.artifacts import Check, Checkpoint, Cluster, Plan, Tokens
 from tasks.case_of_config import division_of
 from tasks.formats.model_folder import open_model_folder, shape_of
 from tasks.gpu_plan import GpuPlan, plan_on_gpus
-from tasks.planning.checkpointing import Recovery, Saving, expected_goodput
+from tasks.planning.checkpointing import RESTART_SECONDS, Recovery, Saving, expected_goodput
 from tasks.planning.correction import correction, kind_of, measured_on
 from tasks.planning.failures import job_seconds
 from tasks.planning.interval import corrected_every_steps
@@ -152,6 +152,8 @@ def reckon(
     saved = checkpoint_bytes(trained)
     state = training_memory_bytes(trained, frozen=parameters if lora.rank else 0)
     saving = Saving(gpus.stall_seconds, gpus.write_seconds) if gpus else Saving(saved / WRITE_BYTES_PER_SECOND)
+    reading = gpus.write_seconds if gpus else saving.stall_seconds
+    recovery = Recovery(restart_seconds=RESTART_SECONDS + reading)
     between_failures = mean_seconds_between_failures(limits, on)
     every = limits.checkpoint.every_steps or corrected_every_steps(
         training.steps,
@@ -175,7 +177,7 @@ def reckon(
         seconds=step * training.steps,
         checkpoint_every_steps=every,
         mean_seconds_between_failures=between_failures,
-        goodput=expected_goodput(every * step, saving, Recovery(), between_failures),
+        goodput=expected_goodput(every * step, saving, recovery, between_failures),
         tokens=tokens_a_step * training.steps,
         epochs=tokens_a_step * training.steps / max(train_tokens, 1),
     )
