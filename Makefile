@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 
-.PHONY: install retrain up down test-fast test long check bench mutants soak clean
+.PHONY: install retrain up down test-fast test long check bench mutants operating-characteristics soak clean
 .DEFAULT_GOAL := install
 
 install: .venv/.local
@@ -53,6 +53,10 @@ bench: .venv/.dev
 # Whether the tests notice ten faults that are planted in copies of the tree: hours.
 mutants: .venv/.dev
 	$(BIN)/python -m benchmarks.mutants $(ARGS)
+
+# How often each judgement is right, by simulations with known truth; a few minutes, ARGS=--quick seconds.
+operating-characteristics: .venv/.dev
+	$(BIN)/python -m benchmarks.operating_characteristics $(ARGS)
 
 soak: .venv/.dev
 	N=$(N) SEED=$(SEED) $(BIN)/python -m pytest -m soak -s $(ARGS)

@@ -43,7 +43,7 @@ def taken_away(config: SpendingConfig, on: Cluster) -> bool:
 
 
 def paid_for(config: SpendingConfig, cluster: ClusterConfig) -> SpendingConfig:
-    """How the machines of a cluster are paid for: those that may be taken away are not to be had on demand, nor with its discount."""
+    """How the machines of a cluster are paid for: those that may be taken away are not had on demand, nor with its discount."""
     if not cluster.preemptible or config.price != "on-demand":
         return config
     return config.model_copy(update={"price": kind_of_preemptible(cluster.backend), "discount": 0.0})

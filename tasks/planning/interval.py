@@ -39,7 +39,7 @@ def daly_interval(save_seconds: float, mean_seconds_between_failures: float) -> 
 def useful_share(interval_seconds: float, save_seconds: float, mean_seconds_between_failures: float) -> float:
     """Share of useful time where failures are exponential, and recovery and writing beside training cost nothing.
 
-    T / M / (e^((T + C) / M) - 1), Daly 2006, equation 20, without its restart. What recovery costs multiplies it (checkpointing.py).
+    T / M / (e^((T + C) / M) - 1), Daly 2006, equation 20, without its restart: that multiplies it (checkpointing.py).
     """
     cycle = (interval_seconds + save_seconds) / mean_seconds_between_failures
     return interval_seconds / mean_seconds_between_failures * math.exp(-cycle) / -math.expm1(-cycle)
@@ -50,8 +50,8 @@ def with_time_to_write(
 ) -> float:
     """The interval that is wanted, made as long as the writer needs.
 
-    Never shorter than a write, for one checkpoint is written at a time; and WRITER_SHARE times as long, unless that costs more than
-    WORTH of the time.
+    Never shorter than a write, for one checkpoint is written at a time; and WRITER_SHARE times as long, unless that costs more
+    than WORTH of the time.
     """
     shortest, spared = max(interval_seconds, write_seconds), max(interval_seconds, WRITER_SHARE * write_seconds)
     if spared == shortest:

@@ -151,7 +151,9 @@ def cost(spending: Spending, machine: MachinePrice, storage: StoragePrices | Non
     parts["egress"] = _times(spending.egress_gb, storage.egress_gb)
     known = [value for value in parts.values() if value is not None]
     origins = [
-        machine.origin("on-demand" if kind in spending.discounts else kind) for kind, share in spending.mix.items() if share
+        machine.origin("on-demand" if kind in spending.discounts else kind)
+        for kind, share in spending.mix.items()
+        if share
     ]
     sources = _words_once(*(origin.source for origin in origins), storage.source if _stores(spending) else "")
     return Cost(

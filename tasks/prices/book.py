@@ -172,9 +172,7 @@ def machine_price(
     hours = {kind: None if hour is None else hour * share for kind, hour in price.hours.items()}
     said = f"the price of {name} is that of {size.size}, shared out by its {size.gpus} GPU{'s' * (size.gpus > 1)}"
     known = (said, *price.warnings) if any(hour is not None for hour in hours.values()) else price.warnings
-    elsewhere = {
-        kind: replace(origin, warnings=(said, *origin.warnings)) for kind, origin in price.elsewhere.items()
-    }
+    elsewhere = {kind: replace(origin, warnings=(said, *origin.warnings)) for kind, origin in price.elsewhere.items()}
     return replace(price, sku=name, hours=hours, warnings=known, elsewhere=elsewhere)
 
 

@@ -1,0 +1,4 @@
+"""How often Headway's judgements are right, by simulations with known truth: what is stated, beside what was measured.
+
+One module a judgement, each with a function `rows(quick: bool)`; `python -m benchmarks.operating_characteristics` prints them.
+"""
