@@ -154,7 +154,7 @@ def goodputs(training: Training, trials: int, *, days: float = DAYS) -> np.ndarr
 
 
 def loss_of_interval(training: Training, trials: int) -> float:
-    """Goodput that the best interval of a grid has more than the planned one: none is shorter than a write, failures are the same."""
+    """Goodput that the best interval of a grid has more than the planned one; none is shorter than a write."""
     shortest = math.ceil(training.saving.lag_seconds / training.step)
     tried = {max(shortest, round(training.every * factor)) for factor in FACTORS}
     found = {every: float(goodputs(replace(training, every=every), trials).mean()) for every in tried}
