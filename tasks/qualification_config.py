@@ -13,6 +13,7 @@ from tasks.settings import Fraction, Positive, Settings
 
 CheckName = Literal["health", "compute", "memory", "collectives", "pairs", "storage", "training", "soak"]
 QUICK: tuple[CheckName, ...] = ("health", "compute", "memory", "collectives", "pairs")
+Depth = Literal["quick", "standard", "full"]
 FULL: tuple[CheckName, ...] = (*QUICK, "storage", "training", "soak")
 
 
@@ -35,8 +36,9 @@ class BenchmarkConfig(Settings):
     sku: str = ""
     """Hardware that machines are judged as: a name of `headway hardware`, or the path of a YAML file of the same form. Empty: the
     VM size of the cluster's section, and local-cpu where ranks compute on the CPU."""
-    depth: Literal["quick", "full"] = "quick"
-    """How much is measured; full has every collective and size, every pair, storage, a training probe and a thermal soak."""
+    depth: Depth = "quick"
+    """How much is measured; standard has every rate `rounds` times and more pairs, so that small faults are seen; full has every
+    collective and size, every pair, storage, a training probe and a thermal soak too."""
     checks: tuple[CheckName, ...] = ()
     """Groups of checks that run; empty: those of the depth."""
     spare_nodes: int = Field(0, ge=0)
@@ -52,7 +54,8 @@ class BenchmarkConfig(Settings):
     min_of_peers: Fraction = 0.70
     """A rank, machine or pair below this share of the fastest group of the others has failed; of pairs on CPUs, half of it."""
     rounds: Positive = 3
-    """Most times that what is slow is measured; the best counts. Other work comes and goes, a bad part stays."""
+    """Most times that what is slow is measured, and times of every rate with the depths standard and full; the best counts. Other work
+    comes and goes, a bad part stays."""
     collective_seconds: float = Field(60.0, gt=0)
     """Longest time of one collective's sweep; what takes longer is unknown."""
     check_seconds: float = Field(300.0, gt=0)
@@ -70,6 +73,11 @@ class BenchmarkConfig(Settings):
     max_age_hours: float = Field(24.0, gt=0)
     """A passed qualification older than this is measured anew."""
     act: ActConfig = ActConfig()
+
+    @property
+    def repeats(self) -> int:
+        """Times that every rate of a machine is measured, whether or not one is slow."""
+        return 1 if self.depth == "quick" else self.rounds
 
     @property
     def groups(self) -> tuple[CheckName, ...]:

@@ -55,6 +55,7 @@ class Found(NamedTuple):
     reasons: tuple[Reason, ...]
     pairs: tuple[PairVerdict, ...]
     together: tuple[tuple[str, ...], ...]
+    groups: tuple[tuple[str, ...], ...]
 
 
 def judge(measurement: Measurement, sku: Sku, config: BenchmarkConfig, history: Sequence[Past] = ()) -> ClusterVerdict:
@@ -78,6 +79,7 @@ def judge(measurement: Measurement, sku: Sku, config: BenchmarkConfig, history: 
         pairs=network.pairs,
         reasons=of_cluster,
         together=network.together,
+        groups=network.groups,
     )
 
 
@@ -128,7 +130,8 @@ def _network(case: Case) -> Found:
     several = [sweep for sweep in case.sweeps if len(sweep.nodes) > 1]
     twos = [sweep for sweep in several if sweep.scope == "pair"]
     larger = [sweep for sweep in several if sweep.scope != "pair"]
-    by_pairs = pairs.of_pairs(twos, case.sku, case.config, ours=case.ours, missing=_missing_pairs(case, twos))
+    missing, switches = _missing_pairs(case, twos), presence.switches(case.measurement)
+    by_pairs = pairs.of_pairs(twos, case.sku, case.config, ours=case.ours, missing=missing, switches=switches)
     judged = [(s, parts.faults_of(s, larger, case.sku, case.config, ours=case.ours)) for s in larger]
     whole = [
         reason.model_copy(update={"nodes": sweep.nodes, "where": f"{sweep.scope}, {len(sweep.nodes)} machines"})
@@ -140,7 +143,7 @@ def _network(case: Case) -> Found:
         s.nodes for s, faults in judged if worst(*(f.verdict for f in faults)) in parts.BAD
     }
     reasons = (*by_pairs.of_nodes, *by_pairs.of_cluster, *whole, *located, *_untried(case, several))
-    return Found(reasons, by_pairs.pairs, tuple(sorted(sound)))
+    return Found(reasons, by_pairs.pairs, tuple(sorted(sound)), by_pairs.groups)
 
 
 def _missing_pairs(case: Case, twos: Sequence[Merged]) -> tuple[Pair, ...]:

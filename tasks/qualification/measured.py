@@ -63,7 +63,8 @@ class RankReport(Measured):
     versions: dict[str, str] = {}
     """Of driver, CUDA, NCCL, MPI, OFED, kernel, torch, image, by name."""
     machine: dict[str, str] = {}
-    """Its names at Azure, where it is one of theirs: vm_size, vm_id, vm_name, resource_id, physical_host."""
+    """Its names at Azure, where it is one of theirs: vm_size, vm_id, vm_name, resource_id, physical_host; and
+    `switch`, the leaf switch that it is under, where the scheduler says it."""
     done: tuple[str, ...] = ()
     """Groups of checks that it got through."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from tasks.hardware.sku import Sku
@@ -20,7 +20,7 @@ from tasks.qualification_names import Verdict
 EITHER = "pair with "
 """How the place of a fault begins that may be the other machine's, or the link's."""
 NAMED = 4
-"""Most pairs that a sentence names."""
+"""Most pairs, or groups, that a sentence names; more links than this at once are the network's."""
 Key = tuple[int, int, tuple[str, ...]]
 BAD: tuple[Verdict, ...] = ("failed", "unknown")
 
@@ -51,12 +51,20 @@ class Attributed(NamedTuple):
     of_nodes: tuple[Reason, ...] = ()
     of_cluster: tuple[Reason, ...] = ()
     pairs: tuple[PairVerdict, ...] = ()
+    groups: tuple[tuple[str, ...], ...] = ()
+    """Machines that are sound among themselves, while the network between such groups is bad; the largest first."""
 
 
 def of_pairs(
-    sweeps: Sequence[Merged], sku: Sku, config: BenchmarkConfig, *, ours: bool, missing: Iterable[Pair] = ()
+    sweeps: Sequence[Merged],
+    sku: Sku,
+    config: BenchmarkConfig,
+    *,
+    ours: bool,
+    missing: Iterable[Pair] = (),
+    switches: Mapping[str, str] | None = None,
 ) -> Attributed:
-    """Judge and attribute all pairs. `missing`: pairs that were to be measured and were not."""
+    """Judge and attribute all pairs. `missing`: pairs that were to be measured and were not; `switches`: of machines, where known."""
     sweeps = [sweep for sweep in sweeps if len(sweep.nodes) == 2]
     slow, alone = _slower_than_others(sweeps, sku, config)
     found: dict[Pair, Bad] = {}
@@ -69,7 +77,7 @@ def of_pairs(
         found[pair] = Bad(faults, before.rate if before.rate is not None else sweep.rate, doubtful)
     for pair in missing:
         found.setdefault(pair, Bad((_unmeasured(),), None))
-    return _attribute({pair: found[pair] for pair in sorted(found)}, tolerances(sku).most)
+    return _attribute({pair: found[pair] for pair in sorted(found)}, tolerances(sku).most, switches or {})
 
 
 def unmeasured(sweeps: Sequence[Merged], names: Sequence[str], *, every: bool) -> tuple[Pair, ...]:
@@ -128,38 +136,52 @@ def _unmeasured() -> Reason:
     )
 
 
-def _attribute(found: dict[Pair, Bad], most: float) -> Attributed:
+def _attribute(found: dict[Pair, Bad], most: float, switches: Mapping[str, str]) -> Attributed:
     """Those that failed or are unknown first, then what is merely degraded among the machines that are left."""
     bad = [pair for pair, what in found.items() if what.verdict in BAD]
     doubtful = {pair for pair in bad if found[pair].doubtful}
-    first = blame([pair for pair, what in found.items() if what.verdict not in BAD], bad, most=most, doubtful=doubtful)
+    good = [pair for pair, what in found.items() if what.verdict not in BAD]
+    first = blame(good, bad, most=most, doubtful=doubtful, switches=switches)
     found = {pair: what.without_doubt if pair in first.noise else what for pair, what in found.items()}
     bad = [pair for pair in bad if pair not in first.noise]
-    out = {*first.nodes, *first.cut_off, *(name for pair in first.either for name in pair)}
+    out = {*first.nodes, *first.unclear, *(name for pair in first.either for name in pair)}
+    out |= {name for name, switch in switches.items() if switch in first.switches}
     rest = {pair: what.verdict for pair, what in found.items() if what.verdict not in BAD and not {*pair} & out}
     warned = [pair for pair, verdict in rest.items() if verdict == "degraded"]
-    second = blame([pair for pair, verdict in rest.items() if verdict == "healthy"], warned, most=most)
-    guilty = {name for votes in (first, second) for name in (*votes.nodes, *votes.cut_off)}
+    healthy = [pair for pair, verdict in rest.items() if verdict == "healthy"]
+    second = blame(healthy, warned, most=most, switches=switches)
+    guilty = {*first.nodes, *second.nodes}
     links = {*first.links, *second.links}
+    apart = {
+        pair for votes, pairs in ((first, bad), (second, warned)) for pair in pairs if _of_network(pair, votes, switches)
+    }
     return Attributed(
         (*_of_nodes(first, found, bad), *_of_nodes(second, found, warned)),
-        (*_of_cluster(first, found, bad), *_of_cluster(second, found, warned)),
-        tuple(_verdict(pair, what, guilty, links) for pair, what in found.items()),
+        (*_of_cluster(first, found, bad, switches), *_of_cluster(second, found, warned, switches)),
+        tuple(_verdict(pair, what, guilty, links, apart) for pair, what in found.items()),
+        first.groups,
     )
+
+
+def _of_network(pair: Pair, votes: Blame, switches: Mapping[str, str]) -> bool:
+    """Whether the network is blamed for a bad pair: it is between two groups, or under a switch that is bad."""
+    between = sum(bool({*pair} & {*group}) for group in votes.groups) == 2
+    return votes.all or between or any(switches.get(name) in votes.switches for name in pair)
 
 
 def _of_nodes(votes: Blame, found: dict[Pair, Bad], bad: list[Pair]) -> list[Reason]:
     reasons = []
-    for name in (*votes.nodes, *votes.cut_off):
+    for name in votes.nodes:
         mine = [pair for pair in bad if name in pair]
         count = sum(name in pair for pair in found)
-        alone = (
-            "the machines are sound with each other"
-            if name in votes.nodes
-            else "a group is cut off: a switch or a rack?"
-        )
-        said = f"{len(mine)} of its {count} pairs are bad ({_shown(name, mine, found)}); {alone}"
+        pairs = f"{len(mine)} of its {count} pairs are bad ({_shown(name, mine, found)})"
+        said = f"{pairs}; its partners are sound with each other"
         reasons.append(_lead(mine, found, node=name, said=said))
+    for name in votes.unclear:
+        mine = [pair for pair in bad if name in pair]
+        said = "it has no sound pair, and the network between the others is bad: the machine, or the way to it"
+        where = EITHER + next(other for other in mine[0] if other != name)
+        reasons.append(_lead(mine, found, node=name, said=said, where=where).model_copy(update={"verdict": "unknown"}))
     for a, b in votes.either:
         for name, other in ((a, b), (b, a)):
             said = f"one of {a} and {b} or the link between them: neither has a sound pair with another machine"
@@ -167,22 +189,47 @@ def _of_nodes(votes: Blame, found: dict[Pair, Bad], bad: list[Pair]) -> list[Rea
     return reasons
 
 
-def _of_cluster(votes: Blame, found: dict[Pair, Bad], bad: list[Pair]) -> list[Reason]:
+def _of_cluster(votes: Blame, found: dict[Pair, Bad], bad: list[Pair], switches: Mapping[str, str]) -> list[Reason]:
     reasons = [
         _lead(
             [pair], found, nodes=pair, where=f"link {pair[0]} - {pair[1]}", said="both machines are sound with others"
         )
-        for pair in votes.links
+        for pair in (votes.links if len(votes.links) <= NAMED else ())
     ]
+    if len(votes.links) > NAMED:
+        shown = ", ".join(f"{a} - {b}" for a, b in votes.links[:NAMED])
+        said = f"{len(votes.links)} pairs of machines that are sound with others are bad ({shown}, ...): the ways between them"
+        ends = tuple(sorted({name for pair in votes.links for name in pair}))
+        reasons.append(_lead(list(votes.links), found, nodes=ends, where="network, some of its ways", said=said))
     names = tuple(sorted({name for pair in bad for name in pair}))
     if votes.all:
         said = f"all {len(bad)} pairs are bad: the network or its settings, and not a machine"
         reasons.append(_lead(bad, found, nodes=names, where="all pairs", said=said))
-    if votes.halves:
-        groups = " and ".join("(" + ", ".join(group) + ")" for group in votes.halves)
-        said = f"machines are sound within {groups} and bad between them: a switch or a cable between racks"
-        reasons.append(_lead(bad, found, nodes=names, where="between groups", said=said))
+    if votes.groups:
+        of_groups = [pair for pair in bad if sum(bool({*pair} & {*group}) for group in votes.groups) == 2]
+        shown = " and ".join(_group(group, switches) for group in votes.groups[:NAMED])
+        more = f" and {len(votes.groups) - NAMED} more" if len(votes.groups) > NAMED else ""
+        said = f"machines are sound within {shown}{more}, and bad between them: {_part(votes.groups)}, and not a machine"
+        names = tuple(sorted({name for group in votes.groups for name in group}))
+        reasons.append(_lead(of_groups, found, nodes=names, where="network between groups", said=said))
+    for switch in votes.switches:
+        under = tuple(sorted(name for name in names if switches.get(name) == switch))
+        mine = [pair for pair in bad if {*pair} & {*under}]
+        said = f"all {len(under)} machines under it are bad and no other one is: the switch, and not a machine"
+        reasons.append(_lead(mine, found, nodes=under, where=f"network at switch {switch}", said=said))
     return reasons
+
+
+def _part(groups: Sequence[Sequence[str]]) -> str:
+    """Of the network: what lies between groups."""
+    return "the spine or the uplinks of the switches" if len(groups) > 2 else "a switch, its uplinks or a cable between racks"
+
+
+def _group(group: Sequence[str], switches: Mapping[str, str]) -> str:
+    """By the switch where it is one, else by its machines."""
+    under = {switches.get(name, "") for name in group}
+    some = ", ".join(group[:NAMED]) + (f", ... {len(group)} machines" if len(group) > NAMED else "")
+    return f"switch {min(under)} ({some})" if len(under) == 1 and "" not in under else f"({some})"
 
 
 def _lead(
@@ -218,11 +265,11 @@ def _rate(rate: float | None) -> str:
     return " no result" if rate is None else f" {rate:.4g} GB/s"
 
 
-def _verdict(pair: Pair, what: Bad, guilty: set[str], links: set[Pair]) -> PairVerdict:
+def _verdict(pair: Pair, what: Bad, guilty: set[str], links: set[Pair], apart: set[Pair]) -> PairVerdict:
     a, b = pair
     if what.verdict == "healthy":
         return PairVerdict(a=a, b=b, busbw_gb_s=what.rate, verdict="healthy")
-    blamed: Literal["a", "b", "link", ""] = "link" if pair in links else ""
+    blamed: Literal["a", "b", "link", "network", ""] = "link" if pair in links else "network" if pair in apart else ""
     if (a in guilty) != (b in guilty):
         blamed = "a" if a in guilty else "b"
     said = next(f"{fault.check}: {fault.said or fault.limit}" for fault in what.faults if fault.verdict == what.verdict)

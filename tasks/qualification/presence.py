@@ -31,6 +31,11 @@ def known_nodes(measurement: Measurement, config: BenchmarkConfig) -> tuple[str,
     return tuple(sorted(named | {node for point in measurement.training for node in point.nodes}))
 
 
+def switches(measurement: Measurement) -> dict[str, str]:
+    """The switch that each machine is under, of those that said it."""
+    return {report.node: report.machine["switch"] for report in measurement.ranks if report.machine.get("switch")}
+
+
 def absent(measurement: Measurement, known: int) -> tuple[NodeVerdict, ...]:
     """Machines that were expected and have not even a name."""
     expected = measurement.expected_nodes

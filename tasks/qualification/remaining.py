@@ -37,7 +37,7 @@ class Remaining(Value):
 
 def remaining(verdict: ClusterVerdict, config: BenchmarkConfig, needed: int) -> Remaining:
     """What is left when the machines that config.act leaves out are out; `needed`: config.act.min_nodes or cluster.nodes."""
-    excluded = _excluded(verdict, config)
+    excluded = _excluded(verdict, config, needed)
     left = {node.name: node for node in verdict.nodes if node.name not in excluded}
     holding = tuple(reason for reason in verdict.reasons if set(reason.nodes) <= set(left))
     together = {"collectives", "pairs"} & set(config.groups)
@@ -60,13 +60,16 @@ def _health(node: NodeVerdict) -> tuple[int, float, str]:
     return -WORST.index(node.verdict), -node.standing, node.name
 
 
-def _excluded(verdict: ClusterVerdict, config: BenchmarkConfig) -> dict[str, str]:
-    """By their own verdict, then one end of each bad link, the end with more of them first, else the less healthy one."""
+def _excluded(verdict: ClusterVerdict, config: BenchmarkConfig, needed: int) -> dict[str, str]:
+    """By their own verdict, then all but one of the groups between which the network is bad, then one end of each bad link, the end
+    with more of them first, else the less healthy one."""
     if not config.act.exclude:
         return {}
     out: tuple[Verdict, ...] = CLOSED if config.act.degraded == "use" else (*CLOSED, "degraded")
     excluded = {node.name: _why(node) for node in verdict.nodes if node.verdict in out}
-    links = [pair for pair in verdict.pairs if pair.verdict in out and not {pair.a, pair.b} & set(excluded)]
+    excluded |= _cut_off(verdict, set(excluded), needed)
+    pairs = (pair for pair in verdict.pairs if pair.verdict in out and not _between(pair, verdict.groups))
+    links = [pair for pair in pairs if not {pair.a, pair.b} & set(excluded)]
     health = {node.name: _health(node) for node in verdict.nodes}
     while links:
         counts = Counter(name for pair in links for name in (pair.a, pair.b))
@@ -74,6 +77,20 @@ def _excluded(verdict: ClusterVerdict, config: BenchmarkConfig) -> dict[str, str
         excluded[last] = _ends(last, [pair for pair in links if last in (pair.a, pair.b)])
         links = [pair for pair in links if last not in (pair.a, pair.b)]
     return excluded
+
+
+def _cut_off(verdict: ClusterVerdict, excluded: set[str], needed: int) -> dict[str, str]:
+    """Of groups between which the network is bad the largest is used, where it is large enough; nobody is out where it is not."""
+    groups = [[name for name in group if name not in excluded] for group in verdict.groups]
+    best = max(groups, key=len, default=[])
+    if len(best) < max(1, needed):
+        return {}
+    said = "the network between it and the machines that are used is bad, and nothing was found wrong with it"
+    return {node.name: f"{node.name}: {said}" for node in verdict.nodes if node.name not in {*best, *excluded}}
+
+
+def _between(pair: PairVerdict, groups: tuple[tuple[str, ...], ...]) -> bool:
+    return sum(pair.a in group or pair.b in group for group in groups) == 2
 
 
 def _why(node: NodeVerdict) -> str:

@@ -66,7 +66,7 @@ class PairVerdict(Value):
     b: str
     busbw_gb_s: float | None
     verdict: Verdict
-    blamed: Literal["a", "b", "link", ""] = ""
+    blamed: Literal["a", "b", "link", "network", ""] = ""
     said: str = ""
 
 
@@ -83,6 +83,8 @@ class ClusterVerdict(Value):
     """Of the cluster as a whole, such as a collective over all machines."""
     together: tuple[tuple[str, ...], ...] = ()
     """Sets of three and more machines that did a collective together as well as they must."""
+    groups: tuple[tuple[str, ...], ...] = ()
+    """Machines that are sound among themselves, while the network between such groups is bad; the largest first."""
 
     def named(self, *verdicts: Verdict) -> tuple[str, ...]:
         """Machines with one of these verdicts."""

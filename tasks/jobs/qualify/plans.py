@@ -6,22 +6,28 @@ talking. benchmarks/qualification.py runs the same plans on invented findings.
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Generator, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from tasks.hardware.sku import Sku
 from tasks.jobs.qualify.schedule import (
     Group,
+    Rounds,
     disjoint,
     halves,
     quick_tournament,
     sound_rate,
+    standard_tournament,
     suspects,
     tournament,
 )
+from tasks.qualification.humps import Item, reference
 from tasks.qualification.measured import Status
+from tasks.qualification.tolerances import tolerances
+from tasks.qualification.votes import groups
 from tasks.qualification_config import BenchmarkConfig
 from tasks.qualification_names import COLLECTIVES, Collective
 
@@ -37,6 +43,9 @@ PARTNERS = 2
 """Sound partners that a suspect machine meets in each round of confirmation."""
 CONFIRMATIONS = 8
 """Runs one after another in a round of confirmation, at most; what is left stays as it was measured."""
+MEETINGS = 24
+"""Rounds in which groups of machines meet that no sound pair connects yet, at most: with one leaf switch in eight of a random order
+one meeting of seven is under the same switch."""
 ALL_SHARE = 0.5
 """Of min_of_peers: the all-nodes run below that share of the pairs' rate is searched, where the hardware's file has no limit.
 Machines of a test share their cores, so a share near 1 would say nothing."""
@@ -97,6 +106,11 @@ class Standard:
     @property
     def share(self) -> float:
         return self.config.min_of_peers
+
+    @property
+    def share_of_pairs(self) -> float:
+        """Below which the verdict calls a pair bad (tasks/qualification/pairs.py)."""
+        return tolerances(self.sku).pairs * self.config.min_of_peers
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -174,6 +188,14 @@ def better(old: Outcome | None, new: Outcome) -> Outcome:
     return Outcome("measured", {size: max(old.busbw.get(size, 0.0), new.busbw.get(size, 0.0)) for size in sizes})
 
 
+TOURNAMENTS: dict[str, Callable[[Sequence[int]], Rounds]] = {
+    "quick": quick_tournament,
+    "standard": standard_tournament,
+    "full": tournament,
+}
+"""By depth: who meets whom."""
+
+
 class Pairs:
     """State of the search for bad machines and links: the best of each pair so far, and how often it was measured."""
 
@@ -182,10 +204,13 @@ class Pairs:
         self.best: Found = {}
         self.fresh: dict[Group, int] = {}
         self.strikes: dict[int, int] = {}
+        self.met: dict[int, int] = {}
 
     def take(self, answer: Answer, *, fresh: bool) -> None:
         for pair, outcome in answer.outcomes[PAIRS[0]].items():
             self.best[pair] = better(self.best.get(pair), outcome)
+            for node in pair:
+                self.met[node] = self.met.get(node, 0) + 1
             if fresh:
                 self.fresh[pair] = self.fresh.get(pair, 0) + 1
             elif outcome.status != "measured":
@@ -199,24 +224,51 @@ class Pairs:
 
     @property
     def sound(self) -> dict[int, float]:
-        """Rate of a sound pair, by size."""
+        """Rate of a sound pair, by size: of the fastest group of pairs, as the verdict has it, else of each machine's best pair."""
         rates: dict[int, dict[Group, float]] = {}
         for pair, outcome in self.best.items():
             for size, rate in outcome.judged.items():
                 rates.setdefault(size, {})[pair] = rate
-        return {size: sound_rate(found) for size, found in rates.items()}
+        return {size: max(self._fastest(found), sound_rate(found)) for size, found in rates.items()}
 
-    def slow(self) -> set[Group]:
-        """Pairs that failed, or are below the limit or the share of a sound one."""
-        sound = self.sound
-        return {pair for pair, outcome in self.best.items() if self._is_slow(outcome, sound)}
+    def _fastest(self, rates: Mapping[Group, float]) -> float:
+        allowed = tolerances(self.standard.sku)
+        fast = reference(
+            [Item(str(pair), rate) for pair, rate in rates.items()], allowed.pairs_gap, lone=allowed.lone_pair
+        )
+        return fast.center if fast else 0.0
 
-    def _is_slow(self, outcome: Outcome, sound: Mapping[int, float]) -> bool:
+    def slow(self, share: float | None = None) -> set[Group]:
+        """Pairs that failed, or are below the limit or the share (of the configuration, where none is given) of a sound one."""
+        sound, least = self.sound, self.standard.share if share is None else share
+        return {pair for pair, outcome in self.best.items() if self._is_slow(outcome, sound, least)}
+
+    def _is_slow(self, outcome: Outcome, sound: Mapping[int, float], share: float) -> bool:
         return (
             outcome.status != "measured"
             or self.standard.below_limit(outcome, PAIRS[0], "pair", 2)
-            or any(rate < self.standard.share * sound[size] for size, rate in outcome.judged.items())
+            or any(rate < share * sound[size] for size, rate in outcome.judged.items())
         )
+
+    def groups(self, living: Sequence[int]) -> list[Group]:
+        """Machines that sound pairs connect."""
+        slow = self.slow(self.standard.share_of_pairs)
+        return groups(living, [pair for pair in self.best if pair not in slow and set(pair) <= set(living)])
+
+    def to_meet(self, living: Sequence[int]) -> list[Group]:
+        """Pairs of machines from groups that have no pair between them yet, no machine twice: are they one group, is the network bad
+        between them, or is a machine bad with all? Large groups first."""
+        found = self.groups(living)
+        group_of = {node: number for number, group in enumerate(found) for node in group}
+        met = {frozenset(group_of[node] for node in pair) for pair in self.best if set(pair) <= set(living)}
+        free = [[node for node in group if self.strikes.get(node, 0) < STRIKES] for group in found]
+        free = [sorted(nodes, key=lambda node: (self.met.get(node, 0), node)) for nodes in free]
+        chosen = []
+        for one, other in itertools.combinations(range(len(found)), 2):
+            if free[one] and free[other] and frozenset((one, other)) not in met:
+                a, b = free[one].pop(0), free[other].pop(0)
+                chosen.append((min(a, b), max(a, b)))
+        return chosen
 
     def to_confirm(self, living: Sequence[int]) -> list[Group]:
         """Pairs for fresh runs: each suspect machine with sound partners, and slow pairs of two that are not suspect."""
@@ -227,9 +279,14 @@ class Pairs:
         return [pair for pair in dict.fromkeys((*chosen, *links)) if set(pair) <= set(living)]
 
     def _suspects(self, slow: Set[Group]) -> set[int]:
-        """By a vote over all pairs; of a machine that was measured afresh, over those alone."""
-        everywhere = suspects(slow, [pair for pair in self.best if pair not in slow])
-        cleared = {node for node in everywhere if self._votes(node, slow) <= 0}
+        """By a vote over all pairs but those between two groups, which are the network's; of a machine that was measured afresh, over
+        its fresh pairs alone."""
+        sound = [pair for pair in self.best if pair not in slow]
+        found = [group for group in groups({node for pair in self.best for node in pair}, sound) if len(group) > 1]
+        group_of = {node: number for number, group in enumerate(found) for node in group}
+        inside = {pair for pair in slow if len({group_of.get(node, -1) for node in pair} - {-1}) < 2}
+        everywhere = suspects(inside, sound)
+        cleared = {node for node in everywhere if self._votes(node, inside) <= 0}
         return everywhere - cleared
 
     def _votes(self, node: int, slow: Set[Group]) -> int:
@@ -246,14 +303,21 @@ class Pairs:
 
 
 def pairs_plan(nodes: Sequence[int], standard: Standard, *, together: Outcome | None) -> Plan[None]:
-    """The tournament; what was slow again; halves of the machines when all together (`together`) were slow and no pair was."""
+    """The tournament; groups that did not meet; what was slow again; halves of the machines when all together (`together`) were slow
+    and no pair was. `nodes` in an order in which neighbours are near, such as by their switches."""
     state, living = Pairs(standard), tuple(nodes)
-    rounds = tournament(nodes) if standard.full else quick_tournament(nodes)
-    for number, pairs in enumerate(rounds):
+    for number, pairs in enumerate(TOURNAMENTS[standard.config.depth](nodes)):
         if playing := state.playing(pairs, living):
             answer = yield Step(f"pairs/{number}", "pair", playing, PAIRS)
             living = answer.living
             state.take(answer, fresh=False)
+    for number in range(MEETINGS):
+        meeting = state.playing(state.to_meet(living), living)
+        if not meeting:
+            break
+        answer = yield Step(f"meet/{number}", "pair", meeting, PAIRS)
+        living = answer.living
+        state.take(answer, fresh=False)
     for number in range(1, standard.config.rounds):
         for place, pairs in enumerate(disjoint(state.to_confirm(living), CONFIRMATIONS)):
             if playing := tuple(pair for pair in pairs if set(pair) <= set(living)):

@@ -11,8 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 Group = tuple[int, ...]
 """Machines that measure together, by node rank, lowest first."""
 Rounds = list[list[Group]]
-QUICK_ROUNDS = 2
-"""Of the tournament: every machine meets two others. With an odd number one rests in each round, so there are three."""
 
 
 def tournament(nodes: Sequence[int]) -> Rounds:
@@ -28,8 +26,40 @@ def tournament(nodes: Sequence[int]) -> Rounds:
 
 
 def quick_tournament(nodes: Sequence[int]) -> Rounds:
-    """The first rounds of it, until every machine had two partners, as far as there are two."""
-    return tournament(nodes)[: QUICK_ROUNDS + len(nodes) % 2]
+    """Every machine with its two neighbours, and with one that is far: three rounds, four for an odd number.
+
+    Neighbours in the order of `nodes` are mostly under the same switch, and the far one is not: so a machine has a partner without
+    the network between switches in it, and that network has pairs too.
+    """
+    ring = [_pair(one, other) for one, other in zip(nodes, [*nodes[1:], *nodes[:1]], strict=True)]
+    return _once([ring[:-1:2] if len(nodes) % 2 else ring[::2], ring[1::2], ring[-1:], _at(nodes, len(nodes) // 2)])
+
+
+def standard_tournament(nodes: Sequence[int]) -> Rounds:
+    """The same, and one partner each at the distances 2, 4, 8 ...: within switches and across them."""
+    distances = [1 << power for power in range(1, len(nodes).bit_length()) if 1 << power < len(nodes) // 2]
+    return _once([*quick_tournament(nodes), *(_at(nodes, distance) for distance in distances)])
+
+
+def _at(nodes: Sequence[int], distance: int) -> list[Group]:
+    """Each machine with the one so many places on, where that one has no partner yet."""
+    places = range(len(nodes) - distance)
+    return [_pair(nodes[place], nodes[place + distance]) for place in places if not place // max(distance, 1) % 2]
+
+
+def _pair(a: int, b: int) -> Group:
+    return min(a, b), max(a, b)
+
+
+def _once(rounds: Rounds) -> Rounds:
+    """Without pairs that were there before, and pairs of one."""
+    seen: set[Group] = set()
+    found: Rounds = []
+    for groups in rounds:
+        fresh = [group for group in groups if group[0] != group[1] and group not in seen]
+        seen.update(fresh)
+        found.append(fresh)
+    return [groups for groups in found if groups]
 
 
 def disjoint(groups: Iterable[Group], most: int) -> Rounds:
