@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -32,6 +32,17 @@ RANKS_AT_FULL_POLL = 512
 LEAVE_SECONDS = 30.0
 
 
+def switch_of(environment: Mapping[str, str]) -> str:
+    """The switches above this machine, from the top to its own, where Slurm knows them; else empty.
+
+    SLURM_TOPOLOGY_ADDR has them with the machine's name behind, SLURM_TOPOLOGY_ADDR_PATTERN says what each part is (slurmd, in the
+    environment of a step; slurm.schedmd.com/topology.html). Without a topology only the machine's name is there.
+    """
+    address = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
+    above = len(environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")) - 1
+    return ".".join(address[:above])
+
+
 class Bench:
     """State: what this rank found so far, and its connection to the store."""
 
@@ -46,11 +57,18 @@ class Bench:
         self.ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.node_rank = rank.rank // self.ranks_per_node
         self.node = os.environ.get("HEADWAY_NODE_NAME") or socket.gethostname()
+        self.switch = switch_of(os.environ)
         self.cuda = cuda.is_available()
         self._store: distributed.Store | None = None
         self._absent: set[int] = set()
         """Ranks that did not come the last time."""
-        self._report = RankReport(rank=rank.rank, local_rank=self.local_rank, node=self.node, host=socket.gethostname())
+        self._report = RankReport(
+            rank=rank.rank,
+            local_rank=self.local_rank,
+            node=self.node,
+            host=socket.gethostname(),
+            machine={"switch": self.switch} if self.switch else {},
+        )
         self._write()
 
     @property

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from tasks.jobs.qualify import collectives
 from tasks.jobs.qualify.bench import Bench
+from tasks.jobs.qualify.meeting import LeftOut, agree
 from tasks.jobs.qualify.plans import PAIRS, Standard, pairs_plan
-from tasks.jobs.qualify.steps import names_of_all, remembered, run
+from tasks.jobs.qualify.schedule import Group
+from tasks.jobs.qualify.steps import names_of_all, note_left_out, remembered, run
 
 GROUP = "pairs"
 
@@ -20,6 +22,21 @@ def measure(bench: Bench) -> None:
     names = names_of_all(bench, GROUP)
     if not names:
         return
-    nodes = tuple(names)
+    nodes = _by_switch(bench, tuple(names))
+    if not nodes:
+        return
     together = remembered(bench, collectives.GROUP, "all", nodes, PAIRS[0])
     run(bench, GROUP, pairs_plan(nodes, Standard(bench.config, bench.sku), together=together), names)
+
+
+def _by_switch(bench: Bench, nodes: Group) -> Group:
+    """Machines of one switch one after another, so that neighbours are near; as they are numbered where no switch is known.
+
+    None where this machine hears nobody.
+    """
+    try:
+        switches = agree(bench, f"{GROUP}/switches", bench.switch, among=nodes, seconds=bench.config.check_seconds)
+    except LeftOut as left:
+        note_left_out(bench, GROUP, left)
+        return ()
+    return tuple(sorted(switches, key=lambda node: (switches[node], node)))

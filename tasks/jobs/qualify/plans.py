@@ -257,8 +257,10 @@ class Pairs:
 
     def to_meet(self, living: Sequence[int]) -> list[Group]:
         """Pairs of machines from groups that have no pair between them yet, no machine twice: are they one group, is the network bad
-        between them, or is a machine bad with all? Large groups first."""
+        between them, or is a machine bad with all? Large groups first. Where no pair is sound there is nothing to find."""
         found = self.groups(living)
+        if all(len(group) == 1 for group in found):
+            return []
         group_of = {node: number for number, group in enumerate(found) for node in group}
         met = {frozenset(group_of[node] for node in pair) for pair in self.best if set(pair) <= set(living)}
         free = [[node for node in group if self.strikes.get(node, 0) < STRIKES] for group in found]

@@ -40,7 +40,7 @@ def run(bench: Bench, group: str, plan: Plan[None], names: dict[int, str]) -> No
     except StopIteration:
         return
     except LeftOut as left:
-        _note_left_out(bench, group, left)
+        note_left_out(bench, group, left)
 
 
 def names_of_all(bench: Bench, group: str) -> dict[int, str]:
@@ -49,7 +49,7 @@ def names_of_all(bench: Bench, group: str) -> dict[int, str]:
         everyone = range(bench.nodes)
         return agree(bench, f"{group}/start", bench.node, among=everyone, seconds=bench.config.check_seconds)
     except LeftOut as left:
-        _note_left_out(bench, group, left)
+        note_left_out(bench, group, left)
         return {}
 
 
@@ -64,7 +64,8 @@ def remembered(bench: Bench, group: str, name: str, nodes: Group, collective: Co
     return best
 
 
-def _note_left_out(bench: Bench, group: str, left: LeftOut) -> None:
+def note_left_out(bench: Bench, group: str, left: LeftOut) -> None:
+    """Write down that this machine met nobody, as a probe of the group."""
     print(left, flush=True)
     if bench.local_rank == 0:
         bench.note(Probe(check=group, status="timed out", said=str(left)))
