@@ -2,6 +2,8 @@
 
 - The measure is the fastest group that at least two machines (and a tenth of all) confirm, see humps.py: half of the machines
   may be slow. Below benchmark.min_of_peers of it a part has failed; on GPUs, less but far outside the others' spread is degraded.
+- A machine all of whose parts are a little slow is seen by the median of its parts, which has less noise than a part: on GPUs it is
+  degraded where that is far outside the others' medians (medians.py).
 - Two machines cannot outvote each other. Where the hardware's file says what sound hardware reaches, the file decides
   (probes.py), and the slower one of two that pass is degraded. Else both are unknown.
 - Parts of one machine: the machine is the one at fault in any case, and the slower part is named.
@@ -20,6 +22,7 @@ from tasks.hardware.sku import Sku
 from tasks.qualification.humps import Item, Reference, reference
 from tasks.qualification.limits import knows_soundness
 from tasks.qualification.measured import Measurement, Probe
+from tasks.qualification.medians import lowest_sound
 from tasks.qualification.tolerances import tolerances
 from tasks.qualification.verdicts import Reason
 from tasks.qualification_config import BenchmarkConfig
@@ -71,7 +74,13 @@ def against_peers(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig) -> t
     checks = sorted({rate.check for rate in rates})
     if not config.min_of_peers:
         return ()
-    return tuple(reason for check in checks for reason in _one([r for r in rates if r.check == check], sku, config))
+    found: list[Reason] = []
+    for check in checks:
+        mine = [rate for rate in rates if rate.check == check]
+        parts = [*_one(mine, sku, config)]
+        named = {reason.node for reason in parts}
+        found += [*parts, *(r for r in _by_medians(mine, sku, config, checks=len(checks)) if r.node not in named)]
+    return tuple(found)
 
 
 def standings(rates: Sequence[Rate], config: BenchmarkConfig) -> dict[str, float]:
@@ -109,6 +118,28 @@ def _one(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig) -> Iterator[R
             said = f"{share:.1%} of what {_others(fast)} reach, which lie within {fast.spread:.1%} of each other"
             yield _slow(rate, warn * fast.center, "degraded", said)
     yield from _far_ahead(rates, fast, sku, config)
+
+
+def _by_medians(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig, *, checks: int) -> Iterator[Reason]:
+    """Machines the median of whose parts is no noise of the others' medians. Those that failed are not measured by."""
+    least, fast = tolerances(sku).peers_warn, _reference(rates, config)
+    if least is None or fast is None:
+        return
+    parts: dict[str, list[float]] = {}
+    for rate in rates:
+        parts.setdefault(rate.node, []).append(rate.value)
+    medians = {node: statistics.median(values) for node, values in parts.items()}
+    sound = {node: value for node, value in medians.items() if value >= config.min_of_peers * fast.center}
+    lowest = lowest_sound([*sound.values()], checks=checks, least=least)
+    if lowest is None:
+        return
+    center = statistics.median(sound.values())
+    for node, value in sorted(sound.items()):
+        if value < lowest * center:
+            count = len(parts[node])
+            rate = Rate(node, f"median of {count} parts" if count > 1 else "", rates[0].check, value, rates[0].unit)
+            said = f"{value / center:.1%} of the median of {len(sound)} machines; a sound one is above {lowest:.1%}"
+            yield _slow(rate, lowest * center, "degraded", said)
 
 
 def _others(fast: Reference) -> str:
