@@ -1,9 +1,9 @@
 """How often a qualification names exactly what is wrong with a cluster: simulated machines and switches, the product's own plans,
 votes and comparison with peers.
 
-Networks have leaf switches and a spine. A pair or a larger group reaches the rate of its slowest part, times noise: so the plans
-of the job ask, the answers become a measurement, and the verdict on it is compared with what was planted. Nothing is known of
-the hardware but what its peers show. GPUs have noise of their own in every measurement.
+Networks have leaf switches and a spine. Each group of machines reaches the rate of its slowest part, times noise: the job's plans
+ask, the answers become a measurement, and the verdict on it is compared with what was planted. GPUs have noise of their own in
+each measurement. `python -m benchmarks.operating_characteristics.nodes` prints the table of docs/qualification.md.
 """
 
 from __future__ import annotations
@@ -13,39 +13,47 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+from scipy import stats
+
 from tasks.hardware.sku import Sku
 from tasks.jobs.qualify.plans import Answer, Found, Outcome, Plan, Standard, Step, collectives_plan, pairs_plan
 from tasks.jobs.qualify.schedule import Group
 from tasks.qualification.judge import judge
-from tasks.qualification.measured import Measurement, Probe, RankReport, Row, Sweep
+from tasks.qualification.measured import Measurement, RankReport, Row, Sweep
+from tasks.qualification.peers import Rate, against_peers
 from tasks.qualification.verdicts import ClusterVerdict
 from tasks.qualification_config import BenchmarkConfig
+from tasks.qualification_names import Collective
 
 BARE = Sku(name="simulated", vendor="nvidia", sources={})
-"""Only peers judge."""
-SKU = BARE.model_validate(
+"""Hardware of which nothing is known: only peers judge."""
+KNOWN = Sku.model_validate(
     {
         **BARE.model_dump(),
-        "sources": {"page": {"what": "the simulation", "date": datetime.date(2026, 11, 24)}},
+        "sources": {"page": {"what": "levels of nd96isr_h100_v5", "date": datetime.date(2026, 11, 24)}},
         "collectives": [
             {"scope": scope, "bytes": 1 << 30, "norm": 450.0, "warn": 400.0, "fail": 300.0, "source": "page"}
             for scope in ("pair", "all")
         ],
     }
 )
-"""The levels of ND H100 v5."""
-SOUND = 450.0
+"""Hardware with limits for pairs."""
 BYTES = 1 << 30
+SOUND = 450.0
+"""GB/s of a sound pair."""
 GPUS = 8
 LEAF = 16
 """Machines under a leaf switch."""
-SLOW = 0.5
-"""What a bad machine, a slow spine or a broken uplink leaves of a rate."""
+CHECKS = ("matmul_bf16", "matmul_fp8", "memory_bandwidth", "host_to_device", "device_to_host", "peer_to_peer")
+"""Rates that every GPU has, of which the first one is planted."""
 SEED = 20
+NOISE_OF_PAIRS = 0.02
+NOISE = (0.01, 0.02, 0.03, 0.05)
+SIZES = (8, 16, 64)
 
 
-class Row_(NamedTuple):
-    """One line of the table."""
+class Line(NamedTuple):
+    """A row of the table of all judgements."""
 
     judgement: str
     stated: str
@@ -56,25 +64,29 @@ class Row_(NamedTuple):
 
 
 class Network(NamedTuple):
-    """A simulated cluster with a fault of the network, of machines, or of both."""
+    """A simulated cluster, and what is wrong with it."""
 
     truth: str
-    machines: int
     leaf: Mapping[int, int]
     """Leaf switch of each machine."""
     slow: Callable[[int, int], bool] = lambda a, b: False
-    """Whether the way between two leaf switches is slow."""
+    """Whether the way between two leaf switches is bad."""
     bad: frozenset[int] = frozenset()
+    """Machines that are slow with everybody."""
+    left: float = 0.5
+    """Of the rate, where something is bad."""
+    switches: bool = False
+    """Whether the scheduler says which switch a machine is under."""
 
     def rate(self, group: Group) -> float:
-        """Without noise."""
+        """Without noise, as a share of the sound one."""
         leaves = sorted({self.leaf[node] for node in group})
         ways = any(self.slow(a, b) for a in leaves for b in leaves if a < b)
-        return SLOW if ways or self.bad & set(group) else 1.0
+        return self.left if ways or self.bad & set(group) else 1.0
 
 
 def leaves(machines: int, dice: random.Random | None = None, size: int = LEAF) -> dict[int, int]:
-    """Machines in the order of their switches, or in any order."""
+    """Machines in the order of their switches; with dice in any order."""
     order = list(range(machines))
     if dice:
         dice.shuffle(order)
@@ -86,46 +98,54 @@ def spine(a: int, b: int) -> bool:
     return True
 
 
-def first_uplink(a: int, b: int) -> bool:
+def uplink(a: int, b: int) -> bool:
     """The ways of the first leaf switch."""
     return 0 in (a, b)
 
 
-def networks(dice: random.Random) -> Iterator[Network]:
-    """Each fault once; random ones by the dice."""
-    yield Network("64 machines, spine at half speed", 64, leaves(64), spine)
-    yield Network("128 machines, spine at half speed", 128, leaves(128), spine)
-    yield Network("64 machines, a quarter cut off", 64, leaves(64), first_uplink)
-    yield Network("16 machines in two halves", 16, leaves(16, size=8), spine)
-    yield Network("32 machines in two halves of 16", 32, leaves(32), spine)
-    yield Network("50 machines, spine at half speed, leaves of 16 and 2", 50, leaves(50), spine)
-    yield Network("64 machines in any order, spine at half speed", 64, leaves(64, dice), spine)
-    yield Network("64 machines in any order, a quarter cut off", 64, leaves(64, dice), first_uplink)
+def network_faults(dice: random.Random) -> Iterator[Network]:
+    """Each once: no machine is at fault."""
+    yield Network("64 machines, spine at half speed", leaves(64), spine)
+    yield Network("128 machines, spine at half speed", leaves(128), spine)
+    yield Network("64 machines, a quarter cut off", leaves(64), uplink)
+    yield Network("16 machines in two halves", leaves(16, size=8), spine)
+    yield Network("32 machines in two halves", leaves(32), spine)
+    yield Network("50 machines, spine at half speed, two of them under a switch of their own", leaves(50), spine)
+    yield Network("64 machines, spine at 0.65 of its speed", leaves(64), spine, left=0.65)
+    yield Network("64 machines in any order, spine at half speed", leaves(64, dice), spine)
+    yield Network("64 machines in any order, a quarter cut off", leaves(64, dice), uplink)
 
 
 def sound(dice: random.Random) -> Iterator[Network]:
     """Nothing is wrong."""
     for machines in (8, 64, 128):
-        yield Network(f"{machines} machines, sound", machines, leaves(machines, dice))
+        yield Network(f"{machines} machines, sound", leaves(machines, dice))
 
 
-def machines_at_fault(dice: random.Random) -> Iterator[Network]:
-    """Machines whose network is slow with everybody."""
+def machine_faults(dice: random.Random) -> Iterator[Network]:
+    """Machines that are slow with everybody, the network sound or not."""
     for machines, count in ((8, 1), (64, 1), (64, 8)):
         bad = frozenset(dice.sample(range(machines), count))
-        yield Network(f"{machines} machines, {count} at half speed", machines, leaves(machines), bad=bad)
+        yield Network(f"{machines} machines, {count} at half speed with all others", leaves(machines), bad=bad)
+    bad = frozenset([dice.randrange(64)])
+    truth = "64 machines, spine at half speed, and a machine at half speed with all others"
+    yield Network(truth, leaves(64), spine, bad=bad)
+    yield Network(f"{truth}; switches known", leaves(64), spine, bad=bad, switches=True)
 
 
 class Cluster:
-    """Answers a plan's steps, and keeps them as a measurement has them."""
+    """Answers a plan's steps, and keeps the answers as sweeps of a measurement. State: dice, sweeps."""
 
     def __init__(self, network: Network, noise: float, dice: random.Random) -> None:
         self.network, self.noise, self.dice = network, noise, dice
-        self.names = [f"node{number:03}" for number in range(network.machines)]
+        self.nodes = tuple(range(len(network.leaf)))
+        self.names = tuple(f"node{number:03}" for number in self.nodes)
         self.sweeps: list[Sweep] = []
         self.together: Outcome | None = None
+        self.rounds = 0
 
     def run(self, plan: Plan[None]) -> None:
+        """Follow it to its end."""
         try:
             step = next(plan)
             while True:
@@ -133,13 +153,35 @@ class Cluster:
         except StopIteration:
             return
 
+    def measurement(self) -> Measurement:
+        """What the machines would have left."""
+        reports = (
+            RankReport(
+                rank=number,
+                local_rank=0,
+                node=name,
+                host=name,
+                machine={"switch": f"leaf{self.network.leaf[number]}"} if self.network.switches else {},
+                done=("collectives", "pairs"),
+            )
+            for number, name in enumerate(self.names)
+        )
+        return Measurement(
+            nodes=self.names,
+            expected_nodes=len(self.names),
+            ranks_per_node=1,
+            ranks=tuple(reports),
+            sweeps=tuple(self.sweeps),
+        )
+
     def _answer(self, step: Step) -> Answer:
         outcomes = {collective: self._measured(step, collective) for collective in step.collectives}
         if step.scope == "all":
             self.together = outcomes["all_reduce"][step.groups[0]]
-        return Answer(outcomes, tuple(range(self.network.machines)))
+        self.rounds += step.scope == "pair"
+        return Answer(outcomes, self.nodes)
 
-    def _measured(self, step: Step, collective: str) -> Found:
+    def _measured(self, step: Step, collective: Collective) -> Found:
         found = {}
         for group in step.groups:
             rate = SOUND * self.network.rate(group) * max(0.05, self.dice.gauss(1.0, self.noise))
@@ -159,21 +201,13 @@ class Cluster:
         return found
 
 
-def qualified(network: Network, depth: str, noise: float, dice: random.Random, sku: Sku = SKU) -> ClusterVerdict:
+def qualified(network: Network, depth: str, dice: random.Random, *, sku: Sku = KNOWN) -> ClusterVerdict:
     """The verdict on a network, by the plans of a depth."""
-    config = BenchmarkConfig(depth=depth, checks=("collectives", "pairs"))
-    standard, cluster = Standard(config, sku), Cluster(network, noise, dice)
-    nodes = tuple(range(network.machines))
-    cluster.run(collectives_plan(nodes, standard, ranks_per_node=1))
-    cluster.run(pairs_plan(nodes, standard, together=cluster.together))
-    reports = (RankReport(rank=n, local_rank=0, node=name, host=name, done=config.checks) for n, name in enumerate(cluster.names))
-    return judge(_measurement(cluster.names, tuple(reports), tuple(cluster.sweeps)), sku, config)
-
-
-def _measurement(names: list[str], reports: tuple[RankReport, ...], sweeps: tuple[Sweep, ...] = ()) -> Measurement:
-    return Measurement(
-        nodes=tuple(names), expected_nodes=len(names), ranks_per_node=1, ranks=reports, sweeps=sweeps
-    )
+    config = BenchmarkConfig.model_validate({"depth": depth, "checks": ("collectives", "pairs")})
+    standard, cluster = Standard(config, sku), Cluster(network, NOISE_OF_PAIRS, dice)
+    cluster.run(collectives_plan(cluster.nodes, standard, ranks_per_node=1))
+    cluster.run(pairs_plan(cluster.nodes, standard, together=cluster.together))
+    return judge(cluster.measurement(), sku, config)
 
 
 def blamed(verdict: ClusterVerdict) -> set[int]:
@@ -183,21 +217,124 @@ def blamed(verdict: ClusterVerdict) -> set[int]:
 
 def names_the_network(verdict: ClusterVerdict) -> bool:
     """Whether a reason of the cluster blames the network, and not a single link."""
-    words = ("network", "between groups", "switch")
-    return any(word in f"{r.where} {r.said}" for r in verdict.reasons if r.verdict == "failed" for word in words)
+    about = (f"{r.where} {r.said}" for r in verdict.reasons if not r.check.startswith("all_reduce of"))
+    return any("network" in text or "switch" in text for text in about)
+
+
+class Tally(NamedTuple):
+    """Of so many clusters."""
+
+    clusters: int
+    blamed: int
+    """Sound machines that were blamed, in all of them."""
+    wrong: int
+    """Clusters in which one was."""
+    missed: int
+    """Clusters in which a machine at fault was not named."""
+    network: int
+    """Clusters in which the network was named."""
+
+
+def tally(faults: Callable[[random.Random], Iterator[Network]], number: int, depth: str, *, trials: int) -> Tally:
+    """One fault of several, over and over."""
+    counts = [0, 0, 0, 0]
+    for trial in range(trials):
+        dice = random.Random(f"{SEED}-{depth}-{number}-{trial}")
+        network = [*faults(dice)][number]
+        # Half of them without limits for pairs: peers alone must do.
+        verdict = qualified(network, depth, dice, sku=(KNOWN, BARE)[trial % 2])
+        named = blamed(verdict)
+        counts[0] += len(named - network.bad)
+        counts[1] += bool(named - network.bad)
+        counts[2] += not network.bad <= named
+        counts[3] += names_the_network(verdict)
+    return Tally(trials, *counts)
+
+
+def slow_machine(
+    machines: int, noise: float, depth: str, *, slower: float, trials: int, count: int = 1
+) -> tuple[int, int]:
+    """Clusters in which all machines whose GPUs are all slower in one rate were named, and clusters in which a sound one was."""
+    config = BenchmarkConfig.model_validate({"depth": depth})
+    found = false = 0
+    for trial in range(trials):
+        dice = random.Random(f"{SEED}-{machines}-{noise}-{depth}-{slower}-{count}-{trial}")
+        slow = set(dice.sample(range(machines), count)) if slower else set()
+        rates = [
+            Rate(f"node{node:03}", f"GPU {gpu}", check, max(each), "TFLOP/s", each)
+            for node in range(machines)
+            for check in CHECKS
+            for share in [1.0 - slower if node in slow and check == CHECKS[0] else 1.0]
+            for gpu in range(GPUS)
+            for each in [tuple(share * dice.gauss(1.0, noise) for _ in range(config.repeats))]
+        ]
+        named = {int(reason.node.removeprefix("node")) for reason in against_peers(rates, BARE, config) if reason.node}
+        found += slow <= named
+        false += bool(named - slow)
+    return found, false
+
+
+def share(count: int, trials: int) -> str:
+    """With Clopper and Pearson's exact 95 % interval."""
+    low, high = stats.binomtest(count, trials).proportion_ci(method="exact")
+    return f"{count / trials:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def rows(quick: bool) -> Iterator[Line]:
+    """All of it: seconds with `quick`, else minutes."""
+    for depth in ("quick", "standard", "full"):
+        yield from _network_rows(depth, trials=4 if quick else 40 if depth != "full" else 10)
+    for depth in ("quick", "standard"):
+        yield from _power_rows(depth, trials=20 if quick else 500)
+
+
+def _network_rows(depth: str, *, trials: int) -> Iterator[Line]:
+    for faults, stated in (
+        (network_faults, "0 machines blamed, the network named"),
+        (sound, "0 machines blamed, nothing named"),
+        (machine_faults, "exactly these machines named"),
+    ):
+        for number, network in enumerate(faults(random.Random(0))):
+            seen = tally(faults, number, depth, trials=trials)
+            said = [f"{seen.blamed} sound machines blamed", f"network named in {seen.network} of {seen.clusters}"]
+            if network.bad:
+                said.append(f"machines missed in {seen.missed} of {seen.clusters}")
+            yield Line(f"nodes: pairs, {depth}", stated, "; ".join(said), network.truth, SEED, trials)
+
+
+def _power_rows(depth: str, *, trials: int) -> Iterator[Line]:
+    for machines in SIZES:
+        for noise in NOISE:
+            _, false = slow_machine(machines, noise, depth, slower=0.0, trials=trials)
+            truth = f"{machines} sound machines, noise {noise:.0%}"
+            yield Line(
+                f"nodes: rates, {depth}", "<= 1 % of clusters", f"blamed in {share(false, trials)}", truth, SEED, trials
+            )
+    for machines, noise, slower, stated in (
+        (64, 0.02, 0.10, ">= 95 %"),
+        (64, 0.03, 0.10, ">= 95 %" if depth == "standard" else "see docs/qualification.md"),
+        (64, 0.05, 0.20, ">= 95 %"),
+    ):
+        found, _ = slow_machine(machines, noise, depth, slower=slower, trials=trials)
+        truth = f"1 of {machines} machines, all GPUs {slower:.0%} slow in one rate, noise {noise:.0%}"
+        yield Line(f"nodes: rates, {depth}", stated, f"found in {share(found, trials)}", truth, SEED, trials)
+
+
+def main() -> None:
+    """Print the table of powers."""
+    trials = 400
+    print("| machines | depth | slower | " + " | ".join(f"noise {noise:.0%}" for noise in NOISE) + " |")
+    print("| --- | --- | --- |" + " --- |" * len(NOISE))
+    for machines in SIZES:
+        for depth in ("quick", "standard"):
+            for slower in (0.0, 0.05, 0.10, 0.20):
+                cells = []
+                for noise in NOISE:
+                    found, false = slow_machine(machines, noise, depth, slower=slower, trials=trials)
+                    cells.append(f"{(found if slower else false) / trials:.0%}")
+                what = f"{slower:.0%}" if slower else "none: false alarms"
+                print(f"| {machines} | {depth} | {what} | " + " | ".join(cells) + " |", flush=True)
 
 
 if __name__ == "__main__":
-    import sys
-    for depth in sys.argv[1].split(","):
-        for kind in (networks, sound, machines_at_fault):
-            trials = 3
-            for number in range(len(list(kind(random.Random(0))))):
-                wrong, named, missed = [], 0, 0
-                for t in range(trials):
-                    dice = random.Random(f"{SEED}-{t}")
-                    net = list(kind(dice))[number]
-                    v = qualified(net, depth, 0.02, dice, SKU if len(sys.argv)<3 else BARE)
-                    b = blamed(v)
-                    wrong.append(len(b - net.bad)); named += names_the_network(v); missed += len(net.bad - b)
-                print(f"{depth:8} {net.truth:60} blamed sound {wrong} named {named}/{trials} missed {missed}", flush=True)
+    main()

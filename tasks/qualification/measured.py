@@ -45,6 +45,8 @@ class Probe(Measured):
     """Of a finding: what it should have been, where that was said, such as >= 460."""
     peers: float | None = None
     """What is compared with other machines instead of `measured`, such as a rate without what other work took."""
+    each: tuple[float, ...] = ()
+    """What every measurement came to, of which `peers` is the best, where it was made several times."""
 
 
 M = TypeVar("M", bound=Measured)

@@ -2,8 +2,8 @@
 
 - The measure is the fastest group that at least two machines (and a tenth of all) confirm, see humps.py: half of the machines
   may be slow. Below benchmark.min_of_peers of it a part has failed; on GPUs, less but far outside the others' spread is degraded.
-- A machine all of whose parts are a little slow is seen by the median of its parts, which has less noise than a part: on GPUs it is
-  degraded where that is far outside the others' medians (medians.py).
+- A machine all of whose parts are a little slow is seen by the median of what its parts reached each time, which has less noise than
+  a part: on GPUs it is degraded where that is far outside the others' medians (outliers.py).
 - Two machines cannot outvote each other. Where the hardware's file says what sound hardware reaches, the file decides
   (probes.py), and the slower one of two that pass is degraded. Else both are unknown.
 - Parts of one machine: the machine is the one at fault in any case, and the slower part is named.
@@ -22,7 +22,7 @@ from tasks.hardware.sku import Sku
 from tasks.qualification.humps import Item, Reference, reference
 from tasks.qualification.limits import knows_soundness
 from tasks.qualification.measured import Measurement, Probe
-from tasks.qualification.medians import lowest_sound
+from tasks.qualification.outliers import slow_ones
 from tasks.qualification.tolerances import tolerances
 from tasks.qualification.verdicts import Reason
 from tasks.qualification_config import BenchmarkConfig
@@ -48,12 +48,14 @@ class Rate(NamedTuple):
     check: str
     value: float
     unit: str
+    each: tuple[float, ...] = ()
+    """Every measurement, where there were several; `value` is the best of them."""
 
 
 def rates_of(measurement: Measurement, sku: Sku) -> tuple[Rate, ...]:
     """What machines are compared by."""
     found = (
-        Rate(report.node, probe.where, probe.check, value, probe.unit)
+        Rate(report.node, probe.where, probe.check, value, probe.unit, tuple(filter(math.isfinite, probe.each)))
         for report in measurement.ranks
         for probe in report.probes
         if (value := _compared(probe, plain=tolerances(sku).peers_by_measured)) is not None
@@ -127,19 +129,16 @@ def _by_medians(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig, *, che
         return
     parts: dict[str, list[float]] = {}
     for rate in rates:
-        parts.setdefault(rate.node, []).append(rate.value)
+        parts.setdefault(rate.node, []).extend(rate.each or [rate.value])
     medians = {node: statistics.median(values) for node, values in parts.items()}
-    sound = {node: value for node, value in medians.items() if value >= config.min_of_peers * fast.center}
-    lowest = lowest_sound([*sound.values()], checks=checks, least=least)
-    if lowest is None:
-        return
-    center = statistics.median(sound.values())
-    for node, value in sorted(sound.items()):
-        if value < lowest * center:
-            count = len(parts[node])
-            rate = Rate(node, f"median of {count} parts" if count > 1 else "", rates[0].check, value, rates[0].unit)
-            said = f"{value / center:.1%} of the median of {len(sound)} machines; a sound one is above {lowest:.1%}"
-            yield _slow(rate, lowest * center, "degraded", said)
+    found = slow_ones({n: m for n, m in medians.items() if m >= config.min_of_peers * fast.center}, comparisons=checks)
+    for node in found.names if found else ():
+        limit = min(found.lowest, (1 - least) * found.center)
+        if medians[node] < limit:
+            where = f"median of {len(parts[node])} measurements" if len(parts[node]) > 1 else ""
+            share = f"{medians[node] / found.center:.1%} of the mean of the others"
+            rate = Rate(node, where, rates[0].check, medians[node], rates[0].unit)
+            yield _slow(rate, limit, "degraded", f"{share}; a sound machine is above {limit / found.center:.1%}")
 
 
 def _others(fast: Reference) -> str:

@@ -42,6 +42,8 @@ class Outcome(NamedTuple):
     rates: tuple[Rate, ...] = ()
     status: Status = "measured"
     said: str = ""
+    each: tuple[tuple[Rate, ...], ...] = ()
+    """What every measurement came to, where each is made several times (config.repeats)."""
 
 
 class Together:
@@ -74,13 +76,25 @@ class Together:
             if self.left <= 0:
                 break
             self.meet(f"{check}/{number}/ready")
-            best = _better(best, tried(measure))
+            best = self._with(best, tried(measure))
             everyone = self.meet(f"{check}/{number}/rates", [rate.on_core for rate in best.rates])
             if number + 1 < self.bench.config.repeats:
                 continue
             if not any_behind([rate for rates in everyone.values() for rate in rates], self.bench.config.min_of_peers):
                 break
         return best
+
+    def repeated(self, measure: Callable[[], Sequence[Rate]]) -> Outcome:
+        """The best of config.repeats measurements of this rank alone, as far as the time goes."""
+        best = Outcome(status="timed out", said=self.late)
+        for _ in range(self.bench.config.repeats):
+            if self.left > 0:
+                best = self._with(best, tried(measure))
+        return best
+
+    def _with(self, best: Outcome, new: Outcome) -> Outcome:
+        each = (*best.each, new.rates) if new.rates and self.bench.config.repeats > 1 else best.each
+        return _better(best, new)._replace(each=each)
 
     def note(
         self,
@@ -96,9 +110,12 @@ class Together:
         """Write a probe a part; `per` are the amounts of one unit. `compared`: with the same part of other machines."""
         if not outcome.rates:
             self.bench.note(Probe(check=check, status=outcome.status, unit=unit, said=outcome.said))
-        for part, (rate, on_core) in zip(where, outcome.rates, strict=False):
+        for number, (part, (rate, on_core)) in enumerate(zip(where, outcome.rates, strict=False)):
             peers = on_core / per if on_core and compared else None
-            self.bench.note(Probe(check=check, measured=rate / per, peers=peers, unit=unit, where=part, said=said))
+            each = tuple(rates[number].on_core / per for rates in outcome.each) if peers else ()
+            self.bench.note(
+                Probe(check=check, measured=rate / per, peers=peers, each=each, unit=unit, where=part, said=said)
+            )
 
 
 def tried(measure: Callable[[], Sequence[Rate]]) -> Outcome:
