@@ -119,7 +119,7 @@ def act_on(
 ) -> Outcast:
     """Drain what is to be drained, and render what somebody may send."""
     bad = [node for node in verdict.nodes if _failed(node) or _unreachable(node, measured, verdict)]
-    drained = _drained(bad, cluster) if config.act.drain else ()
+    drained = _drained(bad, cluster, config, of=len(verdict.nodes)) if config.act.drain else ()
     asked = tuple(request for node in bad for request in _requests(node, measured, cluster))
     return Outcast(drained, asked, (*map(_drain_check, drained), *_not_chosen(cluster)))
 
@@ -150,16 +150,20 @@ def _unreachable(node: NodeVerdict, measured: Measurement, verdict: ClusterVerdi
     return silent and node.verdict == "unknown" and " " not in node.name and bool(verdict.named("healthy", "degraded"))
 
 
-def _drained(bad: list[NodeVerdict], cluster: ClusterConfig) -> tuple[Drained, ...]:
-    """In the audit log before it is done: who asked for it is who started the run."""
+def _drained(bad: list[NodeVerdict], cluster: ClusterConfig, config: BenchmarkConfig, *, of: int) -> tuple[Drained, ...]:
+    """In the audit log before it is done: who asked for it is who started the run. Too many are left to a person."""
     reasons = {node.name: why(node).removeprefix(f"{node.name}: ") for node in bad}
+    if cluster.backend == "slurm" and len(reasons) > max(1, int(config.act.drain_share * of)):
+        share = f"benchmark.act.drain_share is {config.act.drain_share:g}"
+        said = f"a person decides: {len(reasons)} of {of} machines failed at once, and {share}"
+        return tuple(Drained(node=name, done=False, said=said) for name in reasons)
     for name, reason in reasons.items():
         audit(at_work().lifecycle.store, "drain", what=f"{cluster.name} {name}", reason=reason)
     return drain(cluster, reasons)
 
 
 def _drain_check(one: Drained) -> Check:
-    remedy = "" if one.done else "Keep jobs of others away from it by hand."
+    remedy = "" if one.done else f"Keep jobs of others away from it by hand, or: `headway qualify --drain {one.node}`."
     return Check(
         name=f"{one.node} drained", measured=one.said, limit="drained", passed=True, warned=True, remedy=remedy
     )

@@ -28,6 +28,9 @@ class ActConfig(Settings):
     """Fewest machines with which the run goes on; empty: cluster.nodes."""
     drain: bool = False
     """Whether machines that failed are drained in Slurm, with the reason; `headway qualify --resume` undoes it."""
+    drain_share: Fraction = 0.10
+    """Largest share of the machines that is drained without a person, and one machine in any case: where more failed at once, something
+    that they share is likelier. Then none is drained, and a person decides with `headway qualify --drain`."""
 
 
 class BenchmarkConfig(Settings):

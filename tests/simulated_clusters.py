@@ -43,7 +43,8 @@ class Planted(NamedTuple):
 
     @property
     def nodes(self):
-        return self.network | self.compute | self.rack
+        """At fault; the machines of a rack are not, their switch is."""
+        return self.network | self.compute
 
 
 def plant(scenario: Scenario, dice: random.Random) -> Planted:
@@ -122,9 +123,11 @@ def simulate(scenario: Scenario, clusters: int, seed: int) -> Rates:
         verdict = judge(measured(scenario, planted, dice), sku, SETTINGS)
         blamed = {int(name.removeprefix("node")) for name in verdict.named("failed", "unknown")}
         links = {
-            tuple(int(name.removeprefix("node")) for name in r.nodes) for r in verdict.reasons if r.verdict == "failed"
+            tuple(int(name.removeprefix("node")) for name in r.nodes) for r in verdict.reasons if r.where.startswith("link")
         }
-        missed += not (planted.nodes <= blamed and planted.links <= links)
-        false += bool(blamed - planted.nodes or links - planted.links)
-        found += blamed == planted.nodes and links == planted.links
+        groups = {frozenset(int(name.removeprefix("node")) for name in group) for group in verdict.groups}
+        racks = {planted.rack, frozenset(range(scenario.machines)) - planted.rack} if planted.rack else set()
+        missed += not (planted.nodes <= blamed and planted.links <= links and racks <= groups)
+        false += bool(blamed - planted.nodes or links - planted.links or groups - racks)
+        found += (blamed, links, groups) == (planted.nodes, planted.links, racks)
     return Rates(clusters, found, missed, false)

@@ -6,7 +6,7 @@ What is measured and how it is judged: docs/qualification.md. Judging logs is qu
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,17 +22,22 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tasks.cluster_config import ClusterConfig
+    from tasks.compute.draining import Drained
     from tasks.config import QualifyConfig
     from tasks.registry.qualifications import Stored
 
 COLOURS = {"healthy": "green", "degraded": "yellow", "failed": "red", "unknown": "magenta"}
-MODES = {"--from": ("--sku",), "--history": (), "--resume": ("-c", "--set", "--reason")}
+OF_SLURM = ("-c", "--set", "--reason")
+MODES = {"--from": ("--sku",), "--history": (), "--drain": OF_SLURM, "--resume": OF_SLURM}
 """What goes with each; all the rest is of measuring."""
 EARLIER = 10
 """Healthy runs before the newest that a recorded baseline is the median of, at most."""
 
 Quick = Annotated[
     bool, typer.Option("--quick", help="The quick depth: health, rates, collectives, pairs. The default.")
+]
+Standard = Annotated[
+    bool, typer.Option("--standard", help="Every rate several times and more pairs, so that small faults are seen.")
 ]
 Full = Annotated[
     bool, typer.Option("--full", help="All: every collective and pair, storage, a training probe, a soak.")
@@ -57,13 +62,17 @@ SkuName = Annotated[
 History = Annotated[
     str, typer.Option("--history", metavar="NODE", help="Show what earlier qualifications said of a machine.")
 ]
+Drain = Annotated[
+    bool,
+    typer.Option("--drain", help="Drain machines in Slurm: those named, when more failed than are drained unasked."),
+]
 Resume = Annotated[
     bool,
     typer.Option("--resume", help="Put drained machines back into Slurm: those named, or all that Headway drained."),
 ]
 More = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[PATH|NODE]...", help="Further paths of --from, or the machines of --resume."),
+    typer.Argument(metavar="[PATH|NODE]...", help="Further paths of --from, or the machines of --drain and --resume."),
 ]
 
 
@@ -72,6 +81,7 @@ def qualify(
     config: Config = None,
     set_: Set = None,
     quick: Quick = False,
+    standard: Standard = False,
     full: Full = False,
     nodes: Nodes = "",
     record: Record = "",
@@ -79,6 +89,7 @@ def qualify(
     from_: From = None,
     sku: SkuName = "",
     history: History = "",
+    drain: Drain = False,
     resume: Resume = False,
     reason: Reason = "",
     as_: As = "",
@@ -89,7 +100,8 @@ def qualify(
     The verdict is healthy, degraded, failed or unknown; only the first two leave with exit code 0, the others with 3.
     """
     given = {
-        "--from": from_, "--history": history, "--resume": resume, "--quick": quick, "--full": full, "--nodes": nodes,
+        "--from": from_, "--history": history, "--drain": drain, "--resume": resume, "--quick": quick,
+        "--standard": standard, "--full": full, "--nodes": nodes,
         "--record": record, "--replace": replace, "--sku": sku, "--reason": reason, "-c": config, "--set": set_,
     }  # fmt: skip
     _require_sense([name for name, value in given.items() if value], more or [])
@@ -99,11 +111,13 @@ def qualify(
         judge_logs([*from_, *map(Path, more or [])], sku=sku, as_json=as_json)
     elif history:
         _history(history, as_json=as_json)
+    elif drain:
+        _drain(_settings(config, set_).cluster, more or [], reason, as_, as_json=as_json)
     elif resume:
         where = [_settings(config, set_).cluster] if config or set_ else _drained_by_us(more or [])
         _resume(where, more or [], reason, as_, as_json=as_json)
     else:
-        depth = "full" if full else "quick" if quick else ""
+        depth = "full" if full else "standard" if standard else "quick" if quick else ""
         changed = [*([f"benchmark.depth={depth}"] if depth else []), *_named(nodes), *(set_ or [])]
         _measure(_settings(config, changed), record, replace, as_, as_json=as_json)
 
@@ -114,7 +128,7 @@ def _require_sense(given: list[str], more: list[str]) -> None:
     if len(modes) > 1:
         raise ValueError(f"{modes[0]} and {modes[1]} are different things: give one of them")
     mode = modes[0] if modes else ""
-    if more and mode not in ("--from", "--resume"):
+    if more and mode not in ("--from", "--drain", "--resume"):
         raise ValueError(f"{more[0]!r} stands alone: machines to qualify go into --nodes, logs behind --from")
     alone = [
         name for name in given if name != mode and (name not in MODES[mode] if mode else name in ("--sku", "--reason"))
@@ -122,8 +136,9 @@ def _require_sense(given: list[str], more: list[str]) -> None:
     if alone:
         remedy = "set benchmark.sku" if alone[0] == "--sku" else "leave it out"
         raise ValueError(f"{alone[0]} does not go with {mode or 'a measurement'}: {remedy}")
-    if {"--quick", "--full"} <= set(given):
-        raise ValueError("--quick and --full are two depths: give one of them")
+    depths = [name for name in ("--quick", "--standard", "--full") if name in given]
+    if len(depths) > 1:
+        raise ValueError(f"{depths[0]} and {depths[1]} are two depths: give one of them")
     if "--replace" in given and "--record" not in given:
         raise ValueError("--replace is of --record NAME")
     if mode == "--from" and "--sku" not in given:
@@ -263,9 +278,29 @@ def _drained_by_us(names: list[str]) -> list[ClusterConfig]:
     return found
 
 
+def _drain(cluster: ClusterConfig, names: list[str], reason: str, as_: str, *, as_json: bool) -> None:
+    from tasks.compute.draining import CANNOT, drain
+    from tasks.registry.audit import audited
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    if cluster.backend != "slurm":
+        raise ValueError(f"backend {cluster.backend} drains no machines: {CANNOT[cluster.backend]}")
+    if not names:
+        raise ValueError("--drain names no machine: say which, as Slurm calls them")
+    if not reason.strip():
+        raise ValueError("--drain needs --reason TEXT: it goes into Slurm and into the audit log")
+    what = f"{cluster.name}: {', '.join(names)}"
+    with (
+        asked("run", as_, what=f"drain {what}", reason=reason),
+        audited(open_store(home()), "drain", right="run", what=what, reason=reason),
+    ):
+        done = drain(cluster, dict.fromkeys(names, reason))
+    _tell_of_each(done, "drained", as_json=as_json)
+
+
 def _resume(where: list[ClusterConfig], names: list[str], reason: str, as_: str, *, as_json: bool) -> None:
     from tasks.compute.draining import resume
-    from tasks.errors import Missing
     from tasks.registry.audit import audited
     from tasks.settings import home
     from tasks.storage import open_store
@@ -277,10 +312,17 @@ def _resume(where: list[ClusterConfig], names: list[str], reason: str, as_: str,
         audited(open_store(home()), "resume", right="run", what=what, reason=reason),
     ):
         done = [one for cluster in where for one in resume(cluster, names)]
-    fields = {"resumed": [one.node for one in done if one.done], "nodes": [one.model_dump() for one in done]}
+    _tell_of_each(done, "resumed", as_json=as_json)
+
+
+def _tell_of_each(done: Sequence[Drained], what: str, *, as_json: bool) -> None:
+    """What became of each machine. Raises CommandError where it was not what was asked for."""
+    from tasks.errors import Missing
+
+    fields = {what: [one.node for one in done if one.done], "nodes": [one.model_dump() for one in done]}
     failed = [one for one in done if not one.done]
     if failed:
         said = "; ".join(f"{one.node}: {one.said}" for one in failed)
-        raise CommandError(Missing(f"not resumed: {said}"), fields)
+        raise CommandError(Missing(f"not {what}: {said}"), fields)
     lines = [f"{one.node}: {one.said}" for one in done] or ["Headway drained no machine that is still drained."]
     say(fields, "\n".join(lines), as_json=as_json)

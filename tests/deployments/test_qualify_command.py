@@ -40,6 +40,11 @@ def home(tmp_path, monkeypatch):
         ({"reason": "why"}, "--reason does not go with a measurement"),
         ({"resume": True}, "no qualification of this home has drained any machine"),
         ({"resume": True, "config": ["tiny"]}, "backend local has no drained machines"),
+        ({"quick": True, "standard": True}, "--quick and --standard are two depths"),
+        ({"drain": True, "resume": True}, "--drain and --resume are different things"),
+        ({"drain": True, "config": ["tiny"], "more": ["n1"]}, "backend local drains no machines"),
+        ({"drain": True, "set_": ON_SLURM}, "--drain names no machine"),
+        ({"drain": True, "set_": ON_SLURM, "more": ["n1"]}, "--drain needs --reason TEXT"),
     ],
 )
 def test_options_that_make_no_sense_together_are_refused(home, options, said):
@@ -62,7 +67,7 @@ def test_a_machine_without_a_past_is_unknown(home):
         qualify(history="n1")
 
 
-def test_what_headway_drained_is_put_back_by_the_command(home, capsys):
+def test_what_headway_drained_is_put_back_by_the_command_and_what_a_person_names_is_drained(home, capsys):
     with slurm(2, cpus=1) as stand, pytest.MonkeyPatch.context() as environment:
         for name, value in stand.environment.items():
             environment.setenv(name, value)
@@ -75,5 +80,9 @@ def test_what_headway_drained_is_put_back_by_the_command(home, capsys):
         qualify(resume=True, set_=ON_SLURM, as_json=True)
         assert json.loads(capsys.readouterr().out)["resumed"] == ["n1"]
         assert (stand.node_state("n1")[:4], stand.node_state("n2")) == ("idle", "drained")
+        qualify(drain=True, more=["n1"], set_=ON_SLURM, reason="a person looked", as_json=True)
+        assert json.loads(capsys.readouterr().out)["drained"] == ["n1"]
+        assert stand.node_state("n1").startswith("drain")
+    assert [entry.reason for entry in entries(open_store(home)) if entry.action == "drain"] == ["a person looked"]
     told = [entry for entry in entries(open_store(home)) if entry.action == "resume"]
     assert [entry.reason for entry in told] == ["", "repaired"] and told[1].what == "stand: n1, n2"

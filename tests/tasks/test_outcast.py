@@ -283,6 +283,21 @@ def test_what_may_be_the_other_machines_fault_is_left_out_and_not_drained():
     assert category == "Resource.Hpc.Unhealthy.DBEOverLimit"
 
 
+@pytest.mark.parametrize(("failed", "share", "asks"), [(1, 0.1, False), (3, 0.1, True), (3, 0.3, False)])
+def test_more_failed_machines_than_are_drained_unasked_are_left_to_a_person(run, failed, share, asks):
+    """There is no Slurm here, so none is drained; the answer says whether it was tried."""
+    slurm = ClusterConfig.model_validate({"backend": "slurm", "nodes": 10})
+    found = verdict_of(*(node(f"n{n}", "failed" if n < failed else "healthy") for n in range(10)))
+    config = BenchmarkConfig.model_validate({"act": {"drain": True, "drain_share": share, "min_nodes": 1}})
+    left = left_of(found, slurm, config)
+    with working(Work("benchmark", "0" * 64, run, "", handed=[], context=[])):
+        told = act_on(Measurement(nodes=tuple(f"n{n}" for n in range(10))), found, left, slurm, config)
+    assert [one.node for one in told.drained] == [f"n{n}" for n in range(failed)]
+    assert all(one.said.startswith("a person decides: 3 of 10 machines failed at once") == asks for one in told.drained)
+    assert not any(one.done for one in told.drained)
+    assert all("headway qualify --drain n" in check.remedy for check in told.checks)
+
+
 VM = "/subscriptions/s-1/resourceGroups/g/providers/Microsoft.Compute/virtualMachines/gpu-7"
 FACTS = {"resource_id": VM, "vm_id": "0f1e", "physical_host": "GGBB90904476"}
 FOUND = {

@@ -17,7 +17,15 @@ from tasks.jobs.qualify.plans import (
     collectives_plan,
     pairs_plan,
 )
-from tasks.jobs.qualify.schedule import disjoint, halves, quick_tournament, sound_rate, suspects, tournament
+from tasks.jobs.qualify.schedule import (
+    disjoint,
+    halves,
+    quick_tournament,
+    sound_rate,
+    standard_tournament,
+    suspects,
+    tournament,
+)
 from tasks.qualification_config import BenchmarkConfig
 
 SIZE = 16_000_000
@@ -62,12 +70,34 @@ def test_a_tournament_has_every_pair_once_and_nobody_twice_at_a_time(nodes):
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 5, 7, 8, 33, 512])
-def test_a_quick_one_gives_every_machine_two_partners(nodes):
+def test_a_quick_one_gives_every_machine_its_neighbours_and_a_far_one(nodes):
     rounds = quick_tournament(range(nodes))
-    assert len(rounds) == 2 + nodes % 2
+    assert len(rounds) == 3 + (nodes % 2 if nodes > 3 else 0)
     pairs = [pair for pairs in rounds for pair in pairs]
     assert len(pairs) == len(set(pairs))
-    assert min(sum(node in pair for pair in pairs) for node in range(nodes)) >= 2
+    assert {(n, n + 1) for n in range(nodes - 1)} <= set(pairs)
+    assert min(sum(node in pair for pair in pairs) for node in range(nodes)) >= (3 if nodes > 3 and nodes % 2 == 0 else 2)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 8, 33, 64])
+def test_a_standard_one_has_partners_at_every_distance(nodes):
+    rounds = standard_tournament(range(nodes))
+    for pairs in rounds:
+        assert len({node for pair in pairs for node in pair}) == 2 * len(pairs)
+    pairs = [pair for pairs in rounds for pair in pairs]
+    assert len(pairs) == len(set(pairs)) and set(pairs) >= {p for r in quick_tournament(range(nodes)) for p in r}
+    assert {b - a for a, b in pairs} >= {1 << power for power in range(nodes.bit_length()) if 1 << power < nodes // 2}
+
+
+@pytest.mark.parametrize("order", [1, 3])
+def test_machines_meet_until_each_has_a_sound_partner_or_was_bad_with_every_group(order):
+    """Under four switches that are slow between each other; with order 3 few neighbours are under the same one."""
+    leaf = {node: node * order % 16 // 4 for node in range(16)}
+    steps = search(lambda group, step: 1.0 if len({leaf[node] for node in group}) == 1 else 0.3, 16)
+    met = {group for step in steps for group in step.groups}
+    assert {leaf[a] for a, b in met if leaf[a] == leaf[b]} == {0, 1, 2, 3}
+    assert {node for a, b in met if leaf[a] == leaf[b] for node in (a, b)} == set(range(16))
+    assert any(step.name.startswith("meet") for step in steps) == (order == 3)
 
 
 def test_rounds_of_fresh_runs_have_no_machine_twice():
@@ -92,7 +122,7 @@ def test_a_sound_rate_is_seen_when_most_pairs_are_slow():
     assert sound_rate({}) == 0.0
 
 
-@pytest.mark.parametrize("depth", ["quick", "full"])
+@pytest.mark.parametrize("depth", ["quick", "standard", "full"])
 @pytest.mark.parametrize("nodes", [4, 5, 8, 32])
 def test_sound_machines_are_measured_once(nodes, depth):
     steps = search(lambda group, step: 1.0 + 0.1 * (sum(group) % 3), nodes, depth=depth)
@@ -100,7 +130,7 @@ def test_sound_machines_are_measured_once(nodes, depth):
     assert {step.round for step in steps} == {0}
 
 
-@pytest.mark.parametrize("depth", ["quick", "full"])
+@pytest.mark.parametrize("depth", ["quick", "standard", "full"])
 @pytest.mark.parametrize("nodes", [3, 4, 5, 8, 33])
 def test_a_slow_machine_meets_sound_ones_again(nodes, depth):
     bad = nodes - 2
@@ -221,7 +251,7 @@ def test_a_full_tournament_grows_with_the_machines_and_a_quick_one_does_not():
     sound = FAULTS[0]
     quick = [cost_of(nodes, BenchmarkConfig(), sound) for nodes in (8, 64)]
     full = [cost_of(nodes, BenchmarkConfig(depth="full"), sound) for nodes in (8, 64)]
-    assert [cost.steps["pairs"] for cost in quick] == [2, 2]
+    assert [cost.steps["pairs"] for cost in quick] == [3, 3]
     assert [cost.steps["pairs"] for cost in full] == [7, 63]
     assert full[1].seconds > 3 * full[0].seconds
     slow = cost_of(64, BenchmarkConfig(depth="full"), Fault("two", lambda g, n: 1.0 if {3, 9} & set(g) else 490.0))

@@ -4,12 +4,12 @@ import itertools
 import random
 
 import pytest
-from made_measurements import BARE, CPU, GPU, complete, config, curve, found, names, quiet, sweep, tournament
+from made_measurements import BARE, CPU, GPU, complete, config, curve, found, names, quiet, rank, sweep, together, tournament
 
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Row
 from tasks.qualification.pairs import EITHER
-from tasks.qualification.votes import blame
+from tasks.qualification.votes import Blame, blame
 
 pytestmark = pytest.mark.unit
 
@@ -81,16 +81,49 @@ def test_where_all_pairs_are_slow_the_network_is():
     assert seen.reasons[0].nodes == names(4)
 
 
-def test_a_rack_that_is_cut_off_is_the_smaller_group():
-    rack = {0, 1, 2}
+@pytest.mark.parametrize("rack", [{0, 1, 2}, {0, 1, 2, 3}, {1, 5}])
+def test_what_is_bad_between_groups_is_the_networks_fault_and_no_machines(rack):
     seen = of(8, lambda a, b: 475.0 if (a in rack) == (b in rack) else 50.0)
-    assert named(seen) == [0, 1, 2]
-    assert "a switch or a rack" in seen.nodes[0].reasons[0].said
+    assert (named(seen), [r.where for r in seen.reasons]) == ([], ["network between groups"])
+    assert "a switch, its uplinks or a cable between racks, and not a machine" in seen.reasons[0].said
+    assert sorted(map(len, seen.groups)) == sorted([len(rack), 8 - len(rack)])
+    assert {pair.blamed for pair in seen.pairs if pair.verdict != "healthy"} == {"network"}
 
 
-def test_two_halves_are_nobodys_fault():
-    seen = of(8, lambda a, b: 475.0 if (a < 4) == (b < 4) else 50.0)
-    assert (named(seen), [r.where for r in seen.reasons]) == ([], ["between groups"])
+def test_a_slow_machine_beside_a_slow_spine_is_unknown_unless_a_sound_one_is_under_its_switch():
+    def rate(a, b):
+        return 475.0 if a // 4 == b // 4 and 5 not in (a, b) else 200.0
+
+    seen = of(12, rate)
+    assert (named(seen, "failed"), named(seen, "unknown")) == ([], [5])
+    assert seen.nodes[5].reasons[0].where.startswith(EITHER)
+    seen = judge(under_switches(12, tournament(12, rate)), BARE, PAIRS)
+    assert (named(seen, "failed"), named(seen, "unknown")) == ([5], [])
+    (reason,) = seen.reasons
+    assert "switch leaf2 (node08, node09, node10, node11)" in reason.said
+    assert "the spine or the uplinks of the switches" in reason.said
+
+
+def test_a_switch_under_which_everything_is_bad_is_blamed_by_name():
+    sweeps = tournament(12, slow_machines(4, 5, 6, 7))
+    seen = complete(judge(under_switches(12, sweeps), BARE, PAIRS))
+    assert (named(seen), [r.where for r in seen.reasons]) == ([], ["network at switch leaf1"])
+    assert seen.reasons[0].nodes == NODE[4:8]
+    assert named(judge(quiet(12, sweeps), BARE, PAIRS)) == [4, 5, 6, 7]
+    assert named(judge(under_switches(12, tournament(12, slow_machines(4, 5))), BARE, PAIRS)) == [4, 5]
+
+
+def test_many_bad_ways_between_sound_machines_are_the_networks():
+    links = [(0, 4), (1, 5), (2, 6), (3, 7), (0, 9)]
+    seen = of(12, slow_links(*links))
+    assert (named(seen), [r.where for r in seen.reasons]) == ([], ["network, some of its ways"])
+    assert "5 pairs of machines that are sound with others" in seen.reasons[0].said
+
+
+def under_switches(count, sweeps):
+    """Four machines under each leaf switch, as Slurm would say it."""
+    ranks = [rank(n, name, machine={"switch": f"leaf{n // 4}"}) for n, name in enumerate(names(count))]
+    return together(ranks, sweeps)
 
 
 def test_the_best_round_of_a_pair_counts():
@@ -189,6 +222,11 @@ def test_votes_are_even_or_they_are_not():
     assert blame(pairs("ab", "ac", "bc"), pairs("ad", "bd", "cd"), doubtful=pairs("ad", "bd", "cd")).nodes == ("d",)
     ring = pairs("ab", "bc", "cd", "de", "ef", "af")
     assert blame(ring, [p for p in itertools.combinations("abcdef", 2) if p not in ring]).nodes == ()
+    two = pairs("ab", "bc", "de", "ef")
+    between = [pair for pair in itertools.combinations("abcdef", 2) if (pair[0] in "abc") != (pair[1] in "abc")]
+    assert blame(two, between) == Blame(groups=(("a", "b", "c"), ("d", "e", "f")))
+    assert blame(two, pairs("cd")) == Blame(links=(("c", "d"),))
+    assert blame(two, [*between, *pairs("ag", "dg")]).unclear == ("g",)
     few = pairs("ab", "ac", "bc", "cd"), pairs("ad", "bd")
     assert (blame(*few).nodes, blame(*few, most=0.7).nodes) == (("d",), ())
 

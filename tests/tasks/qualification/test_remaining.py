@@ -107,6 +107,17 @@ def test_of_two_halves_one_is_left():
     assert (found.nodes, found.verdict, found.needs_fresh_run) == (names(4), "healthy", False)
 
 
+def test_of_groups_between_which_the_network_is_bad_the_largest_is_left_where_it_is_large_enough():
+    racks = tournament(8, lambda a, b: 475.0 if (a < 2) == (b < 2) else 50.0)
+    seen = quiet(8, (sweep("all", names(8), 50.0), *racks))
+    found = left(seen, 6)
+    assert (found.nodes, found.verdict, found.needs_fresh_run) == (NODE[2:8], "healthy", False)
+    assert list(found.excluded) == ["node00", "node01"]
+    assert "the network between it and the machines that are used is bad" in found.excluded["node00"]
+    found = left(seen, 7)
+    assert (found.excluded, found.verdict) == ({}, "failed")
+
+
 def test_a_slow_network_leaves_nobody_enough():
     found = left(quiet(4, (sweep("all", names(4), 100.0), *tournament(4, lambda a, b: 100.0))), 2)
     assert (found.enough, found.verdict) == (False, "failed")
