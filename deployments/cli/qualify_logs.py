@@ -60,6 +60,7 @@ def _fields(found: LogsVerdict) -> dict[str, Any]:
             for node in found.nodes
         ],
         "pairs": [pair.model_dump(include={"a", "b", "busbw_gb_s", "verdict"}) for pair in found.pairs],
+        "reasons": [_reason(reason) | {"said": reason.said} for reason in found.reasons],
         "logs": [_log(judged) for judged in found.logs],
     }
 

@@ -2,7 +2,8 @@
 
 Each log is judged by itself (one_log.py). All together are judged as a measurement of ours is (judge.py). What is new here: a
 log that says nothing is unknown and closes the gate, a machine of which no log says anything good is unknown, and a log that
-the hardware's file has no figure for neither clears nor condemns.
+the hardware's file has no figure for neither clears nor condemns. Runs on fewer GPUs than the file's limits hold for are compared
+with each other: that condemns, and clears a machine of being slower than the others; whether all of them are slow is unknown.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from tasks.qualification.judge import judge
 from tasks.qualification.log_files import Log
 from tasks.qualification.log_names import one_name
 from tasks.qualification.measured import Measurement
-from tasks.qualification.one_log import JudgedLog, judged_log, seen
+from tasks.qualification.one_log import FEWER, SOURCE, JudgedLog, judged_log, seen
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, PairVerdict, Reason, worst
 from tasks.qualification_config import BenchmarkConfig
 from tasks.qualification_names import Verdict
 
+COMPARED = 3
+"""Runs of the same kind on other machines before they are a comparison."""
 ORDER: tuple[Verdict, ...] = ("failed", "unknown", "degraded", "healthy")
 """Of a machine's reasons: what was seen to be bad first."""
 
@@ -45,21 +48,50 @@ def judge_logs(logs: Sequence[Log], sku: Sku, config: BenchmarkConfig, *, now: d
     judged = [judged_log(log, sku, config) for log in _same_names(logs)]
     measurement = _measurement(judged)
     together = judge(measurement, sku, config)
-    soft = all(log.soft for log in judged)
-    doubts = [*(reason for log in judged if soft or not log.soft for reason in log.own), *together.reasons]
-    nodes = tuple(_node(name, judged, together.nodes, doubts) for name in _names(judged))
+    soft, compared = all(log.soft for log in judged), _compared(judged)
+    own = (reason for log in judged if soft or not log.soft for reason in log.own)
+    doubts = [reason for reason in own if not reason.check.endswith(FEWER)]
+    doubts += [*together.reasons, *_levels(judged, compared, sku)]
+    nodes = tuple(_node(name, judged, together.nodes, doubts, compared) for name in _names(judged))
     of_all = [*doubts, *_of_one_log(judged, doubts)]
     reasons = tuple(dict.fromkeys(reason for reason in of_all if not reason.node and _says_something(reason, judged)))
     return LogsVerdict(
-        verdict=_of_cluster(judged, together, nodes),
+        verdict=_of_cluster(judged, together, nodes, compared),
         sku=sku.name,
         expires=min((log.written for log in logs if log.written), default=now)
         + datetime.timedelta(hours=config.max_age_hours),
         nodes=nodes,
-        pairs=_pairs(judged, together.pairs),
+        pairs=_pairs(judged, together.pairs, compared),
         reasons=reasons,
         logs=tuple(judged),
     )
+
+
+def _compared(judged: Sequence[JudgedLog]) -> set[str]:
+    """Machines whose runs on fewer GPUs can be compared with the same on others."""
+    alike: dict[tuple[object, ...], set[tuple[str, ...]]] = {}
+    for log in judged:
+        for sweep in log.sweeps if log.fewer else ():
+            kind = (sweep.collective, sweep.scope, len(sweep.nodes), sweep.ranks, max(row.bytes for row in sweep.rows))
+            alike.setdefault(kind, set()).add(tuple(sorted(sweep.nodes)))
+    return {name for runs in alike.values() if len(runs) >= COMPARED for nodes in runs for name in nodes}
+
+
+def _levels(judged: Sequence[JudgedLog], compared: set[str], sku: Sku) -> Iterator[Reason]:
+    """What a comparison does not say."""
+    proven = {name for log in judged for name in log.log.nodes if _clears(log, name)}
+    if compared - proven:
+        yield Reason(
+            node="",
+            check="level of all machines",
+            measured="compared with each other alone",
+            limit=f"runs on all {int(sku.specs['gpus'].value)} GPUs of a machine, for which {sku.name} has limits",
+            source=SOURCE,
+            verdict="unknown",
+            said="which machine is slower than the others is known; whether all of them are slow is not",
+            remedy="Bring logs of runs on all GPUs of the machines, or measure them: `headway qualify`.",
+            nodes=tuple(sorted(compared - proven)),
+        )
 
 
 def _of_one_log(judged: Sequence[JudgedLog], doubts: Sequence[Reason]) -> Iterator[Reason]:
@@ -107,13 +139,13 @@ def _says_something(reason: Reason, judged: Sequence[JudgedLog]) -> bool:
 
 
 def _node(
-    name: str, judged: Sequence[JudgedLog], nodes: Sequence[NodeVerdict], doubts: Sequence[Reason]
+    name: str, judged: Sequence[JudgedLog], nodes: Sequence[NodeVerdict], doubts: Sequence[Reason], compared: set[str]
 ) -> NodeVerdict:
     """A machine's: its own reasons; what is said of several it shares unless another log clears it; no good word is unknown."""
     found = next((node for node in nodes if node.name == name), NodeVerdict(name=name, verdict="healthy"))
     of_logs = (reason for log in judged if not log.soft for reason in log.figures if reason.node == name)
     mine = [*found.reasons, *of_logs, *(reason for reason in doubts if reason.node == name)]
-    good = any(_clears(log, name) for log in judged)
+    good = name in compared or any(_clears(log, name) for log in judged)
     for reason in doubts:
         if not reason.node and name in reason.nodes and (reason.verdict == "degraded" or not good):
             mine.append(_shared(reason, name))
@@ -129,7 +161,7 @@ def _node(
 def _clears(log: JudgedLog, name: str) -> bool:
     """Whether a log has a good word for a machine: it was judged, and neither it nor all of the log's together is bad."""
     about = [reason for reason in log.reasons if reason.node in ("", name)]
-    return name in log.log.nodes and not log.soft and seen(about) in ("healthy", "degraded")
+    return name in log.log.nodes and not (log.soft or log.fewer) and seen(about) in ("healthy", "degraded")
 
 
 def _shared(reason: Reason, name: str) -> Reason:
@@ -139,7 +171,9 @@ def _shared(reason: Reason, name: str) -> Reason:
     return reason.model_copy(update={"node": name, "nodes": (), "verdict": verdict, "said": said})
 
 
-def _pairs(judged: Sequence[JudgedLog], pairs: Sequence[PairVerdict]) -> tuple[PairVerdict, ...]:
+def _pairs(
+    judged: Sequence[JudgedLog], pairs: Sequence[PairVerdict], compared: set[str]
+) -> tuple[PairVerdict, ...]:
     """Pairs by their figures, and no better than the logs that they come from."""
     found = {(pair.a, pair.b): pair for pair in pairs}
     logs: dict[tuple[str, str], list[JudgedLog]] = {}
@@ -149,17 +183,23 @@ def _pairs(judged: Sequence[JudgedLog], pairs: Sequence[PairVerdict]) -> tuple[P
             logs.setdefault((a, b), []).append(log)
     for (a, b), mine in logs.items():
         pair = found.get((a, b), PairVerdict(a=a, b=b, busbw_gb_s=None, verdict="healthy"))
-        hard = [log.verdict for log in mine if not log.soft] or ["unknown"]
+        hard = [seen(log.faults) for log in mine if not log.soft or (log.fewer and {a, b} <= compared)] or ["unknown"]
         verdict = "failed" if "failed" in (pair.verdict, *hard) else worst(pair.verdict, *hard)
         found[a, b] = pair.model_copy(update={"verdict": verdict})
     return tuple(pair for _, pair in sorted(found.items()))
 
 
-def _of_cluster(judged: Sequence[JudgedLog], together: ClusterVerdict, nodes: Sequence[NodeVerdict]) -> Verdict:
-    """The worst of what logs, machines and all machines together show; a machine that nothing speaks for is unknown."""
+def _of_cluster(
+    judged: Sequence[JudgedLog], together: ClusterVerdict, nodes: Sequence[NodeVerdict], compared: set[str]
+) -> Verdict:
+    """The worst of what logs, machines and all machines together show; a machine that nothing speaks for is unknown, and so are
+    machines that were only compared with each other, unless one of them failed."""
     hard = [log for log in judged if not log.soft]
-    named = {name for log in hard for name in log.log.nodes}
-    silent: list[Verdict] = ["unknown"] if not hard or any(node.name not in named for node in nodes) else []
+    named = {name for log in hard if not log.fewer for name in log.log.nodes}
     said = [reason for reason in together.reasons if _says_something(reason, judged)]
     jointly = [seen(reasons) for reasons in (said, *(node.reasons for node in together.nodes))]
-    return worst(*silent, *(log.verdict for log in hard), *jointly)
+    shown = worst(*(seen(log.faults) for log in hard), *jointly)
+    silent = {node.name for node in nodes} - named
+    if not silent and hard:
+        return shown
+    return "failed" if shown == "failed" and silent <= compared else "unknown"

@@ -15,6 +15,7 @@ from tasks.hardware.sku import Sku
 from tasks.qualification import pairs, parts, presence, versions
 from tasks.qualification.history import Past, of_past
 from tasks.qualification.kinds import of_another_size
+from tasks.qualification.limits import all_gpus
 from tasks.qualification.measured import Measurement
 from tasks.qualification.merged import Merged, merged
 from tasks.qualification.peers import Rate, against_peers, rates_of, standings
@@ -181,7 +182,8 @@ def _rates_of_nodes(sweeps: Sequence[Merged], sku: Sku) -> Iterator[Rate]:
     """Sweeps within machines are compared like any rate of theirs."""
     for sweep in sweeps if tolerances(sku).peers_by_measured else ():
         if len(sweep.nodes) == 1 and sweep.rate is not None:
-            yield Rate(sweep.nodes[0], "", f"{sweep.collective} of node", sweep.rate, "GB/s")
+            part = "node" if all_gpus(sku, sweep.ranks, 1) else f"{sweep.ranks} GPUs"
+            yield Rate(sweep.nodes[0], "", f"{sweep.collective} of {part}", sweep.rate, "GB/s")
 
 
 def _own_rates(case: Case) -> dict[str, dict[str, float]]:

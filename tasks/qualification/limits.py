@@ -91,6 +91,12 @@ def bandwidths(sku: Sku, collective: str, scope: str, nodes: int) -> tuple[BusBa
     return tuple(sorted(found, key=lambda limit: limit.bytes))
 
 
+def all_gpus(sku: Sku, ranks: int, machines: int) -> bool:
+    """Whether so many ranks are all GPUs of the machines, for which limits of bandwidths hold; true where one of them is not known."""
+    gpus = sku.specs.get("gpus")
+    return not ranks or gpus is None or ranks >= int(gpus.value) * machines
+
+
 def by_bandwidth(busbw: float | None, limit: BusBandwidth) -> Judged:
     """A bus bandwidth under its limit."""
     return by_limit(busbw, Limit(norm=limit.norm, warn=limit.warn, fail=limit.fail, source=limit.source))

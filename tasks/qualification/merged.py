@@ -43,6 +43,8 @@ class Merged(NamedTuple):
     """measured when any round was."""
     said: str
     backend: str
+    ranks: int = 0
+    """0: nobody said."""
 
     @property
     def rate(self) -> float | None:
@@ -50,18 +52,18 @@ class Merged(NamedTuple):
         return self.points[-1].rate if self.points else None
 
     @property
-    def key(self) -> tuple[int, int, tuple[str, ...]]:
+    def key(self) -> tuple[int, int, tuple[str, ...], int]:
         """An order that does not depend on who reported first."""
-        return SCOPES.index(self.scope), COLLECTIVES.index(self.collective), self.nodes
+        return SCOPES.index(self.scope), COLLECTIVES.index(self.collective), self.nodes, self.ranks
 
 
 def merged(sweeps: Iterable[Sweep]) -> tuple[Merged, ...]:
-    """One of each collective and set of machines, in a fixed order. What nobody asked for is left out."""
-    groups: dict[tuple[str, str, tuple[str, ...]], list[Sweep]] = {}
+    """One of each collective, set of machines and number of ranks, in a fixed order. What nobody asked for is left out."""
+    groups: dict[tuple[str, str, tuple[str, ...], int], list[Sweep]] = {}
     for sweep in sweeps:
         if sweep.status != "skipped":
-            groups.setdefault((sweep.collective, sweep.scope, tuple(sorted(sweep.nodes))), []).append(sweep)
-    return tuple(sorted((_merge(rounds, nodes) for (_, _, nodes), rounds in groups.items()), key=lambda m: m.key))
+            groups.setdefault((sweep.collective, sweep.scope, tuple(sorted(sweep.nodes)), sweep.ranks), []).append(sweep)
+    return tuple(sorted((_merge(rounds, nodes) for (_, _, nodes, _), rounds in groups.items()), key=lambda m: m.key))
 
 
 def _merge(rounds: list[Sweep], nodes: tuple[str, ...]) -> Merged:
@@ -80,6 +82,7 @@ def _merge(rounds: list[Sweep], nodes: tuple[str, ...]) -> Merged:
         status=status,
         said=shown.said or ("" if best else "it has no rows"),
         backend=shown.backend,
+        ranks=shown.ranks,
     )
 
 

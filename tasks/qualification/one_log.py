@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tasks.hardware.sku import Sku, plain_name
 from tasks.qualification import aznhc_findings, megatron_findings, nccl_findings
-from tasks.qualification.limits import bandwidths
+from tasks.qualification.limits import all_gpus, bandwidths
 from tasks.qualification.log_files import Log
 from tasks.qualification.log_names import one_name
 from tasks.qualification.measured import Measurement, RankReport, Sweep
@@ -26,6 +26,8 @@ from tasks.qualification_names import Verdict
 SOURCE = "Headway: what is missing is unknown"
 NOTHING = "no limit"
 """Check of a reason that says that nothing is known to judge a log by."""
+FEWER = f"of fewer GPUs: {NOTHING}"
+"""The same of a run on fewer GPUs than limits hold for: what it reached is compared with the same of other machines alone."""
 
 
 def seen(reasons: Iterable[Reason]) -> Verdict:
@@ -59,6 +61,16 @@ class JudgedLog:
         """Whether nothing is wrong with it but that there is nothing to judge it by."""
         return bool(self.reasons) and all(reason.check.endswith(NOTHING) for reason in self.reasons)
 
+    @property
+    def fewer(self) -> bool:
+        """Whether it is of fewer GPUs than limits hold for."""
+        return any(reason.check.endswith(FEWER) for reason in self.own)
+
+    @property
+    def faults(self) -> tuple[Reason, ...]:
+        """What is wrong with it; not that there is nothing to judge it by."""
+        return tuple(reason for reason in self.reasons if not reason.check.endswith(NOTHING))
+
 
 def judged_log(log: Log, sku: Sku, config: BenchmarkConfig) -> JudgedLog:
     sweeps = _sweeps(log)
@@ -68,6 +80,7 @@ def judged_log(log: Log, sku: Sku, config: BenchmarkConfig) -> JudgedLog:
     for report in reports:
         found = [reason for probe in report.probes for reason in of_probe(report.node, probe, sku)]
         (figures if report.node else own).extend(found)
+    own += _fewer_gpus(log, sweeps, sku)
     if not (own or figures) and _nothing_to_judge_by(log, sweeps, sku):
         own = [_missing(log, f"{_what(log)} {NOTHING}", "no figure of it in the hardware's file", "a limit")]
     placed = [reason.model_copy(update={"where": reason.where or log.path}) for reason in own]
@@ -150,6 +163,14 @@ def _other_size(log: Log, sku: Sku) -> Iterator[Reason]:
         if said and said not in map(plain_name, (sku.name, *sku.aliases)):
             found = _missing(log, "aznhc VM SKU", run.about["sku"], f"= {sku.name}")
             yield found.model_copy(update={"node": names.get(run.host, "")})
+
+
+def _fewer_gpus(log: Log, sweeps: tuple[Sweep, ...], sku: Sku) -> Iterator[Reason]:
+    fewer = [sweep for sweep in sweeps if not all_gpus(sku, sweep.ranks, len(sweep.nodes))]
+    for sweep in fewer[:1]:
+        all_of_them = int(sku.specs["gpus"].value) * len(sweep.nodes)
+        limit = f"= {all_of_them}: limits of {sku.name} hold for all GPUs of a machine"
+        yield _missing(log, f"{_what(log)} {FEWER}", f"{sweep.ranks} GPUs of {len(sweep.nodes)} machines", limit)
 
 
 def _nothing_to_judge_by(log: Log, sweeps: tuple[Sweep, ...], sku: Sku) -> bool:

@@ -21,7 +21,7 @@ EITHER = "pair with "
 """How the place of a fault begins that may be the other machine's, or the link's."""
 NAMED = 4
 """Most pairs, or groups, that a sentence names; more links than this at once are the network's."""
-Key = tuple[int, int, tuple[str, ...]]
+Key = tuple[int, int, tuple[str, ...], int]
 BAD: tuple[Verdict, ...] = ("failed", "unknown")
 
 
@@ -92,12 +92,12 @@ def _slower_than_others(
     sweeps: Sequence[Merged], sku: Sku, config: BenchmarkConfig
 ) -> tuple[dict[Key, tuple[Reason, ...]], set[Key]]:
     """Reasons of the slow ones, and which of them are so far outside the others' spread that one alone is believed."""
-    groups: dict[tuple[str, int], list[tuple[Merged, float]]] = {}
+    groups: dict[tuple[str, int, int], list[tuple[Merged, float]]] = {}
     for sweep in sweeps:
         if sweep.rate is not None:
-            groups.setdefault((sweep.collective, sweep.points[-1].bytes), []).append((sweep, sweep.rate))
+            groups.setdefault((sweep.collective, sweep.points[-1].bytes, sweep.ranks), []).append((sweep, sweep.rate))
     found, alone, allowed = dict[Key, tuple[Reason, ...]](), set[Key](), tolerances(sku)
-    for (_, largest), members in sorted(groups.items()):
+    for (_, largest, _), members in sorted(groups.items()):
         items = [Item(" ".join(sweep.nodes), rate) for sweep, rate in members]
         fast = reference(items, allowed.pairs_gap, lone=allowed.lone_pair)
         center = fast.center if fast else statistics.median(item.value for item in items)

@@ -32,10 +32,10 @@ def faults_of(
 
 
 def _comparable(one: Merged, other: Merged) -> bool:
-    return [one.collective, *(p.bytes for p in one.points[-1:])] == [
-        other.collective,
-        *(p.bytes for p in other.points[-1:]),
-    ]
+    def kind(sweep: Merged) -> tuple[str, float, list[int]]:
+        return sweep.collective, sweep.ranks / len(sweep.nodes), [point.bytes for point in sweep.points[-1:]]
+
+    return kind(one) == kind(other)
 
 
 def _slow(sweep: Merged, rate: float, limit: float) -> Reason:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tasks.hardware.sku import BusBandwidth, Sku
 from tasks.qualification.curve import of_curve
-from tasks.qualification.limits import Judged, bandwidths, by_bandwidth, cited, cited_by
+from tasks.qualification.limits import Judged, all_gpus, bandwidths, by_bandwidth, cited, cited_by
 from tasks.qualification.merged import Merged, Point, size
 from tasks.qualification.tolerances import tolerances
 from tasks.qualification.transports import of_transport
@@ -25,12 +25,14 @@ AGAIN = "See the job's logs; give it more time with benchmark.collective_seconds
 
 
 def of_sweep(sweep: Merged, sku: Sku, *, ours: bool) -> tuple[Reason, ...]:
-    """All that is wrong with it, without a machine. `ours`: our job asked for the transport; a log need not say it."""
+    """All that is wrong with it, without a machine. `ours`: our job asked for the transport; a log need not say it, and may be of
+    fewer GPUs than the limits hold for."""
     found = [*_wrong(sweep)]
     if sweep.status != "measured" or sweep.rate is None:
         return (*found, _no_result(sweep))
     transport = [*of_transport(sweep, sku)] if ours or sweep.transport else []
-    return (*found, *_slow(sweep, sku), *of_curve(sweep, tolerances(sku)), *transport)
+    slow = [*_slow(sweep, sku)] if ours or all_gpus(sku, sweep.ranks, len(sweep.nodes)) else []
+    return (*found, *slow, *of_curve(sweep, tolerances(sku)), *transport)
 
 
 def _wrong(sweep: Merged) -> Iterator[Reason]:

@@ -252,6 +252,83 @@ def test_a_machine_with_a_good_and_a_bad_log_failed_and_says_why(tmp_path):
     ]
 
 
+def run_log(nodes, rate, gpus=4, largest=34):
+    """Of so many GPUs of each machine, from 1 MiB to 2^largest bytes, levelling off at a bus bandwidth in GB/s."""
+    lines = (LOGS / "srun.log").read_text().replace("0: ", "").splitlines()
+    world = gpus * len(nodes)
+    factor = 2 * (world - 1) / world
+    devices = [
+        f"#  Rank {rank:2} Group  0 Pid  {10563 + rank} on {nodes[rank // gpus]:>10} device {rank % gpus:2} "
+        f"[000{rank % gpus + 1}:00:00] NVIDIA H100 80GB HBM3"
+        for rank in range(world)
+    ]
+    rates = {1 << n: rate * min(1.0, 0.25 + 0.15 * (n - 20)) for n in range(20, largest + 1)}
+    halves = {size: f"{size * factor / b / 1000:10.2f} {b / factor:7.2f} {b:7.2f} 0" for size, b in rates.items()}
+    rows = [f"{size:12} {size // 4:12} float sum -1 {half} {half}" for size, half in halves.items()]
+    average = sum(round(b, 2) for b in rates.values()) / len(rates)
+    heads = next(n for n, line in enumerate(lines) if "out-of-place" in line)
+    end = ["# Out of bounds values : 0 OK", f"# Avg bus bandwidth    : {average:g}", *lines[-3:]]
+    return "\n".join([*lines[:5], *devices, *lines[heads - 2 : heads + 3], *rows, *end, ""])
+
+
+def pairs_of_four_gpus(folder, slow=(), names=("vm-01", "vm-02", "vm-03", "vm-04")):
+    for a, b in itertools.combinations(names, 2):
+        (folder / f"{a}_{b}.log").write_text(run_log((a, b), 60.0 if {a, b} & {*slow} else 190.0))
+    return folder
+
+
+def test_pairs_of_fewer_gpus_vote_for_the_slow_machine_and_say_what_could_not_be_judged(tmp_path):
+    """Four and four of ND H100, whose limits hold for eight and eight: 190 GB/s are no fault, 60 beside them are."""
+    found = judged(pairs_of_four_gpus(tmp_path, slow=["vm-03"]))
+    assert found.verdict == "failed"
+    verdicts = {node.name: node.verdict for node in found.nodes}
+    assert verdicts == {"vm-01": "healthy", "vm-02": "healthy", "vm-03": "failed", "vm-04": "healthy"}
+    (reason,) = found.nodes[2].reasons
+    assert (reason.check, reason.measured) == ("all_reduce busbw at 16 GiB against other pairs", 60.0)
+    assert "3 of its 3 pairs are bad" in reason.said
+    assert {(p.a, p.b) for p in found.pairs if p.verdict == "healthy"} == {
+        ("vm-01", "vm-02"),
+        ("vm-01", "vm-04"),
+        ("vm-02", "vm-04"),
+    }
+    (level,) = found.reasons
+    assert (level.check, level.verdict) == ("level of all machines", "unknown")
+    assert "all 8 GPUs" in level.limit and "whether all of them are slow is not" in level.said
+
+
+def test_machines_that_are_only_as_fast_as_each_other_did_not_pass(tmp_path):
+    found = judged(pairs_of_four_gpus(tmp_path))
+    assert (found.verdict, {node.verdict for node in found.nodes}) == ("unknown", {"healthy"})
+    assert [reason.check for reason in found.reasons] == ["level of all machines"]
+    (tmp_path / "whole.log").write_text(run_log([f"vm-0{n}" for n in range(1, 5)], 440.0, gpus=8))
+    found = judged(tmp_path)
+    assert (found.verdict, found.reasons) == ("healthy", ())
+
+
+def test_one_pair_of_fewer_gpus_is_compared_with_nothing(tmp_path):
+    (tmp_path / "pair.log").write_text(run_log(("vm-01", "vm-02"), 190.0))
+    found = judged(tmp_path)
+    assert (found.verdict, [node.verdict for node in found.nodes]) == ("unknown", ["unknown"] * 2)
+    assert "8 GPUs of 2 machines, limit = 16" in why(found)
+
+
+def test_machines_by_themselves_on_fewer_gpus_are_compared_too(tmp_path):
+    for name, rate in (("vm-01", 300.0), ("vm-02", 305.0), ("vm-03", 120.0), ("vm-04", 298.0)):
+        (tmp_path / f"{name}.log").write_text(run_log((name,), rate))
+    found = judged(tmp_path)
+    assert [node.name for node in found.nodes if node.verdict == "failed"] == ["vm-03"]
+    assert [node.verdict for node in found.nodes].count("healthy") == 3
+    assert "all_reduce of 4 GPUs against its peers" in why(found)
+
+
+def test_runs_of_fewer_and_of_all_gpus_of_the_same_pair_are_not_mixed(tmp_path):
+    pairs_of_four_gpus(tmp_path)
+    (tmp_path / "whole.log").write_text(run_log(("vm-01", "vm-02"), 250.0, gpus=8))
+    found = judged(tmp_path)
+    assert {node.name: node.verdict for node in found.nodes}["vm-03"] == "healthy"
+    assert [(p.verdict, p.a, p.b) for p in found.pairs if p.verdict != "healthy"] == [("failed", "vm-01", "vm-02")]
+
+
 def lines_of(*names):
     """Logs of AzNHC, line by line in turns."""
     logs = ((LOGS / name).read_text().splitlines() for name in names)
@@ -317,7 +394,7 @@ def test_the_command_says_one_object_with_every_field(tmp_path):
     )
     said = json.loads(done.stdout)
     assert done.returncode == said["exit_code"] == 0, done.stderr
-    assert list(said) == ["schema", "exit_code", "error", "verdict", "sku", "expires", "nodes", "pairs", "logs"]
+    assert list(said) == ["schema", "exit_code", "error", "verdict", "sku", "expires", "nodes", "pairs", "reasons", "logs"]
     assert said["nodes"][0] == {"name": "vm-01", "verdict": "healthy", "reasons": []}
     assert said["pairs"] == [{"a": "vm-01", "b": "vm-02", "busbw_gb_s": 479.55, "verdict": "healthy"}]
     log = said["logs"][0]
