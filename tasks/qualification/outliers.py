@@ -30,7 +30,7 @@ class Outliers(NamedTuple):
     """Below which one more would be slow, too."""
 
 
-def slow_ones(figures: Mapping[str, float], *, comparisons: int) -> Outliers | None:
+def slow_ones(figures: Mapping[str, float], *, comparisons: float) -> Outliers | None:
     """Rosner, Percentage points for a generalized ESD many-outlier procedure, Technometrics 25, 1983, one-sided. None of too few.
 
     `comparisons` share the false alarms.

@@ -10,6 +10,7 @@ import torch
 from bench_stand import bench, measured, probes
 
 from tasks.jobs.qualify import gpus, memory, soak, temperatures
+from tasks.jobs.qualify.bench import switch_of
 from tasks.jobs.qualify.compute import matmul_windows
 from tasks.jobs.qualify.rates import Outcome, Rate, Together, any_behind
 
@@ -66,6 +67,34 @@ def test_slow_parts_are_measured_again_and_their_best_round_counts(tmp_path):
     together = Together(bench(tmp_path, rounds=3), "compute")
     assert together.best("check", lambda: next(rounds)) == Outcome((Rate(8, 9), Rate(9, 10)))
     assert len(list(rounds)) == 1
+
+
+def test_with_depth_standard_every_rate_is_measured_several_times_and_all_are_kept(tmp_path):
+    rank, rounds = bench(tmp_path, rounds=3, depth="standard"), iter([[Rate(8, 8)], [Rate(9, 9)], [Rate(7, 7)]])
+    together = Together(rank, "compute")
+    outcome = together.best("check", lambda: next(rounds))
+    together.note("matmul_bf16", "TFLOP/s", outcome, where=("GPU 0",), per=2.0)
+    rounds = iter([[Rate(3, 3)], [Rate(1, 1)], [Rate(2, 2)]])
+    together.note("host_to_device", "GB/s", together.repeated(lambda: next(rounds)), where=("GPU 0",), per=1.0)
+    assert [(probe.measured, probe.peers, probe.each) for probe in rank._report.probes] == [
+        (4.5, 4.5, (4.0, 4.5, 3.5)),
+        (3.0, 3.0, (3.0, 1.0, 2.0)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("address", "pattern", "switch"),
+    [
+        ("spine.leaf3.gpu-7", "switch.switch.node", "spine.leaf3"),
+        ("leaf3.gpu-7.internal", "switch.node", "leaf3"),
+        ("gpu-7", "node", ""),
+        ("", "", ""),
+    ],
+)
+def test_the_switch_above_a_machine_is_slurms(address, pattern, switch):
+    told = {"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
+    assert switch_of(told) == switch
+    assert switch_of({}) == ""
 
 
 def test_a_failure_is_said_and_does_not_take_back_what_was_measured(tmp_path):

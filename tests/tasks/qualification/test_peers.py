@@ -8,6 +8,7 @@ from made_measurements import BARE, CPU, GPU, ONLY, complete, config, found, nam
 from tasks.qualification.humps import Item, reference
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Probe
+from tasks.qualification.outliers import FALSE_ALARMS, slow_ones
 
 pytestmark = pytest.mark.unit
 
@@ -153,6 +154,57 @@ def test_gpus_that_fall_off_by_steps_excuse_nobody():
     steps = [100.0 * 0.87**n for n in range(9)]
     assert failed(*steps) == [7, 8]
     assert failed(*steps, sku=CPU) == []
+
+
+def of_eight_gpus(machines, slow=(), noise=0.03, seed=1, rate=0.9):
+    """Eight GPUs a machine, each with noise of its own; all of a slow one's are slow."""
+    dice = random.Random(seed)
+    return together(
+        [
+            rank(n, name, Probe(check="matmul_bf16", measured=value, peers=value, where=f"GPU {gpu}"))
+            for n, name in enumerate(name for name in names(machines) for _ in range(8))
+            for gpu, value in [(n % 8, (rate if n // 8 in slow else 1.0) * dice.gauss(700.0, 700.0 * noise))]
+        ],
+        ranks_per_node=8,
+    )
+
+
+@pytest.mark.parametrize("slow", [{5}, {5, 6, 40}, set(range(16))])
+def test_a_machine_all_of_whose_gpus_are_ten_percent_slow_is_degraded(slow):
+    """At 3 % noise no single GPU of it is outside the others' spread; the median of eight is."""
+    seen = complete(judge(of_eight_gpus(64, slow), BARE, COMPUTE))
+    assert {int(name.removeprefix("node")) for name in seen.named("degraded")} == slow
+    (reason,) = seen.nodes[5].reasons
+    assert (reason.where, reason.check) == ("median of 8 measurements", "matmul_bf16 against its peers")
+    assert "of the mean of the others; a sound machine is above" in reason.said
+
+
+def test_sound_machines_have_no_outliers_and_few_machines_none_at_all():
+    for seed in range(20):
+        assert judge(of_eight_gpus(16, seed=seed), BARE, COMPUTE).verdict == "healthy"
+    assert judge(of_eight_gpus(5, {2}), BARE, COMPUTE).verdict == "healthy"
+    assert judge(of_eight_gpus(16, {2}), CPU, COMPUTE).verdict == "healthy"
+
+
+def test_every_measurement_counts_in_the_median_and_the_best_by_itself():
+    """A part's best of three is sound, so it did not fail; that two of three were slow is seen."""
+    each = [(10.0, 10.0, 10.0)] * 7 + [(9.0, 10.0, 9.1)]
+    ranks = [
+        rank(n, name, Probe(check="matmul_bf16", measured=max(tries), peers=max(tries), each=tries))
+        for n, (name, tries) in enumerate(zip(names(8), each, strict=True))
+    ]
+    assert found(judge(together(ranks), BARE, COMPUTE)) == {"node07": ["matmul_bf16 against its peers"]}
+
+
+def test_outliers_are_those_of_a_published_example():
+    """Rosner's 54 observations, as the NIST handbook has them (1.3.5.17.3): three are too large. One-sided here, so they are turned."""
+    values = """-0.25 0.68 0.94 1.15 1.20 1.26 1.26 1.34 1.38 1.43 1.49 1.49 1.55 1.56 1.58 1.65 1.69 1.70 1.76 1.77 1.81 1.91 1.94
+        1.96 1.99 2.06 2.09 2.10 2.14 2.15 2.23 2.24 2.26 2.35 2.37 2.40 2.47 2.54 2.62 2.64 2.90 2.92 2.92 2.93 3.21 3.26 3.30
+        3.59 3.68 4.30 4.64 5.34 5.42 6.01""".split()
+    figures = {f"{n:02}": -float(value) for n, value in enumerate(values)}
+    # Two-sided at 5 %: each side has half of it. The share of false alarms is divided among the comparisons.
+    seen = slow_ones(figures, comparisons=FALSE_ALARMS / 0.025)
+    assert sorted(seen.names) == ["51", "52", "53"]
 
 
 def test_what_is_no_number_is_no_rate():
