@@ -53,7 +53,9 @@ FAULTS = (
     Fault("none", lambda group, nodes: SOUND),
     Fault("one slow machine", lambda group, nodes: SOUND / 10 if 3 in group else SOUND),
     Fault("one slow link", lambda group, nodes: SOUND / 10 if {2, 5} <= set(group) and len(group) == 2 else SOUND),
-    Fault("a quarter cut off", lambda group, nodes: SOUND / 2 if len({node < nodes // 4 for node in group}) > 1 else SOUND),
+    Fault(
+        "a quarter cut off", lambda group, nodes: SOUND / 2 if len({node < nodes // 4 for node in group}) > 1 else SOUND
+    ),
     Fault("slow from half on", lambda group, nodes: SOUND / 10 if len(group) > nodes // 2 else SOUND),
     Fault("one machine hangs", lambda group, nodes: None if 3 in group and len(group) > 1 else SOUND),
     Fault("one machine dies", lambda group, nodes: None if 3 in group and len(group) > 1 else SOUND, frozenset({3})),

@@ -150,7 +150,9 @@ def _unreachable(node: NodeVerdict, measured: Measurement, verdict: ClusterVerdi
     return silent and node.verdict == "unknown" and " " not in node.name and bool(verdict.named("healthy", "degraded"))
 
 
-def _drained(bad: list[NodeVerdict], cluster: ClusterConfig, config: BenchmarkConfig, *, of: int) -> tuple[Drained, ...]:
+def _drained(
+    bad: list[NodeVerdict], cluster: ClusterConfig, config: BenchmarkConfig, *, of: int
+) -> tuple[Drained, ...]:
     """In the audit log before it is done: who asked for it is who started the run. Too many are left to a person."""
     reasons = {node.name: why(node).removeprefix(f"{node.name}: ") for node in bad}
     if cluster.backend == "slurm" and len(reasons) > max(1, int(config.act.drain_share * of)):

@@ -29,8 +29,8 @@ class ActConfig(Settings):
     drain: bool = False
     """Whether machines that failed are drained in Slurm, with the reason; `headway qualify --resume` undoes it."""
     drain_share: Fraction = 0.10
-    """Largest share of the machines that is drained without a person, and one machine in any case: where more failed at once, something
-    that they share is likelier. Then none is drained, and a person decides with `headway qualify --drain`."""
+    """Largest share of the machines that is drained without a person, and one machine in any case: where more failed at once,
+    something that they share is likelier. Then none is drained, and a person decides with `headway qualify --drain`."""
 
 
 class BenchmarkConfig(Settings):
@@ -57,8 +57,8 @@ class BenchmarkConfig(Settings):
     min_of_peers: Fraction = 0.70
     """A rank, machine or pair below this share of the fastest group of the others has failed; of pairs on CPUs, half of it."""
     rounds: Positive = 3
-    """Most times that what is slow is measured, and times of every rate with the depths standard and full; the best counts. Other work
-    comes and goes, a bad part stays."""
+    """Most times that what is slow is measured, and times of every rate with the depths standard and full; the best counts.
+    Other work comes and goes, a bad part stays."""
     collective_seconds: float = Field(60.0, gt=0)
     """Longest time of one collective's sweep; what takes longer is unknown."""
     check_seconds: float = Field(300.0, gt=0)

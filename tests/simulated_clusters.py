@@ -123,7 +123,9 @@ def simulate(scenario: Scenario, clusters: int, seed: int) -> Rates:
         verdict = judge(measured(scenario, planted, dice), sku, SETTINGS)
         blamed = {int(name.removeprefix("node")) for name in verdict.named("failed", "unknown")}
         links = {
-            tuple(int(name.removeprefix("node")) for name in r.nodes) for r in verdict.reasons if r.where.startswith("link")
+            tuple(int(name.removeprefix("node")) for name in r.nodes)
+            for r in verdict.reasons
+            if r.where.startswith("link")
         }
         groups = {frozenset(int(name.removeprefix("node")) for name in group) for group in verdict.groups}
         racks = {planted.rack, frozenset(range(scenario.machines)) - planted.rack} if planted.rack else set()

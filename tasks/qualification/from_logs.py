@@ -171,9 +171,7 @@ def _shared(reason: Reason, name: str) -> Reason:
     return reason.model_copy(update={"node": name, "nodes": (), "verdict": verdict, "said": said})
 
 
-def _pairs(
-    judged: Sequence[JudgedLog], pairs: Sequence[PairVerdict], compared: set[str]
-) -> tuple[PairVerdict, ...]:
+def _pairs(judged: Sequence[JudgedLog], pairs: Sequence[PairVerdict], compared: set[str]) -> tuple[PairVerdict, ...]:
     """Pairs by their figures, and no better than the logs that they come from."""
     found = {(pair.a, pair.b): pair for pair in pairs}
     logs: dict[tuple[str, str], list[JudgedLog]] = {}

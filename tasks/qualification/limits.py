@@ -92,7 +92,8 @@ def bandwidths(sku: Sku, collective: str, scope: str, nodes: int) -> tuple[BusBa
 
 
 def all_gpus(sku: Sku, ranks: int, machines: int) -> bool:
-    """Whether so many ranks are all GPUs of the machines, for which limits of bandwidths hold; true where one of them is not known."""
+    """Whether so many ranks are all GPUs of the machines, for which limits of bandwidths hold; true where one of them is not
+    known."""
     gpus = sku.specs.get("gpus")
     return not ranks or gpus is None or ranks >= int(gpus.value) * machines
 

@@ -62,7 +62,9 @@ def merged(sweeps: Iterable[Sweep]) -> tuple[Merged, ...]:
     groups: dict[tuple[str, str, tuple[str, ...], int], list[Sweep]] = {}
     for sweep in sweeps:
         if sweep.status != "skipped":
-            groups.setdefault((sweep.collective, sweep.scope, tuple(sorted(sweep.nodes)), sweep.ranks), []).append(sweep)
+            groups.setdefault((sweep.collective, sweep.scope, tuple(sorted(sweep.nodes)), sweep.ranks), []).append(
+                sweep
+            )
     return tuple(sorted((_merge(rounds, nodes) for (_, _, nodes, _), rounds in groups.items()), key=lambda m: m.key))
 
 

@@ -1,7 +1,7 @@
 """Machines that are below the others by more than noise: the generalized extreme studentized deviate test, downwards. Pure.
 
-It wants one figure a machine, best the median of many, and no idea of how many are slow: up to a quarter of them are looked for. Slow
-ones do not hide each other, as the spread is that of the others.
+It wants one figure a machine, best the median of many, and no idea of how many are slow: up to a quarter of them are looked
+for. Slow ones do not hide each other, as the spread is that of the others.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 FALSE_ALARMS = 0.005
-"""Share of sound clusters in which some machine is called slow, over all machines and all comparisons of a qualification together, by
-the normal distribution. Medians of few figures have longer tails: the share that is stated and measured is 1 %."""
+"""Share of sound clusters in which some machine is called slow, over all machines and all comparisons of a qualification
+together, by the normal distribution. Medians of few figures have longer tails: the share that is stated and measured is 1 %."""
 FEWEST = 6
 """Machines; of fewer the spread is not known."""
 MOST = 4

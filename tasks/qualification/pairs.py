@@ -64,7 +64,8 @@ def of_pairs(
     missing: Iterable[Pair] = (),
     switches: Mapping[str, str] | None = None,
 ) -> Attributed:
-    """Judge and attribute all pairs. `missing`: pairs that were to be measured and were not; `switches`: of machines, where known."""
+    """Judge and attribute all pairs. `missing`: pairs that were to be measured and were not; `switches`: of machines, where
+    known."""
     sweeps = [sweep for sweep in sweeps if len(sweep.nodes) == 2]
     slow, alone = _slower_than_others(sweeps, sku, config)
     found: dict[Pair, Bad] = {}
@@ -153,7 +154,10 @@ def _attribute(found: dict[Pair, Bad], most: float, switches: Mapping[str, str])
     guilty = {*first.nodes, *second.nodes}
     links = {*first.links, *second.links}
     apart = {
-        pair for votes, pairs in ((first, bad), (second, warned)) for pair in pairs if _of_network(pair, votes, switches)
+        pair
+        for votes, pairs in ((first, bad), (second, warned))
+        for pair in pairs
+        if _of_network(pair, votes, switches)
     }
     return Attributed(
         (*_of_nodes(first, found, bad), *_of_nodes(second, found, warned)),
@@ -209,7 +213,9 @@ def _of_cluster(votes: Blame, found: dict[Pair, Bad], bad: list[Pair], switches:
         of_groups = [pair for pair in bad if sum(bool({*pair} & {*group}) for group in votes.groups) == 2]
         shown = " and ".join(_group(group, switches) for group in votes.groups[:NAMED])
         more = f" and {len(votes.groups) - NAMED} more" if len(votes.groups) > NAMED else ""
-        said = f"machines are sound within {shown}{more}, and bad between them: {_part(votes.groups)}, and not a machine"
+        said = (
+            f"machines are sound within {shown}{more}, and bad between them: {_part(votes.groups)}, and not a machine"
+        )
         names = tuple(sorted({name for group in votes.groups for name in group}))
         reasons.append(_lead(of_groups, found, nodes=names, where="network between groups", said=said))
     for switch in votes.switches:
@@ -222,7 +228,11 @@ def _of_cluster(votes: Blame, found: dict[Pair, Bad], bad: list[Pair], switches:
 
 def _part(groups: Sequence[Sequence[str]]) -> str:
     """Of the network: what lies between groups."""
-    return "the spine or the uplinks of the switches" if len(groups) > 2 else "a switch, its uplinks or a cable between racks"
+    return (
+        "the spine or the uplinks of the switches"
+        if len(groups) > 2
+        else "a switch, its uplinks or a cable between racks"
+    )
 
 
 def _group(group: Sequence[str], switches: Mapping[str, str]) -> str:

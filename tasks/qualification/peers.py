@@ -2,8 +2,8 @@
 
 - The measure is the fastest group that at least two machines (and a tenth of all) confirm, see humps.py: half of the machines
   may be slow. Below benchmark.min_of_peers of it a part has failed; on GPUs, less but far outside the others' spread is degraded.
-- A machine all of whose parts are a little slow is seen by the median of what its parts reached each time, which has less noise than
-  a part: on GPUs it is degraded where that is far outside the others' medians (outliers.py).
+- A machine all of whose parts are a little slow is seen by the median of what its parts reached each time, which has less
+  noise than a part: on GPUs it is degraded where that is far outside the others' medians (outliers.py).
 - Two machines cannot outvote each other. Where the hardware's file says what sound hardware reaches, the file decides
   (probes.py), and the slower one of two that pass is degraded. Else both are unknown.
 - Parts of one machine: the machine is the one at fault in any case, and the slower part is named.
@@ -131,9 +131,12 @@ def _by_medians(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig, *, che
     for rate in rates:
         parts.setdefault(rate.node, []).extend(rate.each or [rate.value])
     medians = {node: statistics.median(values) for node, values in parts.items()}
-    found = slow_ones({n: m for n, m in medians.items() if m >= config.min_of_peers * fast.center}, comparisons=checks)
-    for node in found.names if found else ():
-        limit = min(found.lowest, (1 - least) * found.center)
+    slowest = config.min_of_peers * fast.center
+    found = slow_ones({node: value for node, value in medians.items() if value >= slowest}, comparisons=checks)
+    if found is None:
+        return
+    limit = min(found.lowest, (1 - least) * found.center)
+    for node in found.names:
         if medians[node] < limit:
             where = f"median of {len(parts[node])} measurements" if len(parts[node]) > 1 else ""
             share = f"{medians[node] / found.center:.1%} of the mean of the others"

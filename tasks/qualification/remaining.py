@@ -61,8 +61,8 @@ def _health(node: NodeVerdict) -> tuple[int, float, str]:
 
 
 def _excluded(verdict: ClusterVerdict, config: BenchmarkConfig, needed: int) -> dict[str, str]:
-    """By their own verdict, then all but one of the groups between which the network is bad, then one end of each bad link, the end
-    with more of them first, else the less healthy one."""
+    """By their own verdict, then all but one of the groups between which the network is bad, then one end of each bad link,
+    the end with more of them first, else the less healthy one."""
     if not config.act.exclude:
         return {}
     out: tuple[Verdict, ...] = CLOSED if config.act.degraded == "use" else (*CLOSED, "degraded")

@@ -4,8 +4,8 @@ Sound pairs connect machines to groups. A machine is blamed only by partners tha
 pairs are not bad, and they are of its group where it has one. Most of its pairs with them must be bad, and the worst machine goes
 first. Bad pairs between two groups, each sound by itself, are the network's, whatever the sizes of the groups, and so
 are all machines of one switch when nothing under another one is bad. A bad pair that is left between machines that are sound
-with others is the link's. While the network between groups is bad, a machine without any sound pair may be alone behind its switch:
-it is blamed only where a partner under the same switch is sound, else nobody can tell.
+with others is the link's. While the network between groups is bad, a machine without any sound pair may be alone behind its
+switch: it is blamed only where a partner under the same switch is sound, else nobody can tell.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def blame(
 
     `switches`: the switch that a machine is under, where that is known.
     """
-    sound, slow = set(good), set(bad)
+    sound, slow, switches = set(good), set(bad), switches or {}
     names = {name for pair in (*sound, *slow) for name in pair}
     if not slow:
         return Blame()
@@ -72,11 +72,11 @@ def blame(
     noise = {pair for pair in inside if pair in doubtful and not {*pair} & nodes}
     proven = {name for pair in (*sound, *noise) for name in pair}
     nodes |= {name for pair in inside - noise if not {*pair} & nodes for name in _unproven(pair, proven)}
-    unclear = {name for name in nodes - set(group_of) if apart and not _vouched(name, slow, group_of, switches or {})}
-    bad_switches = _switches(nodes - unclear, names, switches or {})
+    unclear = {name for name in nodes - set(group_of) if apart and not _vouched(name, slow, group_of, switches)}
+    bad_switches = _switches(nodes - unclear, names, switches)
     left = [pair for pair in sorted(inside - noise) if not {*pair} & nodes]
     return Blame(
-        nodes=tuple(sorted(name for name in nodes - unclear if (switches or {}).get(name) not in bad_switches)),
+        nodes=tuple(sorted(name for name in nodes - unclear if switches.get(name) not in bad_switches)),
         groups=apart,
         switches=bad_switches,
         links=tuple(pair for pair in left if {*pair} <= proven),
@@ -95,9 +95,7 @@ def _unproven(pair: Pair, proven: set[str]) -> list[str]:
 def _vouched(name: str, slow: set[Pair], group_of: Mapping[str, int], switches: Mapping[str, str]) -> bool:
     """Whether it is bad with a sound machine under its own switch: then the way between switches has no part in it."""
     partners = {other for pair in slow if name in pair for other in pair} - {name}
-    return name in switches and any(
-        other in group_of and switches.get(other) == switches[name] for other in partners
-    )
+    return name in switches and any(other in group_of and switches.get(other) == switches[name] for other in partners)
 
 
 def _switches(blamed: set[str], names: set[str], switches: Mapping[str, str]) -> tuple[str, ...]:
@@ -118,7 +116,7 @@ def _near(pairs: set[Pair]) -> Near:
     return near
 
 
-def groups(names: Iterable[Name], sound: Iterable[tuple[Name, Name]]) -> list[tuple[Name, ...]]:
+def groups(names: Iterable[Name], sound: Iterable[tuple[Name, ...]]) -> list[tuple[Name, ...]]:
     """Machines that sound pairs connect, the largest group first; who has none is a group alone."""
     near: dict[Name, set[Name]] = {name: set() for name in names}
     for a, b in sound:

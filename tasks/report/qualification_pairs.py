@@ -55,7 +55,13 @@ def _said(found: Found, told: Sequence[PairVerdict]) -> str:
 def _bad_pairs(told: Sequence[PairVerdict]) -> Html:
     """The slowest pairs that are not healthy."""
     bad = sorted((pair for pair in told if pair.verdict != "healthy"), key=lambda pair: finite(pair.busbw_gb_s) or -1.0)
-    whose = {"a": "the first machine", "b": "the second machine", "link": "the link between them", "network": "the network", "": ""}
+    whose = {
+        "a": "the first machine",
+        "b": "the second machine",
+        "link": "the link between them",
+        "network": "the network",
+        "": "",
+    }
     rows = [
         (
             pair.a,

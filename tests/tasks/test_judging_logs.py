@@ -394,7 +394,18 @@ def test_the_command_says_one_object_with_every_field(tmp_path):
     )
     said = json.loads(done.stdout)
     assert done.returncode == said["exit_code"] == 0, done.stderr
-    assert list(said) == ["schema", "exit_code", "error", "verdict", "sku", "expires", "nodes", "pairs", "reasons", "logs"]
+    assert list(said) == [
+        "schema",
+        "exit_code",
+        "error",
+        "verdict",
+        "sku",
+        "expires",
+        "nodes",
+        "pairs",
+        "reasons",
+        "logs",
+    ]
     assert said["nodes"][0] == {"name": "vm-01", "verdict": "healthy", "reasons": []}
     assert said["pairs"] == [{"a": "vm-01", "b": "vm-02", "busbw_gb_s": 479.55, "verdict": "healthy"}]
     log = said["logs"][0]

@@ -35,8 +35,8 @@ LEAVE_SECONDS = 30.0
 def switch_of(environment: Mapping[str, str]) -> str:
     """The switches above this machine, from the top to its own, where Slurm knows them; else empty.
 
-    SLURM_TOPOLOGY_ADDR has them with the machine's name behind, SLURM_TOPOLOGY_ADDR_PATTERN says what each part is (slurmd, in the
-    environment of a step; slurm.schedmd.com/topology.html). Without a topology only the machine's name is there.
+    SLURM_TOPOLOGY_ADDR has them with the machine's name behind, SLURM_TOPOLOGY_ADDR_PATTERN says what each part is (slurmd,
+    in the environment of a step; slurm.schedmd.com/topology.html). Without a topology only the machine's name is there.
     """
     address = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
     above = len(environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")) - 1

@@ -17,7 +17,7 @@ import torch
 
 from tasks.jobs.qualify import gpus
 from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.qualify.rates import Outcome, Rate, Together, measure_windows, steady, tried
+from tasks.jobs.qualify.rates import Rate, Together, measure_windows, steady
 
 GIGA = 1e9
 LEAST_ARRAY = 32 * 2**20

@@ -44,8 +44,8 @@ PARTNERS = 2
 CONFIRMATIONS = 8
 """Runs one after another in a round of confirmation, at most; what is left stays as it was measured."""
 MEETINGS = 24
-"""Rounds in which groups of machines meet that no sound pair connects yet, at most: with one leaf switch in eight of a random order
-one meeting of seven is under the same switch."""
+"""Rounds in which groups of machines meet that no sound pair connects yet, at most: with one leaf switch in eight of a random
+order one meeting of seven is under the same switch."""
 ALL_SHARE = 0.5
 """Of min_of_peers: the all-nodes run below that share of the pairs' rate is searched, where the hardware's file has no limit.
 Machines of a test share their cores, so a share near 1 would say nothing."""
@@ -224,7 +224,8 @@ class Pairs:
 
     @property
     def sound(self) -> dict[int, float]:
-        """Rate of a sound pair, by size: of the fastest group of pairs, as the verdict has it, else of each machine's best pair."""
+        """Rate of a sound pair, by size: of the fastest group of pairs, as the verdict has it, else of each machine's best
+        pair."""
         rates: dict[int, dict[Group, float]] = {}
         for pair, outcome in self.best.items():
             for size, rate in outcome.judged.items():
@@ -256,8 +257,9 @@ class Pairs:
         return groups(living, [pair for pair in self.best if pair not in slow and set(pair) <= set(living)])
 
     def to_meet(self, living: Sequence[int]) -> list[Group]:
-        """Pairs of machines from groups that have no pair between them yet, no machine twice: are they one group, is the network bad
-        between them, or is a machine bad with all? Large groups first. Where no pair is sound there is nothing to find."""
+        """Pairs of machines from groups that have no pair between them yet, no machine twice: are they one group, is the
+        network bad between them, or is a machine bad with all? Large groups first. Where no pair is sound there is nothing to
+        find."""
         found = self.groups(living)
         if all(len(group) == 1 for group in found):
             return []
@@ -265,7 +267,7 @@ class Pairs:
         met = {frozenset(group_of[node] for node in pair) for pair in self.best if set(pair) <= set(living)}
         free = [[node for node in group if self.strikes.get(node, 0) < STRIKES] for group in found]
         free = [sorted(nodes, key=lambda node: (self.met.get(node, 0), node)) for nodes in free]
-        chosen = []
+        chosen: list[Group] = []
         for one, other in itertools.combinations(range(len(found)), 2):
             if free[one] and free[other] and frozenset((one, other)) not in met:
                 a, b = free[one].pop(0), free[other].pop(0)
@@ -281,8 +283,8 @@ class Pairs:
         return [pair for pair in dict.fromkeys((*chosen, *links)) if set(pair) <= set(living)]
 
     def _suspects(self, slow: Set[Group]) -> set[int]:
-        """By a vote over all pairs but those between two groups, which are the network's; of a machine that was measured afresh, over
-        its fresh pairs alone."""
+        """By a vote over all pairs but those between two groups, which are the network's; of a machine that was measured
+        afresh, over its fresh pairs alone."""
         sound = [pair for pair in self.best if pair not in slow]
         found = [group for group in groups({node for pair in self.best for node in pair}, sound) if len(group) > 1]
         group_of = {node: number for number, group in enumerate(found) for node in group}
@@ -305,8 +307,8 @@ class Pairs:
 
 
 def pairs_plan(nodes: Sequence[int], standard: Standard, *, together: Outcome | None) -> Plan[None]:
-    """The tournament; groups that did not meet; what was slow again; halves of the machines when all together (`together`) were slow
-    and no pair was. `nodes` in an order in which neighbours are near, such as by their switches."""
+    """The tournament; groups that did not meet; what was slow again; halves of the machines when all together (`together`)
+    were slow and no pair was. `nodes` in an order in which neighbours are near, such as by their switches."""
     state, living = Pairs(standard), tuple(nodes)
     for number, pairs in enumerate(TOURNAMENTS[standard.config.depth](nodes)):
         if playing := state.playing(pairs, living):

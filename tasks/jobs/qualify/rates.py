@@ -69,8 +69,8 @@ class Together:
         return self.bench.share(f"{self.group}/{name}", value, seconds=max(self.left / 2, LAST_MEETING_SECONDS))
 
     def best(self, check: str, measure: Callable[[], Sequence[Rate]]) -> Outcome:
-        """Each part's best round; all ranks measure at the same time, config.repeats times, and again while somebody is slow. A rank
-        on which it fails comes to the meetings still."""
+        """Each part's best round; all ranks measure at the same time, config.repeats times, and again while somebody is slow.
+        A rank on which it fails comes to the meetings still."""
         best = Outcome(status="timed out", said=self.late)
         for number in range(self.bench.config.rounds * (1 if self.bench.cuda else CPU_ROUNDS)):
             if self.left <= 0:

@@ -28,8 +28,8 @@ def tournament(nodes: Sequence[int]) -> Rounds:
 def quick_tournament(nodes: Sequence[int]) -> Rounds:
     """Every machine with its two neighbours, and with one that is far: three rounds, four for an odd number.
 
-    Neighbours in the order of `nodes` are mostly under the same switch, and the far one is not: so a machine has a partner without
-    the network between switches in it, and that network has pairs too.
+    Neighbours in the order of `nodes` are mostly under the same switch, and the far one is not: so a machine has a partner
+    without the network between switches in it, and that network has pairs too.
     """
     ring = [_pair(one, other) for one, other in zip(nodes, [*nodes[1:], *nodes[:1]], strict=True)]
     return _once([ring[:-1:2] if len(nodes) % 2 else ring[::2], ring[1::2], ring[-1:], _at(nodes, len(nodes) // 2)])

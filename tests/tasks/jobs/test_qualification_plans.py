@@ -76,7 +76,9 @@ def test_a_quick_one_gives_every_machine_its_neighbours_and_a_far_one(nodes):
     pairs = [pair for pairs in rounds for pair in pairs]
     assert len(pairs) == len(set(pairs))
     assert {(n, n + 1) for n in range(nodes - 1)} <= set(pairs)
-    assert min(sum(node in pair for pair in pairs) for node in range(nodes)) >= (3 if nodes > 3 and nodes % 2 == 0 else 2)
+    assert min(sum(node in pair for pair in pairs) for node in range(nodes)) >= (
+        3 if nodes > 3 and nodes % 2 == 0 else 2
+    )
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 8, 33, 64])

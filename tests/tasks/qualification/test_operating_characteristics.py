@@ -1,5 +1,5 @@
-"""How often a qualification is right, by the simulation of benchmarks/operating_characteristics/nodes.py: a sample, and in `make long`
-enough to see rates. The table is docs/qualification.md."""
+"""How often a qualification is right, by the simulation of benchmarks/operating_characteristics/nodes.py: a sample, and in
+`make long` enough to see rates. The table is docs/qualification.md."""
 
 import random
 
@@ -62,8 +62,8 @@ def test_what_docs_say_of_networks_holds(depth):
 @pytest.mark.long
 @pytest.mark.parametrize("machines", [8, 64])
 def test_what_docs_say_of_slow_machines_holds(machines):
-    """At 3 % noise 95 % of machines that are 10 % slow are found, and 1 % of sound clusters have a false alarm: of 200 more than 6 in
-    0.4 % of runs."""
+    """At 3 % noise 95 % of machines that are 10 % slow are found, and 1 % of sound clusters have a false alarm: of 200 more
+    than 6 in 0.4 % of runs."""
     found, _ = slow_machine(machines, 0.03, "standard", slower=0.10, trials=200)
     assert found >= 0.95 * 200
     for noise in (0.01, 0.03, 0.05):

@@ -4,7 +4,21 @@ import itertools
 import random
 
 import pytest
-from made_measurements import BARE, CPU, GPU, complete, config, curve, found, names, quiet, rank, sweep, together, tournament
+from made_measurements import (
+    BARE,
+    CPU,
+    GPU,
+    complete,
+    config,
+    curve,
+    found,
+    names,
+    quiet,
+    rank,
+    sweep,
+    together,
+    tournament,
+)
 
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Row

@@ -13,6 +13,9 @@ from tasks.qualification.outliers import FALSE_ALARMS, slow_ones
 pytestmark = pytest.mark.unit
 
 COMPUTE = config(*ONLY)
+ROSNER = """-0.25 0.68 0.94 1.15 1.20 1.26 1.26 1.34 1.38 1.43 1.49 1.49 1.55 1.56 1.58 1.65 1.69 1.70 1.76 1.77 1.81 1.91
+1.94 1.96 1.99 2.06 2.09 2.10 2.14 2.15 2.23 2.24 2.26 2.35 2.37 2.40 2.47 2.54 2.62 2.64 2.90 2.92 2.92 2.93 3.21 3.26 3.30
+3.59 3.68 4.30 4.64 5.34 5.42 6.01"""
 
 
 def verdicts(*values, sku=BARE, settings=COMPUTE):
@@ -197,11 +200,9 @@ def test_every_measurement_counts_in_the_median_and_the_best_by_itself():
 
 
 def test_outliers_are_those_of_a_published_example():
-    """Rosner's 54 observations, as the NIST handbook has them (1.3.5.17.3): three are too large. One-sided here, so they are turned."""
-    values = """-0.25 0.68 0.94 1.15 1.20 1.26 1.26 1.34 1.38 1.43 1.49 1.49 1.55 1.56 1.58 1.65 1.69 1.70 1.76 1.77 1.81 1.91 1.94
-        1.96 1.99 2.06 2.09 2.10 2.14 2.15 2.23 2.24 2.26 2.35 2.37 2.40 2.47 2.54 2.62 2.64 2.90 2.92 2.92 2.93 3.21 3.26 3.30
-        3.59 3.68 4.30 4.64 5.34 5.42 6.01""".split()
-    figures = {f"{n:02}": -float(value) for n, value in enumerate(values)}
+    """Rosner's 54 observations, as the NIST handbook has them (1.3.5.17.3): three are too large. One-sided here, so they are
+    turned."""
+    figures = {f"{n:02}": -float(value) for n, value in enumerate(ROSNER.split())}
     # Two-sided at 5 %: each side has half of it. The share of false alarms is divided among the comparisons.
     seen = slow_ones(figures, comparisons=FALSE_ALARMS / 0.025)
     assert sorted(seen.names) == ["51", "52", "53"]
