@@ -17,6 +17,10 @@ Depth = Literal["quick", "standard", "full"]
 FULL: tuple[CheckName, ...] = (*QUICK, "storage", "training", "soak")
 
 
+DRAIN_SHARE = 0.10
+"""Left out where it is written, so that the stage's key is the one of releases that did not have it, and their records count."""
+
+
 class ActConfig(Settings):
     """What happens to machines that fail."""
 
@@ -28,7 +32,7 @@ class ActConfig(Settings):
     """Fewest machines with which the run goes on; empty: cluster.nodes."""
     drain: bool = False
     """Whether machines that failed are drained in Slurm, with the reason; `headway qualify --resume` undoes it."""
-    drain_share: Fraction = 0.10
+    drain_share: Fraction = Field(DRAIN_SHARE, exclude_if=lambda share: share == DRAIN_SHARE)
     """Largest share of the machines that is drained without a person, and one machine in any case: where more failed at once,
     something that they share is likelier. Then none is drained, and a person decides with `headway qualify --drain`."""
 
