@@ -63,13 +63,13 @@ def test_what_docs_say_of_networks_holds(depth):
 @pytest.mark.long
 @pytest.mark.parametrize("machines", [8, 64])
 def test_what_docs_say_of_slow_machines_holds(machines):
-    """At 3 % noise 95 % of machines that are 10 % slow are found, and 1 % of sound clusters have a false alarm: of 200 more
-    than 6 in 0.4 % of runs."""
-    found, _ = slow_machine(machines, 0.03, "standard", slower=0.10, trials=200)
-    assert found >= 0.95 * 200
+    """At 3 % noise 95 % of machines that are 10 % slow are found, and 1 % of sound clusters have a false alarm: of 100 more
+    than 4 in 0.3 % of runs."""
+    found, _ = slow_machine(machines, 0.03, "standard", slower=0.10, trials=100)
+    assert found >= 95
     for noise in (0.01, 0.03, 0.05):
-        _, false = slow_machine(machines, noise, "standard", slower=0.0, trials=200)
-        assert false <= 6
+        _, false = slow_machine(machines, noise, "standard", slower=0.0, trials=100)
+        assert false <= 4
 
 
 @pytest.mark.long
