@@ -104,15 +104,19 @@ class RolloutConfig(Settings):
     mirror: int = Field(10, ge=0, le=50)
     """Per cent of the requests that are also sent to the new model before it gets any, its answers thrown away."""
     step_requests: int = Field(50, ge=0)
-    """Requests that the new model must have answered before the next step; 0 with `step_seconds` 0: steps do not wait."""
+    """Least evidence of a step: requests that the new model has had in it. 0: a step ends by `step_seconds`, judged or not."""
+    least_seconds: float = Field(15.0, ge=0)
+    """Least time of a step, `step_seconds` where that is less."""
     step_seconds: float = Field(60.0, ge=0)
-    """Longest time of a step: with fewer requests by then, what there is decides. Without any traffic, a step takes 5 s."""
+    """Time of a step after which it is not judged when evidence is missing. With `step_requests` 0 as well, steps do not wait."""
+    hold_seconds: float = Field(14400.0, ge=0)
+    """Time for which a step that is not judged then keeps its share, and waits for evidence, before the traffic goes back."""
     keep_warm_seconds: float = Field(300.0, ge=0)
     """Time for which the old model's servers stay, without traffic, for the way back; 0: they are stopped at once."""
     max_error_share: float = Field(0.02, ge=0, le=1)
-    """Share of the new model's requests that may fail by its own fault."""
+    """Share of the new model's requests that may fail by its own fault; one that fails twice as many is not promoted."""
     max_slowdown: float = Field(1.5, gt=0)
-    """95th percentile of the time a token, as a multiple of the old model's."""
+    """Median and 95th percentile of the time to the first token and of the time a token, as a multiple of the old model's."""
     max_output_shift: float = Field(0.5, ge=0, le=1)
     """Greatest distance of two cumulative distributions (Kolmogorov-Smirnov) of a measure of answers."""
 

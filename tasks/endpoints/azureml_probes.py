@@ -1,7 +1,8 @@
 """What is seen of a model on Azure ML: our own requests to one deployment, and Azure Monitor's counts where it has any.
 
-Our requests are golden prompts, sent past the split by the header `azureml-model-deployment`: they time both models, hold every
-answer to the golden one, and are all there is while nobody else asks. Azure Monitor counts what callers got, a few minutes late.
+Our requests are golden prompts, sent past the split by the header `azureml-model-deployment`: they time both models and hold
+every answer to the golden one, so they can send the traffic back, and are no evidence for a step. Azure Monitor counts what
+callers got, a few minutes late; while it is silent nothing is known of them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from urllib.parse import urlsplit
 from tasks.azureml_door import workspace_id
 from tasks.endpoints.azureml_client import Online
 from tasks.endpoints.client import Sampling
-from tasks.endpoints.judge import Seen
+from tasks.endpoints.judge import FEWEST_OLD, LATE, Seen
 from tasks.errors import HeadwayError, JobFailed, Missing
 from tasks.process import read_json
 
@@ -47,8 +48,10 @@ class Unanswered(Exception):
     """A deployment failed to answer by its own fault: 5xx, a broken connection, no answer in time."""
 
 
-def score(url: str, prompt: str, how: Sampling, *, secret: str, deployment: str = "") -> Answer:
-    """Ask one deployment, or whichever the split chooses, to go on with a text.
+def score(
+    url: str, prompt: str, how: Sampling, *, secret: str, deployment: str = "", seconds: float = REQUEST_SECONDS
+) -> Answer:
+    """Ask one deployment, or whichever the split chooses, to go on with a text, within so many seconds.
 
     Raises Unanswered, and ValueError for what is the caller's own fault.
     """
@@ -58,7 +61,7 @@ def score(url: str, prompt: str, how: Sampling, *, secret: str, deployment: str 
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     began = time.monotonic()
     try:
-        with _opener(url).open(request, timeout=REQUEST_SECONDS) as reply:
+        with _opener(url).open(request, timeout=seconds) as reply:
             said = json.load(reply)
             model_ref = str(reply.headers.get("X-Headway-Model", ""))
     except urllib.error.HTTPError as error:
@@ -121,26 +124,42 @@ class Probed:
     requests: int = 0
     failures: int = 0
     seconds_per_token: list[float] = field(default_factory=list)
+    longest: float = 0.0
+    """Seconds of the slowest answer."""
     wrong: str = ""
 
-    def take(self, url: str, entry: Mapping[str, Any], *, secret: str, deployment: str, model_ref: str) -> None:
-        """Ask once more."""
+    def take(
+        self, url: str, entry: Mapping[str, Any], *, secret: str, deployment: str, model_ref: str, seconds: float
+    ) -> None:
+        """Ask once more; no answer within so many seconds is a failure."""
         self.requests += 1
         try:
-            got = _golden(url, entry, secret=secret, deployment=deployment)
+            got = _golden(url, entry, secret=secret, deployment=deployment, seconds=seconds)
         except Unanswered as error:
             self.failures += 1
             log.warning("%s", error)
             return
+        self.longest = max(self.longest, got.seconds)
         self.seconds_per_token.append(got.seconds / max(1, len(entry["tokens"])))
         self.wrong = self.wrong or difference(entry, got, model_ref)
 
+    def late_after(self) -> float:
+        """Seconds after which a request to the other model is late, by the answers of this one."""
+        known = len(self.seconds_per_token) >= FEWEST_OLD
+        return min(LATE * self.longest, REQUEST_SECONDS) if known else REQUEST_SECONDS
+
 
 def together(probed: Probed, counted: Mapping[str, int] | None) -> Seen:
-    """What the judge sees: callers' requests where Azure Monitor counted any, ours otherwise; times are always ours."""
-    ours = (probed.requests, probed.failures)
-    requests, failures = (counted["requests"], max(counted["failures"], probed.failures)) if counted else ours
-    return Seen(requests, failures, tuple(probed.seconds_per_token), trip=probed.wrong)
+    """What the judge sees: callers' requests as Azure Monitor counted them, none while it is silent; times are ours."""
+    counts = counted or {"requests": 0, "failures": 0}
+    return Seen(
+        requests=counts["requests"],
+        failures=counts["failures"],
+        seconds_per_token=tuple(probed.seconds_per_token),
+        probes=probed.requests,
+        probe_failures=probed.failures,
+        trip=probed.wrong,
+    )
 
 
 class Monitor:
@@ -160,7 +179,7 @@ class Monitor:
             self._last = counted(self._online.get(metrics_path(self._online, self._name), metrics_query(since)))
         except (HeadwayError, ValueError) as error:
             if not self._silent:
-                log.warning("Azure Monitor has no counts of %s, our own requests judge alone: %s", self._name, error)
+                log.warning("Azure Monitor has no counts of %s, so steps are not judged: %s", self._name, error)
             self._silent = True
         return self._last
 
@@ -199,8 +218,11 @@ def counted(said: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     return found
 
 
-def _golden(url: str, entry: Mapping[str, Any], *, secret: str, deployment: str) -> Answer:
-    return score(url, entry["prompt"], Sampling(len(entry["tokens"])), secret=secret, deployment=deployment)
+def _golden(
+    url: str, entry: Mapping[str, Any], *, secret: str, deployment: str, seconds: float = REQUEST_SECONDS
+) -> Answer:
+    how = Sampling(len(entry["tokens"]))
+    return score(url, entry["prompt"], how, secret=secret, deployment=deployment, seconds=seconds)
 
 
 def _parameters(how: Sampling) -> dict[str, Any]:

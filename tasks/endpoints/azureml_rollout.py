@@ -14,7 +14,7 @@ from typing import Any
 
 from tasks.azureml_door import open_files, rest
 from tasks.endpoints.azureml_client import Online
-from tasks.endpoints.azureml_probes import Monitor, Probed, together
+from tasks.endpoints.azureml_probes import REQUEST_SECONDS, Monitor, Probed, together
 from tasks.endpoints.judge import Seen
 from tasks.endpoints.rollout import Role
 from tasks.endpoints.servers import ask_back
@@ -26,7 +26,7 @@ Record = dict[str, Any]
 
 
 class AzureTraffic:
-    """A TrafficPort. State: what our requests saw of both since the traffic was set."""
+    """A TrafficPort. State: what our requests saw of blue since the rollout began, and of green since the traffic was set."""
 
     def __init__(self, endpoint: Path, begun: Mapping[str, Any], online: Online | None = None) -> None:
         """`begun` is the first line of the change: `blue` and `green`, records, blue may be None, and `config`."""
@@ -39,6 +39,7 @@ class AzureTraffic:
         self._monitor = Monitor(self._online, self._name)
         self._prompts: dict[str, Any] = {}
         self._secret = ""
+        self._probed: dict[Role, Probed] = {"blue": Probed(), "green": Probed()}
         self._start_over()
 
     def set_traffic(self, weights: Mapping[Role, int], *, mirror: int = 0) -> None:
@@ -55,10 +56,10 @@ class AzureTraffic:
     def observe(self) -> Mapping[Role, Seen]:
         """See TrafficPort. Asks each model one golden prompt more; callers' requests are counted by Azure Monitor."""
         counts = self._monitor.counts(self._since)
-        return {
-            "green": together(self._probe(self.green, "green"), counts.get(self.green["colour"])),
-            "blue": together(self._probe(self.blue, "blue"), counts.get(self.blue["colour"])) if self.blue else Seen(),
-        }
+        blue = together(self._probe(self.blue, "blue"), counts.get(self.blue["colour"])) if self.blue else Seen()
+        seconds = self._probed["blue"].late_after()
+        green = together(self._probe(self.green, "green", seconds), counts.get(self.green["colour"]))
+        return {"blue": blue, "green": green}
 
     def has_both(self) -> bool:
         """Whether there is a model in service to compare with; an administrator, or `stop`, may have deleted it."""
@@ -103,7 +104,7 @@ class AzureTraffic:
         body["properties"] |= {"traffic": traffic, "mirrorTraffic": mirror}
         self._online.put_endpoint(self._name, body)
 
-    def _probe(self, record: Record, role: Role) -> Probed:
+    def _probe(self, record: Record, role: Role, seconds: float = REQUEST_SECONDS) -> Probed:
         seen, prompts = self._probed[role], self._of(record)
         if prompts is not None:
             self._secret = self._secret or self._online.secret(self._name, auth=self._auth)
@@ -113,6 +114,7 @@ class AzureTraffic:
                 secret=self._secret,
                 deployment=record["colour"],
                 model_ref=record["model_ref"],
+                seconds=seconds,
             )
         return seen
 
@@ -126,7 +128,7 @@ class AzureTraffic:
 
     def _start_over(self) -> None:
         self._since = time.time()
-        self._probed: dict[Role, Probed] = {"blue": Probed(), "green": Probed()}
+        self._probed["green"] = Probed()
 
     def _forget_asked(self) -> None:
         (self._endpoint / "abort.json").unlink(missing_ok=True)

@@ -87,7 +87,7 @@ class Gateway:
 
     def observed(self, since: Mapping[str, float]) -> dict[str, Any] | None:
         """What it saw of models since times, by the servers that they were deployed with; None while it does not answer."""
-        return self._ask("/observed?" + "&".join(f"{server}={when:.3f}" for server, when in since.items()))
+        return self._ask("/observed?" + "&".join(f"{server}={when!r}" for server, when in since.items()))
 
     def stop(self) -> None:
         """Stop it; requests under way are finished first."""

@@ -10,26 +10,30 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
+from math import inf, nextafter
 from pathlib import Path
 from typing import Any
 
 from tasks import process
 from tasks.endpoints.gateway import Gateway
-from tasks.endpoints.judge import Seen
+from tasks.endpoints.judge import MOST_OLD, Seen
 from tasks.endpoints.refused import remember_refused
 from tasks.endpoints.rollout import Role
 from tasks.endpoints.routes import Colour, Place, Routes, read_routes, write_routes
 from tasks.endpoints.servers import ask_back, port_of, runs, stop_server
 from tasks.process import read_json, write_json
 
-REMEMBERED_SECONDS = 600.0
-"""For which the old model's answers count as usual."""
+REMEMBERED_SECONDS = 3600.0
+"""Before the rollout, for which the old model's answers count as usual."""
+MOST_VALUES = 500
+"""Of a measure of answers, the newest."""
 Record = dict[str, Any]
 """endpoint.json: name, port, url, model_ref, folder, colour, settings, since, and `previous`, a record without one."""
 
 
 class LocalTraffic:
-    """A TrafficPort. State: since when green's answers count."""
+    """A TrafficPort. State: since when green's answers count, and what was seen of both until the last look."""
 
     def __init__(
         self,
@@ -46,7 +50,8 @@ class LocalTraffic:
         self._rolled_back: str | None = begun["reason"] if begun.get("what") == "rollback" else None
         """Why a person goes back to green, which stood before blue; None for a deploy."""
         self._gateway = Gateway(endpoint)
-        self._since = time.time()
+        self._blue = _Observed(time.time() - REMEMBERED_SECONDS)
+        self._green = _Observed(time.time())
 
     def set_traffic(self, weights: Mapping[Role, int], *, mirror: int = 0) -> None:
         """See TrafficPort. Of two models of which one has no server, the other one has all of it."""
@@ -60,17 +65,19 @@ class LocalTraffic:
             colours, self._main(weights, there), mirror=mirror if len(there) > 1 else 0, deployer=_me()
         )
         self._carry(routes, any(runs(Path(one["folder"])) for role, one in there.items() if shares[role]))
-        self._since = time.time()
+        self._green = _Observed(time.time())
 
     def observe(self) -> Mapping[Role, Seen]:
-        """See TrafficPort. A gateway that is being started again has seen nothing yet."""
+        """See TrafficPort. Of a gateway that is being started again nothing is lost that was seen at an earlier look."""
         blue, green = (Path(one["folder"]).name if one else "" for one in (self.blue, self.green))
-        wanted = {green: self._since} | ({blue: time.time() - REMEMBERED_SECONDS} if blue else {})
+        wanted = {green: self._green.since} | ({blue: self._blue.since} if blue else {})
         seen, state = self._gateway.observed(wanted) or {}, self._gateway.state() or {}
         trip = state.get("tripped") or {}
         lost = str(trip.get("why", "")) if trip.get("server") == green else ""
         lost = lost if self._gateway.running else "the gateway was stopped"
-        return {"blue": Seen(**seen.get(blue, {})), "green": Seen(**seen.get(green, {}), trip=lost)}
+        self._blue.take(seen.get(blue, {}), most=MOST_OLD)
+        self._green.take(seen.get(green, {}))
+        return {"blue": self._blue.seen, "green": replace(self._green.seen, trip=lost)}
 
     def asked_back(self) -> str:
         """See TrafficPort."""
@@ -160,6 +167,33 @@ class LocalTraffic:
         replicas = (read_json(folder / "serve.json") or {}).get("replicas") or {}
         place = Place(folder.name, port_of(folder))
         return Colour(weight, record["model_ref"], (place,), replicas=replicas, until=until)
+
+
+class _Observed:
+    """What the gateway saw of one model since a time, look by look: it is asked for what is new only."""
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.seen = Seen()
+
+    def take(self, told: Mapping[str, Any], *, most: int | None = None) -> None:
+        """Add what is new; of times the newest `most` are kept. A gateway of a release before this one tells all of it again."""
+        if "latest" not in told:
+            self.seen = Seen(**told) if told else replace(self.seen, waiting=())
+            return
+        before, measures = self.seen, told["measures"]
+        kept = slice(-most if most else None, None)
+        self.seen = Seen(
+            requests=before.requests + told["requests"],
+            failures=before.failures + told["failures"],
+            first_token=[*before.first_token, *told["first_token"]][kept],
+            seconds_per_token=[*before.seconds_per_token, *told["seconds_per_token"]][kept],
+            waiting=told["waiting"],
+            longest_wait=max(before.longest_wait, told["longest_wait"]),
+            measures={name: [*before.measures.get(name, ()), *new][-MOST_VALUES:] for name, new in measures.items()},
+        )
+        if told["latest"] is not None:
+            self.since = nextafter(told["latest"], inf)
 
 
 def _there(record: Record) -> bool:

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from tasks.endpoints.journal import Journal
-from tasks.endpoints.judge import Measures, Seen, judge
+from tasks.endpoints.judge import Check, Judge, Measures, Seen
 from tasks.errors import GateFailed, HeadwayError
 from tasks.serving_config import RolloutConfig
 
 POLL_SECONDS = 0.25
+HOLD_POLL_SECONDS = 2.0
+"""While a step holds, which may take hours."""
 log = logging.getLogger("headway.rollout")
 Role = Literal["blue", "green"]
 """`blue` is the model in service, `green` the new one. How they are called where they run is the port's business."""
@@ -86,20 +88,22 @@ def roll_out(
 ) -> None:
     """Take green to all of the traffic; the journal has a change open for it already, which this ends.
 
-    `told` hears of each step before it is taken. Raises GateFailed, with the limits that were passed, when green lost the traffic
+    `told` hears of each step before it is taken, and of one that holds for want of evidence. The line `commit` says of each step
+    whether it was `passed` or `not judged`. Raises GateFailed, with the limits that were passed, when green lost the traffic
     again: blue has all of it by then, and green is gone. The same for any other HeadwayError, of the port for example.
     """
+    judge, outcomes = Judge(config, reference=reference), dict[str, str]()
     try:
         for step in steps_of(config):
             journal.write("step", **step.render())
             told("step", step.render())
             port.set_traffic(step.weights, mirror=step.mirror)
-            _prove(port, config, step, reference=reference, pause=pause, clock=clock)
-        journal.write("commit")
+            outcomes[step.name] = _prove(port, config, step, judge, told=told, pause=pause, clock=clock)
+        journal.write("commit", outcomes=outcomes)
     except BaseException as error:  # a full disk, a cancelled flow: whatever ends it before `commit`, the way is back
         _give_back_after(port, journal, error)
         raise
-    told("switched", {})
+    told("switched", {"outcomes": outcomes})
     finish(port, journal)
 
 
@@ -162,30 +166,57 @@ def _prove(
     port: TrafficPort,
     config: RolloutConfig,
     step: Step,
+    judge: Judge,
     *,
-    reference: Measures | None,
+    told: Callable[[str, dict[str, Any]], None],
     pause: Callable[[float], None],
     clock: Callable[[], float],
-) -> None:
-    """Return when a step has held; raise GateFailed when it has not."""
-    began = clock()
+) -> str:
+    """Return when a step is over: `passed`, or `not judged` where the settings let it end so. Raises GateFailed otherwise.
+
+    A step that is not judged holds its share, and waits. Copies harm nobody, so the mirrored step ends by its time.
+    """
+    began, holds = clock(), False
+    judge.begin_step()
     while True:
         if why := port.asked_back():
             raise _breach(step, ({"name": "traffic", "measured": why, "limit": "nobody wants it back"},))
-        seen = port.observe()
-        verdict = judge(seen["green"], seen["blue"], config, waited=clock() - began, reference=reference)
-        if verdict.said == "back":
+        seen, waited = port.observe(), clock() - began
+        verdict = judge.look(seen["green"], seen["blue"], waited=waited, last=step.weights == AFTER)
+        if verdict.outcome == "back":
             raise _breach(step, verdict.checks)
-        if verdict.said == "go":
-            return
-        pause(POLL_SECONDS)
+        if verdict.outcome == "passed":
+            return "passed"
+        if verdict.outcome == "not judged":
+            if step.mirror or not config.step_requests:
+                return "not judged"
+            if waited >= config.step_seconds + config.hold_seconds:
+                raise _not_judged(step, verdict.checks, waited)
+            if not holds:
+                holds = True
+                log.warning("the step %s holds, evidence is missing: %s", step.name, _words(verdict.checks))
+                told("holding", {**step.render(), "missing": list(verdict.checks)})
+        pause(HOLD_POLL_SECONDS if holds else POLL_SECONDS)
 
 
-def _breach(step: Step, checks: tuple[dict[str, Any], ...]) -> GateFailed:
-    said = "; ".join(f"{check['name']}: {check['measured']}, {check['limit']}" for check in checks)
+def _breach(step: Step, checks: tuple[Check, ...]) -> GateFailed:
     return GateFailed(
-        f"the new model lost its traffic at the step {step.name}: {said}",
+        f"the new model lost its traffic at the step {step.name}: {_words(checks)}",
         stage="deploy",
         checks=list(checks),
         remedy="The model before it serves as it did. See docs/rollout.md for the limits.",
     )
+
+
+def _not_judged(step: Step, checks: tuple[Check, ...], waited: float) -> GateFailed:
+    return GateFailed(
+        f"the new model was not judged at the step {step.name}, within {waited:.0f} s: {_words(checks)}",
+        stage="deploy",
+        checks=list(checks),
+        remedy="The model before it serves as it did. Deploy when the endpoint is asked more, raise rollout.hold_seconds, or "
+        "set rollout.step_requests to 0: steps then end by rollout.step_seconds without enough evidence.",
+    )
+
+
+def _words(checks: tuple[Check, ...]) -> str:
+    return "; ".join(f"{check['name']}: {check['measured']}, {check['limit']}" for check in checks)

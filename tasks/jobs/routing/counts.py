@@ -9,17 +9,20 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from math import inf, nextafter
 from typing import Any
 
 from tasks.formats.answers import odd_share
 from tasks.jobs.routing.upstream import Answer
 
-KEPT = 2000
+KEPT = 10_000
 """Last requests of a colour."""
 SHOWN = 500
-"""Values of a measure that the judge is given."""
+"""Values of a measure that the judge is given at once."""
 LOOKED_AT = 256 * 1024
 """Bytes of an answer that are looked at."""
 
@@ -33,10 +36,30 @@ class Sight:
     failed: bool
     seconds: float
     mirrored: bool = False
+    first: float | None = None
+    """Seconds until an answer began; None: none began."""
+    streamed: bool = False
     tokens: int | None = None
     odd: float | None = None
     stopped: float | None = None
     """1 for an answer that ended by itself, 0 for one that was cut by its length."""
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """After the first token where it was streamed, of the whole answer otherwise; None where tokens are not known."""
+        if self.streamed and self.first is not None:
+            return (self.seconds - self.first) / (self.tokens - 1) if self.tokens and self.tokens > 1 else None
+        return self.seconds / self.tokens if self.tokens else None
+
+
+@dataclass(frozen=True, eq=False)
+class Waiting:
+    """A request whose answer has not begun."""
+
+    began: float
+    """By time.perf_counter."""
+    ends: Callable[[Waiting], None]
+    """Called with itself when the answer begins; more than once is as good as once."""
 
 
 @dataclass
@@ -50,49 +73,81 @@ class Totals:
 
 
 class Counts:
-    """State: the last requests by the server they were deployed with, and totals by colour."""
+    """State: the last requests by the server they were deployed with, those whose answer has not begun, and totals by colour."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[Sight]] = {}
+        self._waiting: dict[str, set[Waiting]] = {}
         self.totals: dict[str, Totals] = {}
 
     def add(self, model: str, colour: str, sight: Sight) -> None:
         """Note a request that ended. `model` is the id of the colour's first server: another model in the colour starts anew."""
-        self._seen.setdefault(model, deque(maxlen=KEPT)).append(sight)
+        seen = self._seen.setdefault(model, deque(maxlen=KEPT))
+        if seen and sight.time <= seen[-1].time:  # each has a time of its own: who reads goes on after the last one
+            sight = replace(sight, time=nextafter(seen[-1].time, inf))
+        seen.append(sight)
         totals = self.totals.setdefault(colour, Totals())
         totals.mirrored += sight.mirrored
         totals.requests += not sight.mirrored
         totals.failures += sight.failed
 
-    def since(self, model: str, when: float) -> Iterator[Sight]:
-        """The requests that ended from a time on."""
-        return (sight for sight in self._seen.get(model, ()) if sight.time >= when)
+    @contextmanager
+    def waiting_for(self, model: str) -> Iterator[Waiting]:
+        """A request that a model has, from now on until its answer begins (`Waiting.ends`) or there is none."""
+        under_way = self._waiting.setdefault(model, set())
+        waiting = Waiting(time.perf_counter(), under_way.discard)
+        under_way.add(waiting)
+        try:
+            yield waiting
+        finally:
+            waiting.ends(waiting)
+
+    def waits(self, model: str) -> list[float]:
+        """Seconds that requests under way have waited for their answers to begin."""
+        now = time.perf_counter()
+        return [now - waiting.began for waiting in self._waiting.get(model, ())]
+
+    def longest_wait(self, model: str) -> tuple[float, int]:
+        """Seconds until the slowest of the last answers began, and how many there are of them."""
+        waits = [sight.first for sight in self._seen.get(model, ()) if sight.first is not None]
+        return max(waits, default=0.0), len(waits)
+
+    def since(self, model: str, when: float) -> list[Sight]:
+        """The requests that ended from a time on, oldest first."""
+        return list(takewhile(lambda sight: sight.time >= when, reversed(self._seen.get(model, deque()))))[::-1]
 
     def seen(self, model: str, when: float) -> dict[str, Any]:
-        """As `Seen` of tasks/endpoints/judge.py wants it."""
-        found = list(self.since(model, when))
-        good = [sight for sight in found if not sight.failed][-SHOWN:]
+        """As `Seen` of tasks/endpoints/judge.py wants it, and `latest`, the time of the last request."""
+        found = self.since(model, when)
+        good = [sight for sight in found if not sight.failed]
+        shown = good[-SHOWN:]
+        waits = [sight.first for sight in good if sight.first is not None]
         return {
             "requests": len(found),
             "failures": sum(sight.failed for sight in found),
-            "seconds_per_token": [round(s.seconds / s.tokens, 7) for s in good if s.tokens],
+            "first_token": [round(s.first, 7) for s in good if s.streamed and s.first is not None],
+            "seconds_per_token": [round(s.seconds_per_token, 7) for s in good if s.seconds_per_token is not None],
+            "waiting": self.waits(model),
+            "longest_wait": max(waits, default=0.0),
             "measures": {
-                "length": _known(sight.tokens for sight in good),
-                "odd": _known(sight.odd for sight in good),
-                "stopped": _known(sight.stopped for sight in good),
+                "length": _known(sight.tokens for sight in shown),
+                "odd": _known(sight.odd for sight in shown),
+                "stopped": _known(sight.stopped for sight in shown),
             },
+            "latest": found[-1].time if found else None,
         }
 
     def keep_only(self, models: Iterable[str]) -> None:
         """Forget models that are routed no more."""
         kept = set(models)
         self._seen = {model: seen for model, seen in self._seen.items() if model in kept}
+        self._waiting = {model: under_way for model, under_way in self._waiting.items() if model in kept}
 
 
 def look(answer: Answer, body: bytes) -> dict[str, Any]:
     """What can be measured of a whole answer: of a completion, of a stream of events, or of the texts of /score."""
     if answer.header(b"content-type").startswith(b"text/event-stream"):
-        return _of_events(body)
+        return {**_of_events(body), "streamed": True}
     try:
         said = json.loads(body)
         return _of_texts(said, answer.header(b"x-headway-tokens")) if isinstance(said, list) else _of_object(said)

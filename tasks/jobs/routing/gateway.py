@@ -104,11 +104,12 @@ class Gateway:
                 server.should_exit = True
 
     async def _keep_up(self) -> None:
-        """Follow both files, and look whether the deployer lives."""
+        """Follow both files, and look whether the deployer lives and requests hang."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             self._follow()
             self.breaker.look_for_deployer()
+            self.breaker.look_for_late()
 
     def _follow(self) -> None:
         """What cannot be followed is told, and what held before holds."""

@@ -11,12 +11,12 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from tasks.endpoints.routes import GONE, LOADING, MIRROR, TRAFFIC, USER, Routes
 from tasks.jobs.routing.breaker import Breaker
-from tasks.jobs.routing.counts import LOOKED_AT, Counts, Totals, ended, look
+from tasks.jobs.routing.counts import LOOKED_AT, Counts, Totals, Waiting, ended, look
 from tasks.jobs.routing.table import Replica, Table
 from tasks.jobs.routing.upstream import Answer, Broken, Unreachable
 from tasks.jobs.routing.wire import Asked
@@ -31,7 +31,8 @@ MOST_COPIES = 4
 FIRST_SHARE = 0.9
 """Of what is left of a request's time, for a server that is not the last to be asked: the next one has what is left."""
 LATE_SHARE = 0.5
-"""Of a request's time: who was asked for so long and had not begun its answer has failed, whoever gave up first."""
+"""Of a request's time: who was asked for so long and had not begun its answer has failed, whoever gave up first. A model that is
+not the main one is late by the main one's waits already."""
 
 
 class Proxy:
@@ -75,6 +76,8 @@ class Proxy:
         routes = self._table.routes
         assert routes is not None  # the gateway listens once it has routes
         began, tried = time.perf_counter(), list[Replica]()
+        turn = began
+        """When this colour's time began: the next one's is its own."""
         colour = self._colour_for(asked, routes) if counted else routes.main
         if counted and (copied := self._table.mirrors_to(colour)):
             self._copy(copied, asked)
@@ -90,18 +93,19 @@ class Proxy:
                 replica.inflight += 1
                 try:
                     other = instead or self._table.best(colour, tried)
-                    with self._given_up(colour, counted=counted):
-                        answer = await self._ask(replica, asked, began, last=not again, alone=other is None)
-                    if answer is not None:
-                        return await self._pass_on(replica, answer, send, began=began, counted=counted)
+                    with self._waiting(colour, counted=counted) as waiting:
+                        with self._given_up(colour, counted=counted):
+                            answer = await self._ask(replica, asked, began, last=not again, alone=other is None)
+                        if answer is not None:
+                            return await self._pass_on(replica, answer, send, waiting, began=turn, counted=counted)
                 except Unreachable as late:
-                    self._failed(colour, began, counted=counted)
+                    self._failed(colour, turn, counted=counted)
                     return await say(send, 504, error(504, str(late)), retry=True)
                 finally:
                     replica.inflight -= 1
             if instead or replica is None or replica.health != "loading":
-                self._failed(colour, began, counted=counted, replayed=again)
-            colour = instead or colour
+                self._failed(colour, turn, counted=counted, replayed=again)
+            colour, turn = instead or colour, time.perf_counter()
         return await say(send, 502, error(502, "the server broke off before it answered: try again"), retry=True)
 
     def _colour_for(self, asked: Asked, routes: Routes) -> str:
@@ -121,7 +125,8 @@ class Proxy:
         try:
             yield
         except asyncio.CancelledError:
-            if time.perf_counter() - asked > LATE_SHARE * self._timeout:
+            waited = time.perf_counter() - asked
+            if waited > LATE_SHARE * self._timeout or self._breaker.is_late(colour, waited):
                 self._failed(colour, asked, counted=counted)
             raise
 
@@ -150,14 +155,24 @@ class Proxy:
             return None
         return answer
 
-    async def _pass_on(self, replica: Replica, answer: Answer, send: Send, *, began: float, counted: bool) -> None:
+    def _waiting(self, colour: str, *, counted: bool) -> AbstractContextManager[Waiting | None]:
+        group = self._table.groups.get(colour)
+        counts = counted and group is not None
+        return self._counts.waiting_for(group.colour.servers[0].server) if counts and group else nullcontext()
+
+    async def _pass_on(
+        self, replica: Replica, answer: Answer, send: Send, waiting: Waiting | None, *, began: float, counted: bool
+    ) -> None:
         headers = list(answer.headers)
         if answer.length is not None:
             headers.append((b"content-length", answer.length))
-        taken = bytearray()
+        taken, first = bytearray(), None
         try:
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
             async for piece in answer.body():
+                if first is None and waiting:
+                    first = time.perf_counter() - began
+                    waiting.ends(waiting)
                 if len(taken) < LOOKED_AT:
                     taken += piece
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -170,7 +185,7 @@ class Proxy:
         if counted and not 400 <= answer.status < 500:
             failed = answer.status >= 500
             found = {} if failed else look(answer, bytes(taken))
-            self._note(replica.colour, began, failed=failed, counted=True, **found)
+            self._note(replica.colour, began, failed=failed, counted=True, first=first, **found)
 
     def _copy(self, colour: str, asked: Asked) -> None:
         if len(self._copies) >= MOST_COPIES:
@@ -181,21 +196,26 @@ class Proxy:
 
     async def _ask_copy(self, colour: str, asked: Asked) -> None:
         """Ask for an answer that nobody gets."""
-        began, found = time.perf_counter(), None
+        began, found, first = time.perf_counter(), None, None
         replica = self._table.best(colour)
         if replica is not None:
-            with suppress(Unreachable, Broken, TimeoutError):
+            with suppress(Unreachable, Broken, TimeoutError), self._waiting(colour, counted=True) as waiting:
                 async with asyncio.timeout(self._timeout):
                     copy = asked.with_header(TRAFFIC.encode(), MIRROR.encode())
                     answer = await replica.upstream.ask(copy, timeout=self._timeout)
                     try:
-                        taken = b"".join([piece async for piece in answer.body()])
+                        taken = bytearray()
+                        async for piece in answer.body():
+                            if first is None and waiting:
+                                first = time.perf_counter() - began
+                                waiting.ends(waiting)
+                            taken += piece
                     finally:
                         answer.close()
                     if 400 <= answer.status < 500:
                         return
-                    found = look(answer, taken) if answer.status < 500 else None
-        self._note(colour, began, failed=found is None, counted=True, mirrored=True, **(found or {}))
+                    found = look(answer, bytes(taken)) if answer.status < 500 else None
+        self._note(colour, began, failed=found is None, counted=True, mirrored=True, first=first, **(found or {}))
 
     def _failed(self, colour: str, began: float, *, counted: bool, replayed: bool = False) -> None:
         if counted and replayed:
@@ -207,8 +227,7 @@ class Proxy:
         if not counted or group is None:
             return
         self._counts.add(group.colour.servers[0].server, colour, ended(began, failed=failed, **measured))
-        if failed:
-            self._breaker.look()
+        self._breaker.count(colour, failed=failed)
 
     async def _asked(self, scope: Message, receive: Receive) -> Asked:
         """The whole request; the edge has read its body already, within its limits."""

@@ -39,7 +39,11 @@ def test_its_next_deploy_puts_a_gateway_before_it_and_no_request_is_lost(old):
     old.journal.begin(what="deploy", blue=before, green=green, config={**old.config, "keep_warm_seconds": 0.0})
     with Clients(old.port, rate=100) as clients:
         until(lambda: clients.got[BLUE] > 20)
-        roll_out(old.traffic(), RolloutConfig(step_requests=10, step_seconds=20, max_slowdown=100), old.journal)
+        roll_out(
+            old.traffic(),
+            RolloutConfig(step_requests=10, least_seconds=0, step_seconds=20, max_slowdown=100),
+            old.journal,
+        )
         until(lambda: clients.got[GREEN] > 40)
     assert not clients.failed
     assert not process.alive(process.read_json(Path(before["folder"]) / "handle.json"))

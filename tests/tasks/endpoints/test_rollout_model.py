@@ -26,7 +26,7 @@ from tasks.errors import GateFailed, JobFailed, Missing
 from tasks.process import boot_id, process_started, read_json, write_json
 from tasks.serving_config import RolloutConfig
 
-STEPS = RolloutConfig(step_requests=50, step_seconds=20)
+STEPS = RolloutConfig(step_requests=50, least_seconds=0, step_seconds=20)
 """Of the deploys here: a mirrored step, 10, 50 and 100 %."""
 SOUND = ("sound", "sound", "few")
 """Looks at a model that does nothing wrong: it answered enough, or has had too few requests yet."""
@@ -154,7 +154,7 @@ class FakeGateway:
         blue = dict(green)
         changed = {
             "few": {"requests": 5, "seconds_per_token": answers[:5], "measures": {}},
-            "errors": {"failures": 5},
+            "errors": {"failures": 15},
             "slow": {"seconds_per_token": [0.05] * 100},
             "odd": {"measures": {"odd": [0.9] * 100}},
         }
