@@ -59,6 +59,10 @@ def name_of(service) -> str:
     return next(key for key in service.resources if "/deployments/" not in key).partition("/")[2]
 
 
+def journal(base: Path):
+    return [json.loads(line) for line in (base / "endpoints/chat/journal.jsonl").read_text().splitlines()]
+
+
 def always_100(service) -> bool:
     """In every state that the service was in once anything had traffic."""
     return all(sum(shares.values()) in ((0,) if not shares else (100,)) for shares in service.traffic)
@@ -195,6 +199,31 @@ def test_azure_monitor_judges_where_it_counts(service, tmp_path):
     with pytest.raises(GateFailed, match="40 of 40 requests failed"):
         deploy(tmp_path, TWO, service.url)
     assert service.shares(name_of(service)) == {"blue": 100}
+
+
+def test_a_rollout_of_which_azure_monitor_says_nothing_is_not_judged(service, tmp_path):
+    """Our own requests are answered, many times step_requests; of the callers' nothing is known: half of them may fail."""
+    deploy(tmp_path, ONE, service.url)
+    rollout = {"step_requests": 2, "least_seconds": 0.0, "step_seconds": 1.0, "hold_seconds": 1.0, "mirror": 0}
+    with pytest.raises(GateFailed, match="was not judged at the step 10 %") as ended:
+        deploy(tmp_path, TWO, service.url, rollout=rollout)
+    assert ended.value.checks[0]["measured"] == "0 requests"
+    assert len([who for who, named in service.heard if who == "green" and named]) > 2
+    assert service.shares(name_of(service)) == {"blue": 100} and always_100(service)
+
+
+@pytest.mark.long  # a hundred of our own requests to the old model come first
+def test_the_counts_of_azure_monitor_advance_the_steps(service, tmp_path):
+    deploy(tmp_path, ONE, service.url)
+    dimensions = [
+        {"name": {"value": "deployment"}, "value": "green"},
+        {"name": {"value": "statusCodeClass"}, "value": "2xx"},
+    ]
+    service.metrics = [{"metadatavalues": dimensions, "data": [{"average": 200.0}]}]
+    rollout = {"steps": (100,), "least_seconds": 0.0, "step_seconds": 300.0, "mirror": 0, "max_slowdown": 50.0}
+    assert deploy(tmp_path, TWO, service.url, rollout=rollout).model_ref == TWO
+    [commit] = [line for line in journal(tmp_path) if line["event"] == "commit" and line.get("outcomes")]
+    assert commit["outcomes"] == {"100 %": "passed"}
 
 
 @pytest.mark.parametrize("place", [2, 5, *(pytest.param(place, marks=pytest.mark.soak) for place in (0, 1, 3, 4))])

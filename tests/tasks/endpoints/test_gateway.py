@@ -133,6 +133,52 @@ def test_a_stream_comes_piece_by_piece_and_a_broken_one_is_cut(endpoint):
     assert state(endpoint)["colours"]["blue"]["totals"] == {"requests": 2, "failures": 1, "mirrored": 0, "replayed": 0}
 
 
+def test_the_first_token_and_the_pace_of_a_stream_are_measured_apart(endpoint):
+    endpoint.serve()
+    traffic = endpoint.beside(seconds=0.3, pause=0.1)
+    traffic.set_traffic({"blue": 0, "green": 100})
+    assert ask(endpoint.port, {**BODY, "stream": True})[0] == 200
+    assert models(endpoint, 1) == [GREEN]
+    seen = traffic.observe()["green"]
+    [first], [pace, whole] = seen.first_token, seen.seconds_per_token
+    assert first >= 0.3 and pace >= 0.1 and whole >= 0.3 / BODY["max_tokens"]
+    assert seen.longest_wait >= first and not list(seen.waiting)
+
+
+def test_requests_that_hang_lose_the_share_long_before_they_are_given_up(endpoint):
+    """The limit of a request is 60 s. Callers of the old model have never waited for half a second."""
+    endpoint.serve()
+    models(endpoint, 110)
+    traffic = endpoint.beside(seconds=600)
+    traffic.set_traffic({"blue": 50, "green": 50})
+    began, hanging = time.monotonic(), [socket.create_connection(("127.0.0.1", endpoint.port)) for _ in range(16)]
+    body = json.dumps({**BODY, "model": GREEN}).encode()
+    for one in hanging:
+        one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        one.sendall(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+    try:
+        tripped = until(lambda: state(endpoint)["tripped"])
+        assert "under way are late" in tripped["why"] and time.monotonic() - began < 50
+        assert set(models(endpoint, 4)) == {BLUE}
+        assert len(traffic.observe()["green"].waiting) == len(hanging)
+    finally:
+        for one in hanging:
+            one.close()
+
+
+def test_a_caller_that_gives_up_on_a_green_that_is_late_is_a_failure_of_green(endpoint):
+    endpoint.config["max_error_share"] = 1.0
+    endpoint.serve()
+    models(endpoint, 110)
+    endpoint.beside(seconds=600)
+    traffic = endpoint.traffic()
+    traffic.set_traffic({"blue": 50, "green": 50})
+    longest = traffic.observe()["blue"].longest_wait
+    with pytest.raises(TimeoutError):
+        ask(endpoint.port, {**BODY, "model": GREEN}, timeout=3 * longest + 1)
+    until(lambda: traffic.observe()["green"].failures == 1)
+
+
 def test_copies_go_to_green_and_nobody_gets_their_answers(endpoint):
     endpoint.serve()
     traffic = endpoint.beside(text="other")

@@ -199,6 +199,18 @@ def test_our_own_probes_never_advance_a_step(tmp_path):
         Port(late_counts).roll_out(tmp_path)
 
 
+def test_the_counts_of_azure_monitor_advance_the_steps(tmp_path):
+    def counted(seconds):
+        answered = int(4 * seconds)
+        counts = {"requests": 60, "failures": 0} if seconds > 60 else None
+        return together(Probed(requests=answered, seconds_per_token=[0.01] * answered), counts)
+
+    port = Port(counted)
+    change = port.roll_out(tmp_path)
+    assert port.shares[-1] == "promoted" and port.now > 3 * 60
+    assert change.last("commit")["outcomes"]["100 %"] == "passed"
+
+
 def test_the_parts_of_the_alpha_are_the_whole():
     assert pytest.approx(FALSE_ALARM) == 2 * OF_ERRORS + 4 * OF_TIMES + OF_ANSWERS
 

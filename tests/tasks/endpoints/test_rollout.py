@@ -1,7 +1,9 @@
 """A rollout takes the traffic in steps, loses it when it should, and a deployer that is killed leaves nothing half done."""
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -299,6 +301,33 @@ def test_a_model_before_that_does_not_start_again_leaves_the_traffic_where_it_is
         go_back(endpoint.folder, endpoint.journal, reason="x", taken=None, told=lambda event, details: None)
     assert model_now(endpoint) == GREEN == record(endpoint)["model_ref"]
     assert read_routes(endpoint.gateway.routes).colours["green"].weight == 100
+
+
+def test_what_was_seen_at_earlier_looks_is_kept_when_the_gateway_starts_again(endpoint):
+    endpoint.serve()
+    traffic = endpoint.beside()
+    traffic.set_traffic({"blue": 50, "green": 50})
+    for _ in range(10):
+        ask(endpoint.port, {"prompt": "a", "max_tokens": 4})
+    assert traffic.observe()["green"].requests == traffic.observe()["green"].requests == 5
+    pid = endpoint.gateway.state()["pid"]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: (endpoint.gateway.state() or {}).get("pid") not in (None, pid))
+    for _ in range(10):
+        ask(endpoint.port, {"prompt": "a", "max_tokens": 4})
+    seen = traffic.observe()
+    assert (seen["green"].requests, len(seen["green"].seconds_per_token), seen["blue"].requests) == (10, 10, 10)
+
+
+def test_a_gateway_of_a_release_before_this_one_is_understood(endpoint, monkeypatch):
+    """It outlives whoever started it, and tells of the whole step at every look."""
+    endpoint.serve()
+    traffic = endpoint.beside()
+    told = {"requests": 3, "failures": 1, "seconds_per_token": [0.1, 0.2], "measures": {"odd": [0.0, 0.0]}}
+    monkeypatch.setattr(traffic._gateway, "observed", lambda wanted: dict.fromkeys(wanted, told))
+    for _ in range(2):
+        seen = traffic.observe()["green"]
+        assert (seen.requests, seen.failures, list(seen.first_token), list(seen.waiting)) == (3, 1, [], [])
 
 
 def test_a_line_that_a_kill_cut_is_none(tmp_path):
