@@ -115,7 +115,7 @@ def way_back(folder, times):
     files, golden = files_of(model), read_json(model / "golden.json")
 
     def deploy(ref, warm):
-        config = DeploymentConfig.model_validate({"rollout": {"keep_warm_seconds": warm}})
+        config = DeploymentConfig.model_validate({"rollout": {"keep_warm_seconds": warm, "least_seconds": 0.0}})
         candidate = endpoint.start(model, ref, files=files, golden=golden, timeout=120, config=config)
         return lambda: endpoint.switch(candidate)
 
