@@ -194,7 +194,13 @@ def _prove(
                 raise _not_judged(step, verdict.checks, waited)
             if not holds:
                 holds = True
-                log.warning("the step %s holds, evidence is missing: %s", step.name, _words(verdict.checks))
+                log.warning(
+                    "the step %s holds its share for up to %.0f s more, evidence is missing: %s. Where nobody asks enough, set "
+                    "rollout.step_requests to 0",
+                    step.name,
+                    config.hold_seconds,
+                    _words(verdict.checks),
+                )
                 told("holding", {**step.render(), "missing": list(verdict.checks)})
         pause(HOLD_POLL_SECONDS if holds else POLL_SECONDS)
 

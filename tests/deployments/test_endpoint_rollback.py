@@ -32,7 +32,7 @@ def home(tmp_path):
 
 def deploy(home, model, ref):
     endpoint, golden = endpoint_of(home.path, "api"), read_json(model / "golden.json")
-    config = DeploymentConfig(endpoint="api")
+    config = DeploymentConfig.model_validate({"endpoint": "api", "rollout": {"step_requests": 0, "step_seconds": 0}})
     return endpoint.switch(endpoint.start(model, ref, files=files_of(model), golden=golden, timeout=120, config=config))
 
 
