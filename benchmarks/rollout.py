@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5)
     chosen = parser.parse_args()
     with scratch() as folder:
+        os.environ["HEADWAY_HOME"] = str(folder / "home")
         told = {
             "cost": cost(folder / "cost", chosen.requests),
             "back": back(folder / "back", chosen.times),

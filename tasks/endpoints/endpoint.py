@@ -15,7 +15,7 @@ from tasks.serving_config import DeploymentConfig
 from tasks.settings import config_digest
 
 Journal = Callable[[str, dict[str, Any]], None]
-"""Called with `starting`, `answering`, `step`, `switched` or `stopped` and its details, before the effect; with `holding` in a step."""
+"""Called with `starting`, `answering`, `step`, `holding`, `switched` or `stopped` and its details, before the effect."""
 
 
 @dataclass(frozen=True)
