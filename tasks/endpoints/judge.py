@@ -30,6 +30,8 @@ FEWEST_OLD = 100
 """Answers of the old model from which limits are made; until there are so many, times are not judged."""
 MOST_OLD = 2000
 """The newest of them that are kept."""
+ALONE = 2.0
+"""Width of the limits of times in a last step that only the new model answers: a machine may have become slow meanwhile."""
 RENEWED = 20
 """Requests to the old model after which the limits are made anew."""
 LATE = 2.0
@@ -112,17 +114,20 @@ class Judge:
         for times in self._times.values():
             times.taken = 0
 
-    def look(self, green: Seen, blue: Seen, *, waited: float, last: bool = False) -> Verdict:
-        """Judge the new model (green) after `waited` seconds of a step; `last`: it is in service afterwards.
+    def look(self, green: Seen, blue: Seen, *, waited: float, last: bool = False, times: bool | None = None) -> Verdict:
+        """Judge the new model (green) after `waited` seconds of a step.
 
-        A breach is told at once, however long the step still has.
+        `last`: it is in service afterwards. `times`: the step needs an answer about times, which the last one does by default; a
+        last one that does not has had it in the step before. A breach is told at once, however long the step still has.
         """
-        broken = [*_tripped(green), *self._failed(green, blue), *self._slow(green, blue), *self._shifted(green, blue)]
+        times = last if times is None else times
+        slow = self._slow(green, blue, width=ALONE if last and not times else 1.0)
+        broken = [*_tripped(green), *self._failed(green, blue), *slow, *self._shifted(green, blue)]
         self._before = green
         if broken:
             return Verdict("back", tuple(broken))
         config = self._config
-        missing = self._missing(green, waited, last=last)
+        missing = self._missing(green, waited, last=last, times=times)
         over = waited >= config.step_seconds
         if not missing and (config.step_requests or over):
             return Verdict("passed")
@@ -143,14 +148,14 @@ class Judge:
             found.append(_check("errors", measured, limit))
         return found
 
-    def _slow(self, green: Seen, blue: Seen) -> list[Check]:
+    def _slow(self, green: Seen, blue: Seen, *, width: float) -> list[Check]:
         first, pace = self._times.values()
-        first.add(green.first_token, blue.first_token, asked=blue.requests)
-        pace.add(green.seconds_per_token, blue.seconds_per_token, asked=blue.requests)
+        first.add(green.first_token, blue.first_token, asked=blue.requests, width=width)
+        pace.add(green.seconds_per_token, blue.seconds_per_token, asked=blue.requests, width=width)
         return [check for name, times in self._times.items() for check in times.broken(name)]
 
-    def _missing(self, green: Seen, waited: float, *, last: bool) -> list[Check]:
-        """The evidence that a step still needs: requests and time, and in the last one an answer of each test."""
+    def _missing(self, green: Seen, waited: float, *, last: bool, times: bool) -> list[Check]:
+        """The evidence that a step still needs: requests and time, and at the end an answer of each test."""
         config = self._config
         fewest, least = config.step_requests or FEWEST_REQUESTS, min(config.least_seconds, config.step_seconds)
         found = []
@@ -161,7 +166,7 @@ class Judge:
         if last and not self._errors.sound:
             measured = f"{self._errors.total_beyond} of {self._errors.total} requests failed"
             found.append(_check("errors", measured, f"a share under {self._errors.worst:g} for sure"))
-        return found + [check for name, times in self._times.items() for check in times.missing(name) if last]
+        return found + [check for name, one in self._times.items() for check in one.missing(name) if times]
 
     def _shifted(self, green: Seen, blue: Seen) -> list[Check]:
         """Measures are compared at every twentieth more answers: each look is a chance for a false alarm."""
@@ -202,6 +207,7 @@ class _Times:
             name: SequentialTest(share, worst, OF_TIMES, MISSED) for name, (share, worst) in QUANTILES.items()
         }
         self._limits: dict[str, float] = {}
+        self._width = 1.0
         self._known = 0
         """Answers of the old model that the limits are made from."""
         self._asked = 0
@@ -211,8 +217,11 @@ class _Times:
         self.taken = 0
         """How many of the new model's times of this step are counted."""
 
-    def add(self, new: Sequence[float], old: Sequence[float], *, asked: int) -> None:
-        """Count the new model's times that are new, by limits from the old model's answers up to now, of so many requests."""
+    def add(self, new: Sequence[float], old: Sequence[float], *, asked: int, width: float) -> None:
+        """Count the new model's times that are new, by limits from the old model's answers up to now, of so many requests.
+
+        Limits are taken `width` times.
+        """
         self._any = self._any or bool(new)
         if len(new) <= self.taken:
             return
@@ -221,9 +230,9 @@ class _Times:
             self._make_limits(old[-MOST_OLD:], asked)
         if not self._known:
             return
-        fresh, self.taken = new[self.taken :], len(new)
+        fresh, self.taken, self._width = new[self.taken :], len(new), width
         for name, test in self._tests.items():
-            beyond = sum(time > self._limits[name] for time in fresh)
+            beyond = sum(time > width * self._limits[name] for time in fresh)
             if test.add(len(fresh), beyond, answers=self._known) == "bad":
                 self._bad.add(name)
 
@@ -251,7 +260,7 @@ class _Times:
         return [_check(f"{quantile} of the {name}", *self._told(quantile, sure=True)) for quantile in open_]
 
     def _told(self, quantile: str, *, sure: bool = False) -> tuple[str, str]:
-        test, limit = self._tests[quantile], self._limits.get(quantile, 0.0)
+        test, limit = self._tests[quantile], self._width * self._limits.get(quantile, 0.0)
         share = f"a share under {test.worst:g} for sure" if sure else f"a share of {test.share:g}"
         return f"{test.total_beyond} of {test.total} answers over {limit * 1000:.3g} ms", share
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -76,6 +76,11 @@ def steps_of(config: RolloutConfig) -> Iterator[Step]:
         yield Step(f"{share} %", {"blue": 100 - share, "green": share})
 
 
+def compared_in(steps: Sequence[Step]) -> int:
+    """Number of the step that must know whether the new model is slow: the last one in which both answer callers, if any does."""
+    return len(steps) - 2 if len(steps) > 1 and not steps[-2].mirror else len(steps) - 1
+
+
 def roll_out(
     port: TrafficPort,
     config: RolloutConfig,
@@ -94,11 +99,13 @@ def roll_out(
     """
     judge, outcomes = Judge(config, reference=reference), dict[str, str]()
     try:
-        for step in steps_of(config):
+        steps = list(steps_of(config))
+        for number, step in enumerate(steps):
             journal.write("step", **step.render())
             told("step", step.render())
             port.set_traffic(step.weights, mirror=step.mirror)
-            outcomes[step.name] = _prove(port, config, step, judge, told=told, pause=pause, clock=clock)
+            times = number == compared_in(steps)
+            outcomes[step.name] = _prove(port, config, step, judge, times=times, told=told, pause=pause, clock=clock)
         journal.write("commit", outcomes=outcomes)
     except BaseException as error:  # a full disk, a cancelled flow: whatever ends it before `commit`, the way is back
         _give_back_after(port, journal, error)
@@ -168,6 +175,7 @@ def _prove(
     step: Step,
     judge: Judge,
     *,
+    times: bool,
     told: Callable[[str, dict[str, Any]], None],
     pause: Callable[[float], None],
     clock: Callable[[], float],
@@ -182,7 +190,7 @@ def _prove(
         if why := port.asked_back():
             raise _breach(step, ({"name": "traffic", "measured": why, "limit": "nobody wants it back"},))
         seen, waited = port.observe(), clock() - began
-        verdict = judge.look(seen["green"], seen["blue"], waited=waited, last=step.weights == AFTER)
+        verdict = judge.look(seen["green"], seen["blue"], waited=waited, last=step.weights == AFTER, times=times)
         if verdict.outcome == "back":
             raise _breach(step, verdict.checks)
         if verdict.outcome == "passed":

@@ -8,7 +8,7 @@ from benchmarks.operating_characteristics.canary import FAULTS, SAME, ends
 from tasks.endpoints.azureml_probes import Probed, together
 from tasks.endpoints.journal import Journal
 from tasks.endpoints.judge import FALSE_ALARM, OF_ANSWERS, OF_ERRORS, OF_TIMES, Judge, Seen, distance, error_test, late
-from tasks.endpoints.rollout import roll_out
+from tasks.endpoints.rollout import compared_in, roll_out, steps_of
 from tasks.endpoints.sequential import SequentialTest
 from tasks.errors import GateFailed
 from tasks.serving_config import RolloutConfig
@@ -86,6 +86,21 @@ def test_the_last_step_needs_an_answer_of_each_test():
     assert "the time a token" in names(Judge(STEPS).look(seen(140), seen(99), waited=31, last=True))
     open_ = Judge(STEPS).look(seen(140, pace=0.016), seen(0), waited=31, last=True)
     assert open_.outcome == "not judged"
+
+
+def test_times_are_known_before_the_old_model_has_no_traffic_to_compare_with():
+    """A machine that becomes slow in the last step is slow for both; one that breaks down there is not."""
+    judge = Judge(STEPS)
+    assert "the time a token" in names(judge.look(seen(140), seen(99), waited=31, times=True))
+    assert judge.look(seen(140), seen(), waited=31, times=True).outcome == "passed"
+    judge.begin_step()
+    assert judge.look(seen(140, pace=0.025), seen(), waited=31, last=True, times=False).outcome == "passed"
+    judge.begin_step()
+    assert judge.look(seen(140, pace=0.035), seen(), waited=31, last=True, times=False).outcome == "back"
+    config = {"mirror": 10, "steps": (10, 100)}
+    assert compared_in(list(steps_of(RolloutConfig(**config)))) == 1
+    assert compared_in(list(steps_of(RolloutConfig(**config | {"steps": (100,)})))) == 1
+    assert compared_in(list(steps_of(RolloutConfig(mirror=0, steps=(100,))))) == 0
 
 
 def test_failures_add_up_over_the_steps():
