@@ -263,7 +263,7 @@ def rows(quick: bool) -> Iterator[Line]:
     """All of it: seconds with `quick`, else minutes, on all processors."""
     rates = RATES[1:3] if quick else RATES
     _quiet()
-    cases = [(truth, rate, 4 if quick else 100) for truth in (*SAME, *FAULTS) for rate in rates]
+    cases = [(truth, rate, 4 if quick else 400) for truth in (*SAME, *FAULTS) for rate in rates]
     if quick:
         yield from map(_line, cases)
         return
