@@ -14,6 +14,8 @@ from tasks.access_config import AccessConfig
 from tasks.settings import Name, Positive, Settings
 
 Variant = Literal["int8", "int4", "fp16", "bf16"]
+LEAST_SECONDS, HOLD_SECONDS = 15.0, 4 * 3600.0
+"""Defaults of a rollout. They are in no settings' digest, so that endpoints of releases before them are not deployed again."""
 
 
 class ExportConfig(Settings):
@@ -105,11 +107,11 @@ class RolloutConfig(Settings):
     """Per cent of the requests that are also sent to the new model before it gets any, its answers thrown away."""
     step_requests: int = Field(50, ge=0)
     """Least evidence of a step: requests that the new model has had in it. 0: a step ends by `step_seconds`, judged or not."""
-    least_seconds: float = Field(15.0, ge=0)
+    least_seconds: float = Field(LEAST_SECONDS, ge=0, exclude_if=lambda value: value == LEAST_SECONDS)
     """Least time of a step, `step_seconds` where that is less."""
     step_seconds: float = Field(60.0, ge=0)
     """Time of a step after which it is not judged when evidence is missing. With `step_requests` 0 as well, steps do not wait."""
-    hold_seconds: float = Field(14400.0, ge=0)
+    hold_seconds: float = Field(HOLD_SECONDS, ge=0, exclude_if=lambda value: value == HOLD_SECONDS)
     """Time for which a step that is not judged then keeps its share, and waits for evidence, before the traffic goes back."""
     keep_warm_seconds: float = Field(300.0, ge=0)
     """Time for which the old model's servers stay, without traffic, for the way back; 0: they are stopped at once."""
