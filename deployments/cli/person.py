@@ -41,7 +41,7 @@ def asked(right: Right, name: str, *, what: str, reason: str | None = None) -> I
     from tasks.settings import home
 
     token = os.environ.pop("HEADWAY_TOKEN", "")
-    if not _asks(right):
+    if not asks(right):
         yield
         return
     if reason is not None and not reason.strip():
@@ -52,7 +52,7 @@ def asked(right: Right, name: str, *, what: str, reason: str | None = None) -> I
         yield
 
 
-def _asks(right: Right) -> bool:
+def asks(right: Right) -> bool:
     """Whether the policy asks; one that cannot be trusted does, and `authorise` says and notes why it refuses."""
     from tasks.errors import Refused
     from tasks.registry.policy import load_policy

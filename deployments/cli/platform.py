@@ -11,7 +11,7 @@ import typer
 
 from deployments.cli.endpoint import stop_all
 from deployments.cli.output import say
-from deployments.cli.person import As, Reason
+from deployments.cli.person import As, Reason, asked
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 LOOK_EVERY_SECONDS = 2.0
@@ -25,16 +25,20 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when everything answers; it goes on.")] = False,
     port: Annotated[int | None, typer.Option(help="Port of Prefect's page; without it, a free one.")] = None,
     mlflow_port: Annotated[int | None, typer.Option(help="Port of MLflow's page; without it, a free one.")] = None,
+    as_: As = "",
     as_json: Json = False,
 ) -> None:
     """Start the whole platform: Prefect, MLflow, a worker, the watch, and all deployments.
 
-    What runs already is adopted. Without --detach it stays in the foreground, and Ctrl-C stops the platform.
+    What runs already is adopted. Without --detach it stays in the foreground, and Ctrl-C stops what this command started.
     """
     from deployments.platform import up as platform
     from tasks.settings import home
 
     settings = platform.settings(home(), config)
+    if config is not None:
+        _keep(config, settings, as_)
+    adopted = _is_asked_about_and_runs()
     new = not (home() / "prefect" / "credentials").exists()
     began = time.monotonic()
     try:
@@ -42,11 +46,15 @@ def up(
         fields = {"seconds": round(time.monotonic() - began, 1), **_addresses(home()), "broken_sources": broken}
         say(fields, _welcome(fields, home(), new=new), as_json=as_json)
         if not detach:
-            _stay(home(), settings)
+            _stay(home(), settings, adopted=adopted)
             _stop(home())  # what was being restarted while somebody else stopped it
     except KeyboardInterrupt:
         if detach:
             raise
+        if adopted:
+            print("The platform ran before, and goes on: `headway down` asks who may stop it.", file=sys.stderr)
+            return
+        _note_stop("Ctrl-C, where it was started")
         _stop(home())
 
 
@@ -65,10 +73,13 @@ def down(
     from deployments.platform import down as platform
     from tasks.settings import home
 
-    _agreed(platform.runs_at_work(home()), yes=yes)
-    if endpoints:
-        stop_all(as_, reason)
-    stopped = platform.down(home())
+    what = "stop the platform and all endpoints" if endpoints else "stop the platform"
+    with asked("roll_back", as_, what=what, reason=reason):
+        _agreed(platform.runs_at_work(home()), yes=yes)
+        _note_stop(reason)
+        if endpoints:
+            stop_all(reason)
+        stopped = platform.down(home())
     words = f"Stopped: {', '.join(stopped)}." if stopped else "Nothing of the platform ran."
     goes_on = platform.going_on(home())
     words += "".join(f"\n  goes on: {each}" for each in goes_on)
@@ -82,6 +93,62 @@ def status(as_json: Json = False) -> None:
 
     fields = state(home())
     say(fields, words(fields), as_json=as_json)
+
+
+def _keep(config: Path, settings: Any, as_: str) -> None:
+    """Keep a file of settings. One that changes what the platform does by itself is the business of who may change the policy."""
+    from deployments.platform import up as platform
+    from tasks.registry.audit import audited
+    from tasks.settings import config_digest, home
+    from tasks.storage import open_store
+
+    changed = platform.changed(home(), settings)
+    if not changed:
+        platform.keep(home(), config)
+        return
+    what = f"settings of the platform: {', '.join(changed)}"
+    public = settings.model_copy(
+        update={"notifications": ()}
+    )  # their addresses hold passwords: not even a digest of them
+    with (
+        asked("override", as_, what=what),
+        audited(open_store(home()), "change settings", right="override", what=what, after=config_digest(public)),
+    ):
+        platform.keep(home(), config)
+
+
+def _is_asked_about_and_runs() -> bool:
+    """Whether the platform runs already, and the policy says who may stop it."""
+    from deployments.cli.person import asks
+    from deployments.platform.down import running
+    from tasks.settings import home
+
+    return asks("roll_back") and bool(running(home()))
+
+
+def _note_stop(reason: str) -> None:
+    """Write into the audit log that the platform is about to be stopped, if it runs.
+
+    A store that is away, or a full disk, keeps nobody from stopping it where the policy does not ask who does.
+    """
+    from deployments.cli.person import asks
+    from deployments.platform.down import running
+    from tasks.errors import HeadwayError
+    from tasks.registry.audit import audit
+    from tasks.settings import home
+    from tasks.storage import open_store
+
+    parts = running(home())
+    if not parts:
+        return
+    try:
+        audit(
+            open_store(home()), "stop platform", right="roll_back", what=f"platform: {', '.join(parts)}", reason=reason
+        )
+    except (HeadwayError, OSError) as error:
+        if asks("roll_back"):
+            raise
+        print(f"headway: the audit log does not have it that the platform was stopped: {error}", file=sys.stderr)
 
 
 def _step(text: str) -> None:
@@ -123,12 +190,13 @@ def _agreed(runs: list[Any], *, yes: bool) -> None:
         raise ValueError("nothing was stopped")
 
 
-def _stay(home: Path, settings: Any) -> None:
+def _stay(home: Path, settings: Any, *, adopted: bool) -> None:
     """In the foreground: restart what dies, until somebody interrupts, or stops the platform from elsewhere."""
     from deployments.platform import up as platform
     from deployments.platform.down import stopped
 
-    print("Ctrl-C stops the platform; `headway up --detach` would leave it running.", file=sys.stderr)
+    said = "Ctrl-C leaves it running, for it ran before" if adopted else "Ctrl-C stops the platform"
+    print(f"{said}; `headway up --detach` would leave it running.", file=sys.stderr)
     while not stopped(home):
         platform.restart_what_died(home, settings)
         time.sleep(LOOK_EVERY_SECONDS)

@@ -48,6 +48,11 @@ def take_over(home: Path) -> None:
         process.write_json(home / LAST_LOOK, {"time": mark["time"]})
 
 
+def running(home: Path) -> list[str]:
+    """Parts of the platform whose process lives."""
+    return [part for part in PARTS if process.alive(process.read_json(home / part / "handle.json"))]
+
+
 def runs_at_work(home: Path) -> list[LoggedRun]:
     """Flow runs whose process lives on this machine."""
     return [run for run in logged_runs(home) if run.here and run.alive]

@@ -28,15 +28,28 @@ Say = Callable[[str], None]
 
 
 def settings(home: Path, source: Path | None = None) -> PlatformConfig:
-    """The platform's settings: of a file, which is kept for later starts, or as kept, or the defaults. Raises ValueError."""
+    """The platform's settings: of a file, or as kept, or the defaults. Raises ValueError."""
     if source is not None:
         config = load_file(PlatformConfig, source)
         catalogue(config)
-        home.mkdir(parents=True, exist_ok=True)
-        if source.resolve() != kept(home).resolve():
-            write_text(kept(home), source.read_text(encoding="utf-8"))
         return config
     return load_file(PlatformConfig, kept(home)) if kept(home).exists() else PlatformConfig()
+
+
+def changed(home: Path, config: PlatformConfig) -> list[str]:
+    """Names of the settings in which `config` differs from what is kept; all of them when what is kept cannot be read."""
+    try:
+        before = settings(home)
+    except ValueError:
+        return list(PlatformConfig.model_fields)
+    return [name for name in PlatformConfig.model_fields if getattr(before, name) != getattr(config, name)]
+
+
+def keep(home: Path, source: Path) -> None:
+    """Keep a file of settings that `settings` has read, for later starts."""
+    if source.resolve() != kept(home).resolve():
+        home.mkdir(parents=True, exist_ok=True)
+        write_text(kept(home), source.read_text(encoding="utf-8"))
 
 
 def current(home: Path, config: PlatformConfig) -> PlatformConfig:

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import select
+import socket
 import stat
 import subprocess
 import termios
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 from support import HEADWAY, Home
 from waiting import limit
+
+from tasks import process
 
 RIGHTS = ["publish", "run", "promote", "approve", "roll_back", "override"]
 
@@ -127,6 +130,40 @@ def test_stopping_an_endpoint_asks_who_and_why(anna, ben):
     done, again = entries(anna, "--what", "endpoint/coder")
     assert (done["who"], done["action"], done["reason"]) == ("anna", "stop endpoint", "it answers nonsense")
     assert (again["claimed"], again["outcome"], again["reason"]) == ("ben", "refused", "I want to")
+
+
+def test_what_the_platform_does_by_itself_is_changed_by_who_may_override_and_is_in_the_audit_log(anna, ben, tmp_path):
+    """A schedule may have rights that whoever sets it has not: `schedule: [publish, run, promote]`."""
+    settings = tmp_path / "platform.yaml"
+    settings.write_text("schedules:\n  - {deployment: retrain/tiny, cron: '0 3 * * 1'}\n")
+    with socket.socket() as taken:  # which ends `up` before it starts anything
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        up = ("up", "--detach", "--port", taken.getsockname()[1])
+        assert refused(ben.run(*up, "--config", settings)) and not (ben.path / "platform.yaml").exists()
+        anna.run(*up, "--config", settings)
+        assert (anna.path / "platform.yaml").read_text() == settings.read_text()
+        for words in (up, (*up, "--config", settings)):  # without a change nobody is asked
+            assert "is taken" in ben.run(*words).said["error"]["message"]
+    entry, _ = entries(anna, "--what", "settings of the platform")
+    assert (entry["who"], entry["action"], entry["right"]) == ("anna", "change settings", "override")
+    assert entry["what"] == "settings of the platform: schedules"
+
+
+def test_stopping_the_platform_asks_who_and_why_and_is_in_the_audit_log(anna, ben):
+    part = anna.path / "platform" / "worker"
+    process.start(part, process.ProcessSpec(argv=["sleep", "600"]))
+    try:
+        assert refused(ben.run("down", "--yes", "--reason", "no more")) and refused(
+            anna.of("", "").run("down", "--reason", "x")
+        )
+        assert anna.run("down", "--yes").code == 2, "a reason is needed"
+        assert process.alive(process.read_json(part / "handle.json"))
+        assert anna.ok("down", "--yes", "--reason", "moving house").said["stopped"] == ["worker"]
+    finally:
+        process.stop(part)
+    entry, *_ = entries(anna, "--what", "stop platform")
+    assert (entry["who"], entry["reason"], entry["what"]) == ("anna", "moving house", "platform: platform/worker")
 
 
 def test_only_who_may_override_changes_the_policy(anna, ben):
