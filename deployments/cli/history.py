@@ -79,7 +79,7 @@ def rollback(
     if step.needed and dry_run:
         require_sound(store, step, keys=home() / "keys")
     elif step.needed:
-        with asked("roll_back", as_, what=f"roll back {step.name} to {step.after.version[:12]}", reason=reason):
+        with asked(step.right, as_, what=f"roll back {step.name} to {step.after.version[:12]}", reason=reason):
             roll_back(
                 store, step, keys=home() / "keys", reason=reason, crowned=partial(tell, store, "rollback", reason)
             )

@@ -11,7 +11,7 @@ import time
 from typing import Any, Literal
 
 from tasks.errors import Conflict
-from tasks.registry.audit import audited
+from tasks.registry.audit import audited, entries
 from tasks.storage.store import Document, Store
 
 MOST_PAST = 50
@@ -51,6 +51,18 @@ def aliases(store: Store, model: str) -> dict[Alias, str]:
     if challenger and challenger != now:
         found["challenger"] = challenger
     return found | ({"previous": str(past[-1])} if past else {})
+
+
+def champions(store: Store, model: str) -> set[str]:
+    """Every version of a model that is or was its champion, by the ref and by the audit log."""
+    ref = f"{model}/champion"
+    told = _told(place_of(store, ref))
+    found = {told.get("target"), *_earlier(told)}
+    moves = (one for one in entries(store) if one.action == "move_ref" and one.outcome == "done")
+    for move in moves:
+        if move.what == f"refs/{ref}":
+            found |= {move.after, move.before}
+    return {str(one) for one in found if one}
 
 
 def move_ref(

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict
 from tasks.artifacts import parse_ref
 from tasks.errors import Conflict, IntegrityError
 from tasks.registry.audit import audited
-from tasks.registry.refs import move_ref, place_of, read_ref
+from tasks.registry.policy import Right
+from tasks.registry.refs import champions, move_ref, place_of, read_ref, target_of
 from tasks.registry.verification import problems_of, refusal
 from tasks.registry.versions import note, past
 from tasks.storage.history import Change
@@ -36,6 +37,8 @@ class Step(BaseModel):
     """What the model's champion ref points to; None for other kinds."""
     place: Document | None = None
     """Where that ref stood when this was decided."""
+    champions: frozenset[str] = frozenset()
+    """Every version of the model that was champion."""
 
     @property
     def needed(self) -> bool:
@@ -47,12 +50,17 @@ class Step(BaseModel):
         return self.needed and self.champion == self.before.ref
 
     @property
+    def right(self) -> Right:
+        """What it takes: a model that never was champion becomes it by who may promote, not by who may take one away."""
+        return "promote" if self.moves_champion and self.after.ref not in self.champions else "roll_back"
+
+    @property
     def name(self) -> str:
         return self.before.ref.partition("@")[0]
 
 
 def way_back(store: Store, ref: str, *, to: str = "") -> Step:
-    """From the current version of KIND/NAME to another one: `to`, or what stood before it.
+    """From the current version of KIND/NAME to another one: `to`, or what stood before it; of a champion, the champion before.
 
     Raises ValueError for an endpoint, for a reference with a version and for a version that a name never means; Unknown when
     there is no such version, or none before.
@@ -65,16 +73,19 @@ def way_back(store: Store, ref: str, *, to: str = "") -> Step:
         )
     if version:
         raise ValueError(f"{ref} names a version: say `headway rollback {kind}/{name} --to {version}`")
+    place = place_of(store, f"{name}/champion")  # read first: a move between the two is a Conflict, never unseen
+    champion = target_of(place) if kind == "model" else None
+    were = frozenset(champions(store, name)) if kind == "model" else frozenset()
     now = find(store, kind, name)
-    target = find(store, *parse_ref(f"{kind}/{name}@{to}")) if to else _stood_before(store, now)
+    among = were if now.ref in were else frozenset()
+    target = find(store, *parse_ref(f"{kind}/{name}@{to}")) if to else _stood_before(store, now, among)
     if not counts_as_newest(target):
         raise ValueError(
             f"{target.ref} is what validation left of a version, and never what the name means; name the version itself"
         )
     if kind != "model":
         return Step(before=now, after=target, champion=None)
-    place = place_of(store, f"{name}/champion")  # read first: a move between the two is a Conflict, never unseen
-    return Step(before=now, after=target, champion=read_ref(store, f"{name}/champion"), place=place)
+    return Step(before=now, after=target, champion=champion, place=place, champions=were)
 
 
 def require_sound(store: Store, step: Step, *, keys: Path) -> None:
@@ -104,7 +115,7 @@ def roll_back(
     kind, name = step.after.content.kind, step.after.provenance.name
     require_sound(store, step, keys=keys)
     said = {"before": step.before.version, "after": step.after.version, "reason": reason}
-    with audited(store, "rollback", right="roll_back", what=step.after.ref, **said):
+    with audited(store, "rollback", right=step.right, what=step.after.ref, **said):
         store.promote(step.after)
         _require_unmoved(store, step)
         # What a rollback that was killed moved already is not moved again, but told again.
@@ -124,9 +135,12 @@ def roll_back(
         return note(store, kind, name, action="rollback", version=step.after.version, reason=reason)
 
 
-def _stood_before(store: Store, now: Manifest) -> Manifest:
+def _stood_before(store: Store, now: Manifest, champions: frozenset[str]) -> Manifest:
+    """The version that stood before; of `champions`, where there are some, for what was exported meanwhile was not promoted."""
     kind, name = now.content.kind, now.provenance.name
-    found = past(store, kind, name).before(now.version)
+    known = past(store, kind, name)
+    among = [parse_ref(ref)[2] for ref in champions]
+    found = known.before(now.version, among=among) or known.before(now.version)
     if found is None:
         raise ValueError(
             f"nothing stood before {now.ref}: name the version to go to with --to; `headway artifacts {kind}/{name} "

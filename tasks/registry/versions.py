@@ -6,6 +6,7 @@ Also versions that an older Headway published, which kept no history. The histor
 from __future__ import annotations
 
 import socket
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -45,9 +46,13 @@ class Past(BaseModel):
                 found.append(change.version)
         return found
 
-    def before(self, version: str) -> Manifest | None:
-        """What stood before the current version, when that is `version`: the newest other one on the stack that is there."""
-        older = (each for each in reversed(self.stack()) if each != version and each in self.there)
+    def before(self, version: str, *, among: Collection[str] = ()) -> Manifest | None:
+        """What stood before the current version, when that is `version`: the newest other one on the stack that is there.
+
+        `among`: only one of these, where any is given.
+        """
+        older = (each for each in reversed(self.stack()) if each != version and each in (among or self.there))
+        older = (each for each in older if each in self.there)
         return next((self.there[each] for each in older), None)
 
     def published(self) -> list[Change]:

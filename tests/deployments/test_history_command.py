@@ -144,6 +144,19 @@ def test_who_has_not_the_right_is_refused(desk, store, tmp_path):
     ]
 
 
+def test_who_may_roll_back_crowns_no_model_that_never_was_champion(desk, store, tmp_path):
+    made = make_many(store, tmp_path / "made", "model/tiny", 3)
+    for model in made:
+        sign(store, desk.path, model)
+    move_ref(store, "tiny/champion", made[1].ref, inputs=(), reason="deployed")
+    anna = Desk(desk.path, {"HEADWAY_PERSON": "anna", "HEADWAY_TOKEN": desk.ok("person", "add", "anna").said["token"]})
+    token = anna.ok("person", "add", "ben", "--may", "roll_back").said["token"]
+    ben = Desk(desk.path, {"HEADWAY_PERSON": "ben", "HEADWAY_TOKEN": token})
+    ben.ok("rollback", "model/tiny", "--to", made[1].version, "--reason", "x")
+    assert "may not promote" in ben.refused("rollback", "model/tiny", "--to", made[2].version, "--reason", "x")
+    assert read_ref(store, "tiny/champion") == made[1].ref
+
+
 def test_a_model_that_is_rolled_back_is_the_champion_again_in_mlflow_too(desk, store, tmp_path):
     models = make_many(store, tmp_path / "made", "model/tiny", 2)
     for model in models:

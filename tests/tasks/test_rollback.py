@@ -141,6 +141,47 @@ def test_a_champion_that_is_another_version_stays(store, keys, models):
     assert find(store, "model", "tiny").version == models[1].version
 
 
+@pytest.fixture
+def refused(store, keys, tmp_path):
+    """Four signed models: the first and the third were promoted, the second and the fourth only exported."""
+    made = []
+    for number in range(4):
+        model = make(store, tmp_path / f"model{number}", "model/tiny", {"onnx": f"{number}"})
+        sign(store, keys.parent, model)
+        if number in (0, 2):
+            move_ref(store, "tiny/champion", model.ref, inputs=(), reason="deployed")
+        made.append(model)
+    return made
+
+
+def test_a_model_that_never_was_champion_is_not_crowned_by_the_right_to_roll_back(store, keys, refused):
+    first, second, third, fourth = refused
+    back(store, keys, "model/tiny", to=third.version)
+    assert read_ref(store, "tiny/champion") == third.ref == find(store, "model", "tiny").ref
+    for never in (second, fourth):
+        assert way_back(store, "model/tiny", to=never.version).right == "promote"
+    assert way_back(store, "model/tiny", to=first.version).right == "roll_back"
+    back(store, keys, "model/tiny", to=first.version)
+    assert way_back(store, "model/tiny", to=third.version).right == "roll_back", "forward again"
+
+
+def test_from_a_champion_one_goes_back_to_the_champion_before(store, keys, refused):
+    first, _, third, _ = refused
+    back(store, keys, "model/tiny", to=third.version)
+    step = way_back(store, "model/tiny")
+    assert (step.after.version, step.right) == (first.version, "roll_back")
+    move_ref(
+        store,
+        "tiny/champion",
+        first.ref,
+        inputs=(),
+        reason="as a rollback that was killed before its history",
+        back=True,
+    )
+    back(store, keys, "model/tiny")
+    assert read_ref(store, "tiny/champion") == first.ref == find(store, "model", "tiny").ref
+
+
 @pytest.mark.parametrize(
     ("ref", "to", "said"),
     [
