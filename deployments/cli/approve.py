@@ -29,8 +29,10 @@ def approve(
     token = os.environ.pop("HEADWAY_TOKEN", "")
     waiting = _waiting(home())
     if not yes and not no:
-        lines = [f"{one['flow_run'][:8]}  {one['question']}\n          {one['url']}" for one in waiting]
-        say({"waiting": waiting}, "\n".join(lines) or "Nothing waits for an approval.", as_json=as_json)
+        lines = [
+            line for one in waiting for line in (f"{one['flow_run'][:8]}  {one['question']}", f"          {one['url']}")
+        ]
+        say({"waiting": waiting}, lines or "Nothing waits for an approval.", as_json=as_json)
         return
     if (yes and no) or not reason.strip():
         raise ValueError("say --approve or --reject, and --reason TEXT, which goes into the audit log")

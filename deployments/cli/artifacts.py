@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.output import CommandError, say, short_ref
+from deployments.cli.output import CommandError, say, short_ref, visible
 
 if TYPE_CHECKING:
     from tasks.registry.difference import Difference
@@ -45,7 +45,7 @@ def artifacts(
     found = list(store.manifests(what))
     rows = [{"ref": m.ref, "uri": store.uri_of(m), "files": _files(store, m)} for m in found]
     words = [f"{short_ref(m.ref):<58}{m.provenance.created}  {m.bytes / 1e6:9.2f} MB" for m in found]
-    return say({"artifacts": rows}, "\n".join(words) or "No artifact yet.", as_json=as_json)
+    return say({"artifacts": rows}, words or "No artifact yet.", as_json=as_json)
 
 
 def verify(
@@ -95,7 +95,7 @@ def _verify_everything(store: Any, keys: Path, as_json: bool) -> None:
     for name, problems in everything(store, keys=keys):
         looked += 1
         if "@" in name and not as_json:
-            print(f"{name}: {'damaged' if problems else 'sound'}", file=sys.stderr, flush=True)
+            print(visible(f"{name}: {'damaged' if problems else 'sound'}"), file=sys.stderr, flush=True)
         if problems:
             damaged[name] = [problem.model_dump() for problem in problems]
     fields = {"ok": not damaged, "looked_at": looked, "problems": damaged}
@@ -133,7 +133,7 @@ def _history(what: str, as_json: bool) -> None:
         row["current"] = True
         break
     fields = {"name": f"{kind}/{name}", "current": now, "history": rows}
-    say(fields, "\n".join([f"{kind}/{name}", *map(_history_line, rows)]), as_json=as_json)
+    say(fields, [f"{kind}/{name}", *map(_history_line, rows)], as_json=as_json)
 
 
 def _row(found: Any, change: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,7 +60,7 @@ def _entries(home: Path, person: str, what: str, start: float, as_json: bool) ->
         and what in f"{entry.action} {entry.right} {entry.what} {entry.after}"
     ]
     rows = [{**entry.model_dump(), "time": _utc(entry.time)} for entry in found]
-    say({"entries": rows}, _words(map(_line, rows), "No entry."), as_json=as_json)
+    say({"entries": rows}, list(map(_line, rows)) or "No entry.", as_json=as_json)
 
 
 def _accesses(home: Path, person: str, what: str, start: float, as_json: bool) -> None:
@@ -73,8 +72,8 @@ def _accesses(home: Path, person: str, what: str, start: float, as_json: bool) -
         if one.time >= start and person in ("", one.who) and what in f"{one.what} {one.ref}"
     ]
     rows = [{**one.model_dump(), "time": _utc(one.time)} for one in found]
-    lines = (f"{r['time']}  {r['who']:<16}  {r['what']:<10}  {r['bytes'] / 1e6:9.2f} MB  {r['ref']}" for r in rows)
-    say({"access": rows}, _words(lines, "No read."), as_json=as_json)
+    lines = [f"{r['time']}  {r['who']:<16}  {r['what']:<10}  {r['bytes'] / 1e6:9.2f} MB  {r['ref']}" for r in rows]
+    say({"access": rows}, lines or "No read.", as_json=as_json)
 
 
 def _verify(home: Path, head: str, as_json: bool) -> None:
@@ -134,10 +133,6 @@ def _start(since: str) -> float:
 
 def _utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
-def _words(lines: Iterable[str], nothing: str) -> str:
-    return "\n".join(lines) or nothing
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -87,7 +87,7 @@ def rightsize(
             f"run {chosen[0].identity[:8]} trained nothing whose folder is still there: what it used is not known"
         )
     lines = [f"{row['run'][:8]}  {row['advice']:<8} {'; '.join(row['reasons'])}" for row in rows]
-    say({"runs": rows}, "\n".join(lines) or "No stored run trained anything.", as_json=as_json)
+    say({"runs": rows}, lines or "No stored run trained anything.", as_json=as_json)
 
 
 def _run(identity: str) -> LoggedRun:

@@ -105,7 +105,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON object 
         f"{short_ref(r['ref'])}  {r['created'][:19]}  {r['bytes'] / 1e6:.1f} MB in {r['files']} file(s)  {r['from']}"
         for r in rows
     ]
-    say({"datasets": rows}, "\n".join(words) or "No dataset yet: headway dataset publish NAME PATH...", as_json=as_json)
+    say({"datasets": rows}, words or "No dataset yet: headway dataset publish NAME PATH...", as_json=as_json)
 
 
 def _bundles(folder: Path, sign_key: str, signatures: Sequence[Path]) -> list[bytes]:

@@ -41,7 +41,7 @@ def list_(as_json: Json = False) -> None:
         for name, s in served
     ]
     words = [f"{r['ref']:<24}{r['url'] or r['error'] or 'stopped':<28}{short_ref(str(r['model'] or ''))}" for r in rows]
-    say({"endpoints": rows}, "\n".join(words) or "No endpoint yet.", as_json=as_json)
+    say({"endpoints": rows}, words or "No endpoint yet.", as_json=as_json)
 
 
 @app.command()

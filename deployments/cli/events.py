@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.output import say, short_ref
+from deployments.cli.output import say, short_ref, visible
 from deployments.cli.person import As, asked
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def events(
         _follow(home(), limit, as_json)
     else:
         found = told(home(), limit=limit)
-        say({"events": found}, "\n".join(map(line, found)) or "No event yet.", as_json=as_json)
+        say({"events": found}, list(map(line, found)) or "No event yet.", as_json=as_json)
 
 
 @app.command()
@@ -100,11 +100,6 @@ def line(event: dict[str, Any]) -> str:
     about = "  ".join(short_ref(part) if part.startswith("dataset/") else part for part in what if part)
     parts = (event["received"], f"{event['channel']:<7}", about, event["status"], *_came_of_it(event))
     return visible("  ".join(part for part in parts if part))
-
-
-def visible(text: str) -> str:
-    """Text whose control characters are written out."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _came_of_it(event: dict[str, Any]) -> Iterator[str]:

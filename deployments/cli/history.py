@@ -48,7 +48,7 @@ def diff(
     found = difference(find(store, *parse_ref(a)), find(store, *parse_ref(b)))
     fields = {**found.model_dump(mode="json", exclude={"code"}), "same": found.same}
     fields["code"] = {"before": found.code[0], "after": found.code[1]}
-    say(fields, "\n".join(_difference_in_words(found)), as_json=as_json)
+    say(fields, _difference_in_words(found), as_json=as_json)
 
 
 def rollback(
@@ -114,7 +114,7 @@ def prune(
     verdicts = judge(store, Rule(keep=keep, every=every), kind=kind, name=name, used=_used())
     if not apply:
         fields = {**_verdicts(verdicts), "applied": False, "failed": []}
-        return say(fields, "\n".join(_verdicts_in_words(verdicts)), as_json=as_json)
+        return say(fields, _verdicts_in_words(verdicts), as_json=as_json)
     with asked("override", as_, what=f"prune {what or 'everything'}", reason=reason):
         return _apply(store, verdicts, reason, as_json)
 
@@ -167,7 +167,7 @@ def _used() -> dict[str, str]:
     return found | {served_model(home(), name): f"endpoint/{name} serves it" for name in known_endpoints(home())}
 
 
-def _step_in_words(step: Step, dry_run: bool) -> str:
+def _step_in_words(step: Step, dry_run: bool) -> str | list[str]:
     from tasks.registry.difference import difference
 
     if not step.needed:
@@ -176,7 +176,7 @@ def _step_in_words(step: Step, dry_run: bool) -> str:
     lines = [f"{short_ref(step.after.ref)} {would} the current one; before: {step.before.version[:12]}"]
     if step.moves_champion:
         lines.append(f"refs/{step.after.provenance.name}/champion {did} with it. What endpoints serve stays as it is.")
-    return "\n".join([*lines, *_difference_in_words(difference(step.before, step.after))[1:]])
+    return [*lines, *_difference_in_words(difference(step.before, step.after))[1:]]
 
 
 def _difference_in_words(found: Difference) -> list[str]:

@@ -13,7 +13,7 @@ import typer
 
 from deployments.cli.checks import Config, Json, Set
 from deployments.cli.jobs import Ask, journal, opener, plain, said
-from deployments.cli.output import say
+from deployments.cli.output import harmless, say
 from deployments.cli.person import As, Reason, asked
 from tasks.process import read_json
 
@@ -173,7 +173,7 @@ def logs(
     folder = Path(entry.folder)
     if follow:
         for name, line in of.follow(folder, rank, over=_over(entry.id, book), lines=lines):
-            print(f"{name} | {line}", flush=True)
+            print(harmless(f"{name} | {line}"), flush=True)
         return
     failing = None if rank else of.failing_rank(folder)
     found = [

@@ -41,7 +41,7 @@ def reconcile(
 
     found = settle(home(), journal(), ask=ask, opener=opener())
     fields = {"found": [{"id": one.entry.id, "verdict": one.verdict, "text": one.text} for one in found]}
-    words = "\n".join(f"{one.entry.id:<24}{one.verdict:<15}{one.text}" for one in found)
+    words = [f"{one.entry.id:<24}{one.verdict:<15}{one.text}" for one in found]
     say(fields, words or "Every job is settled, or somebody supervises it.", as_json=as_json)
 
 
@@ -95,7 +95,7 @@ def _progress(entry: JobEntry) -> str:
     return f", step {entry.step}" if entry.step is not None else ""
 
 
-def _table(entries: list[JobEntry]) -> str:
+def _table(entries: list[JobEntry]) -> list[str]:
     rows = [
         (
             entry.id,
@@ -110,10 +110,10 @@ def _table(entries: list[JobEntry]) -> str:
         for entry in entries
     ]
     if not rows:
-        return ""
+        return []
     head = ("job", "stage", "backend", "state", "nodes", "try", "supervised", "age")
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (head, *rows))
+    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
 
 
 def _none(all_: bool) -> str:

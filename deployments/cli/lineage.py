@@ -42,7 +42,7 @@ def lineage(
     if openlineage:
         found["events"] = _hand_on(found, openlineage)
         lines = [*(lines if html else []), f"{found['events']} events for {openlineage}"]
-    say(_apart(found) if forward else found, "\n".join(lines), as_json=as_json)
+    say(_apart(found) if forward else found, lines, as_json=as_json)
     return None
 
 

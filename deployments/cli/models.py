@@ -46,7 +46,7 @@ def models(
     known = {name: _by_ref(store, name) for name in names}
     rows = [_row(store, one, known[one.provenance.name], served) for one in found]
     rows.sort(key=lambda row: row["created"], reverse=True)
-    say({"models": rows}, "\n".join(map(_line, rows)) or "No model yet: `headway retrain` makes one.", as_json=as_json)
+    say({"models": rows}, list(map(_line, rows)) or "No model yet: `headway retrain` makes one.", as_json=as_json)
 
 
 def promote(

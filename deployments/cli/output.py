@@ -6,6 +6,7 @@ Progress and errors for people go to stderr. See docs/DESIGN.md, "Output for mac
 from __future__ import annotations
 
 import json
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from deployments.cli.disk import of_the_disk
 from tasks.errors import GateFailed, HeadwayError, IntegrityError
 
 SCHEMA = "headway/output/1"
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters that a terminal obeys and does not show; not the line end and the tab."""
 
 
 class CommandError(Exception):
@@ -29,12 +32,13 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM came."""
 
 
-def say(fields: dict[str, Any], words: str, *, as_json: bool) -> None:
-    """Print a command's result."""
+def say(fields: dict[str, Any], words: str | list[str], *, as_json: bool) -> None:
+    """Print a command's result. Of a list each element is one line, also when a value in it has line ends."""
     if as_json:
         print(_json({"schema": SCHEMA, "exit_code": 0, "error": None, **fields}), flush=True)
     elif words:
-        print(words, flush=True)  # who stays in the foreground says it now
+        text = words if isinstance(words, str) else "\n".join(map(visible, words))
+        print(harmless(text), flush=True)  # who stays in the foreground says it now
 
 
 def say_list(several: Sequence[dict[str, Any]], words: str, *, as_json: bool) -> None:
@@ -42,7 +46,17 @@ def say_list(several: Sequence[dict[str, Any]], words: str, *, as_json: bool) ->
     if as_json:
         print(_json([{"schema": SCHEMA, "exit_code": 0, "error": None, **fields} for fields in several]))
     else:
-        print(words)
+        print(harmless(words))
+
+
+def visible(text: str) -> str:
+    """One line whose control characters, line ends among them, are written out."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def harmless(text: str) -> str:
+    """Text of several lines in which nothing moves the cursor, colours, or turns the direction: some of it strangers wrote."""
+    return _CONTROL.sub(lambda found: visible(found[0]), text)
 
 
 def short_ref(ref: str) -> str:
@@ -63,7 +77,7 @@ def say_error(raised: BaseException, *, as_json: bool) -> int:
     if as_json:
         print(_json({"schema": SCHEMA, "exit_code": code, "error": said, **fields}))
     words = f"headway: {said['message']}" + (f"\n  -> {said['remedy']}" if said["remedy"] else "")
-    print(words, file=sys.stderr)
+    print(harmless(words), file=sys.stderr)
     return code
 
 

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from deployments.cli.output import harmless, visible
 from tasks.lifecycle import Lifecycle
 from tasks.outcomes import Outcome
 
@@ -57,13 +58,14 @@ class Progress:
             self._live.start()
 
     def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
-        self._said = (stage, done, total, text, seconds_left)
+        self._said = (stage, done, total, visible(text), seconds_left)
         if not self._live and time.monotonic() - self._last_line > LINE_EVERY_SECONDS:
             self._last_line = time.monotonic()
             self.console.print(self._line(*self._said), soft_wrap=True)
 
     def happened(self, stage: str, kind: str, text: str) -> None:
         """Show what became of the stage's job: kept as a line, unless every job goes through it."""
+        text = visible(text)  # as a scheduler said it
         self._said = (stage, 0.0, 0.0, "" if kind == "running" else text, None)
         if kind not in PASSING:
             self.console.print(Text.assemble(("~ ", "yellow"), text), soft_wrap=True)
@@ -71,7 +73,7 @@ class Progress:
     def waiting(self, reason: str, question: str, since: float) -> None:
         self.quiet()
         page = (self.run.flow_run or {}).get("url", "") if self.run else ""
-        self.console.print(f"? {question}", soft_wrap=True, markup=False)
+        self.console.print(f"? {harmless(question)}", soft_wrap=True, markup=False)
         self.console.print(f"  Waiting for {reason}: {page}", soft_wrap=True, markup=False)
         self.console.print("  or, in another terminal: headway approve --approve --reason '...'", markup=False)
 

@@ -40,7 +40,7 @@ def list_(as_json: Json = False) -> None:
         "No key yet: the first run makes it."
     ]
     words.append(f"signs here: {signs}" + (f"   in {path}" if path else "   (there is no trust.yaml)"))
-    say({"trust": path, "keys": keys, "sign_with": signs}, "\n".join(words), as_json=as_json)
+    say({"trust": path, "keys": keys, "sign_with": signs}, words, as_json=as_json)
 
 
 @app.command()

@@ -56,7 +56,7 @@ def addresses(home: Path) -> dict[str, Any]:
     }
 
 
-def words(fields: dict[str, Any]) -> str:
+def words(fields: dict[str, Any]) -> list[str]:
     """The same for people."""
     lines = [_part_words(part) for part in fields["parts"]]
     lines += [f"versions: {', '.join(f'{name} {said}' for name, said in fields['versions'].items())}"]
@@ -67,7 +67,7 @@ def words(fields: dict[str, Any]) -> str:
     lines += _section(
         "next", [f"{s['next']}  {s['deployment']}  ({s['cron']} {s['timezone']})" for s in fields["schedules"]]
     )
-    return "\n".join(lines)
+    return lines
 
 
 def _parts(home: Path) -> dict[str, dict[str, Any] | None]:

@@ -48,6 +48,22 @@ def test_entries_say_who_did_what_when_from_where_and_what_was_before(desk):
     assert desk.ok("audit-log", "--what", first["after"]).said["entries"] == [first]
 
 
+def test_a_reason_forges_no_line_and_moves_no_cursor(tmp_path):
+    """Each row is one line, whatever its values hold; so in the history, and in an error."""
+    made = Home(tmp_path / "home")
+    for number in "12":
+        (tmp_path / "one.py").write_text(f"print({number})\n")
+        made.ok("dataset", "publish", "tiny", tmp_path / "one.py")
+    forged = "x)\n2026-01-01T00:00:00+00:00  anna  done  promote\x1b[2A\x1b[2K\r\u202e"
+    made.ok("rollback", "dataset/tiny", "--reason", forged)
+    shown = r"x)\n2026-01-01T00:00:00+00:00  anna  done  promote\x1b[2A\x1b[2K\r\u202e"
+    for words, lines in ((("audit-log",), 3), (("artifacts", "tiny", "--history"), 4)):
+        ran = subprocess.run([HEADWAY, *words], env=made.environment(), capture_output=True, text=True)
+        assert shown in ran.stdout and len(ran.stdout.split("\n")) == lines + 1, ran.stdout
+    ran = subprocess.run([HEADWAY, "artifacts", "\x1b[2K"], env=made.environment(), capture_output=True, text=True)
+    assert ran.returncode == 2 and "\x1b" not in ran.stderr
+
+
 def test_a_whole_log_is_said_to_be_whole_with_a_hash_to_write_down(desk):
     said = desk.ok("audit-log", "--verify").said
     newest = (desk.path / "store" / "documents" / "audit" / "00000002.json").read_bytes()
