@@ -62,6 +62,8 @@ class Entry(BaseModel):
     """Why it was refused, or failed."""
     before: str | None = None
     after: str | None = None
+    seals: bool = False
+    """Whether the Headway that wrote this seals what it writes (tasks/formats/seal.py): what is later must have a seal."""
     of: int | None = None
     """Number of the entry whose change did not happen."""
 
@@ -96,7 +98,7 @@ def audit(store: Store, action: str, *, outcome: Literal["done", "refused", "fai
     """Append one entry to the audit log; returns its number and hash. For what is about to change, use `audited`."""
     now = actor()
     who = {"who": now.name, "identity": now.identity, "host": socket.gethostname(), "account": account()}
-    entry = {"action": action, **redact_value(details), "outcome": outcome, **who}
+    entry = {"action": action, **redact_value(details), "outcome": outcome, **who, "seals": True}
     return audit_chain.append(store, entry)
 
 

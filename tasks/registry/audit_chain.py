@@ -32,6 +32,11 @@ class Link:
     number: int
     hash: str
 
+    @property
+    def noted(self) -> dict[str, Any]:
+        """How a change of history names the entry that says so too."""
+        return {"entry": self.number, "entry_hash": self.hash}
+
 
 @dataclass(frozen=True)
 class Break:

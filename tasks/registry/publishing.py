@@ -44,7 +44,6 @@ def publish(
             current=becomes_current,
             flow_run=provenance.flow_run,
             manifest=manifest.digest,
-            entry=entry.number,
-            entry_hash=entry.hash,
+            **entry.noted,
         )
     return manifest

@@ -94,11 +94,11 @@ def _delete(store: Store, manifest: Manifest, reason: str) -> str:
     if current(store, kind, name) == version:
         return "it has become the current one"
     try:
-        with audited(store, "delete", right="override", what=manifest.ref, before=version, reason=reason):
+        with audited(store, "delete", right="override", what=manifest.ref, before=version, reason=reason) as entry:
             store.delete(manifest)
     except (OSError, HeadwayError) as error:
         return str(error)
-    note(store, kind, name, action="delete", version=version, current=False, reason=reason)
+    note(store, kind, name, action="delete", version=version, current=False, reason=reason, **entry.noted)
     return ""
 
 

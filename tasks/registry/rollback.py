@@ -115,7 +115,7 @@ def roll_back(
     kind, name = step.after.content.kind, step.after.provenance.name
     require_sound(store, step, keys=keys)
     said = {"before": step.before.version, "after": step.after.version, "reason": reason}
-    with audited(store, "rollback", right=step.right, what=step.after.ref, **said):
+    with audited(store, "rollback", right=step.right, what=step.after.ref, **said) as entry:
         store.promote(step.after)
         _require_unmoved(store, step)
         # What a rollback that was killed moved already is not moved again, but told again.
@@ -132,7 +132,7 @@ def roll_back(
                 start="now" if done else step.place,
             )
             crowned(step.after)
-        return note(store, kind, name, action="rollback", version=step.after.version, reason=reason)
+        return note(store, kind, name, action="rollback", version=step.after.version, reason=reason, **entry.noted)
 
 
 def _stood_before(store: Store, now: Manifest, champions: frozenset[str]) -> Manifest:

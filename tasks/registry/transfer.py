@@ -60,9 +60,9 @@ def copy_artifact(source: Store, target: Store, ref: str, *, home: Path, reason:
     note_access(home, manifest.ref, bytes=manifest.bytes, what="copy")
     noted = _tell_source(source, target, manifest, reason=reason) if moved else True
     if moved or not is_noted(target, manifest):
-        with _audited(source, target, manifest, reason=reason):
+        with _audited(source, target, manifest, reason=reason) as entry:
             arrived = _arrive(source, target, manifest, home, there=None if moved else there)
-            _note_change(target, arrived, reason=reason)
+            _note_change(target, arrived, reason=reason, entry=entry)
     else:
         arrived = _arrive(source, target, manifest, home, there=there)
     ancestors = list(ancestry(source, manifest))
@@ -184,7 +184,7 @@ def _audited(source: Store, target: Store, manifest: Manifest, *, reason: str) -
     return audited(target, f"copy {kind}", right="publish", what=what, reason=reason, **versions)
 
 
-def _note_change(target: Store, arrived: Manifest, *, reason: str) -> None:
+def _note_change(target: Store, arrived: Manifest, *, reason: str, entry: Link) -> None:
     note(
         target,
         arrived.content.kind,
@@ -193,6 +193,7 @@ def _note_change(target: Store, arrived: Manifest, *, reason: str) -> None:
         version=arrived.version,
         current=counts_as_newest(arrived),
         reason=reason,
+        **entry.noted,
     )
 
 

@@ -10,6 +10,7 @@ from tasks.artifacts import parse_ref
 from tasks.errors import IntegrityError
 from tasks.formats.seal import opened, opened_lines
 from tasks.registry import audit_chain
+from tasks.registry.chained import NO_SEAL, chained, lacks_seal, read_chain, seconds
 from tasks.registry.signatures import KINDS, remedy_for, require_signed
 from tasks.signing.bundle import SIGNATURE
 from tasks.storage.history import newest_publication
@@ -40,24 +41,31 @@ def everything(store: Store, *, keys: Path) -> Iterator[tuple[str, list[Problem]
 
     The home is the folder that `keys` is in.
     """
+    since = read_chain(store).sealing[1]
     for listed in sorted(store.versions()):
         ref = f"{listed.kind}/{listed.name}@{listed.version}"
         try:
-            yield ref, problems_of(store, ref, keys=keys)[1]
+            manifest, problems = problems_of(store, ref, keys=keys)
+            if not manifest.sealed and seconds(manifest.provenance.created) > since:
+                problems = [*problems, NO_SEAL.model_copy(update={"path": MANIFEST})]
+            yield ref, problems
         except IntegrityError as error:
             yield ref, [Problem(path=MANIFEST, problem="sha256", expected=AS_WRITTEN, actual=error.message)]
+    chain = chained(store)
     for key in store.list(""):
-        yield key, _document_problems(store, key)
+        yield key, _document_problems(store, key) or ([chain.pop(key)] if key in chain else [])
+    for key, problem in chain.items():  # of what is gone
+        yield key, [problem]
     broken = audit_chain.check(store).broken
     told = (
         [Problem(path=str(broken.number), problem="sha256", expected=AS_WRITTEN, actual=broken.words)] if broken else []
     )
     yield "audit log", told
     for path in sorted((keys.parent / "endpoints").rglob("*.json*")):
-        yield str(path.relative_to(keys.parent)), _file_problems(path)
+        yield str(path.relative_to(keys.parent)), _file_problems(path, since)
 
 
-def _file_problems(path: Path) -> list[Problem]:
+def _file_problems(path: Path, since: float) -> list[Problem]:
     """Of a file of an endpoint: one JSON object, or one a line."""
     try:
         data = path.read_bytes()
@@ -66,6 +74,8 @@ def _file_problems(path: Path) -> list[Problem]:
                 pass
         else:
             json.loads(opened(data, where=str(path)))
+            if lacks_seal(data, since=since):
+                raise IntegrityError("it has no seal, and what is written now gets one")
     except FileNotFoundError:  # a server ended meanwhile
         return []
     except (IntegrityError, ValueError) as error:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from tasks.errors import IntegrityError
 from tasks.formats.seal import opened, sealed
@@ -82,6 +82,12 @@ class Manifest(_Part):
     content: Content
     provenance: Provenance
     schema_: str = SCHEMA
+    _sealed: bool = PrivateAttr(default=True)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether it was read with a seal; what an older release wrote has none."""
+        return self._sealed
 
     @property
     def version(self) -> str:
@@ -221,10 +227,12 @@ def parse_manifest(data: bytes, *, where: str, kind: str, name: str, version: st
     Raises ValueError for one of a schema that this Headway does not know, IntegrityError for one that was edited.
     """
     try:
-        value = dict(json.loads(opened(data, where=where)))
+        inside = opened(data, where=where)
+        value = dict(json.loads(inside))
         schema = value.pop("schema")
         manifest = Manifest.model_validate(value) if schema == SCHEMA else None
         if manifest:
+            manifest._sealed = inside != data
             require_plain_paths(file.path for file in manifest.content.files)
     except (ValueError, TypeError, KeyError) as error:
         raise _edited(where, "it is no manifest") from error

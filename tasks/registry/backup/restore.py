@@ -238,9 +238,9 @@ def _files(folder: Path) -> Iterator[Path]:
 def _note(store: Store, source: Store, restored: Restored) -> None:
     """One entry in the audit log, and in the history of every name that its current version was restored."""
     reason = f"backup of {restored.contents.at}"
-    audit(store, "restore", right="override", what=f"{source.uri} as of {restored.contents.at}", reason=reason)
+    entry = audit(store, "restore", right="override", what=f"{source.uri} as of {restored.contents.at}", reason=reason)
     named = sorted({tuple(key.split("/")[1:3]) for key in restored.contents.documents if key.startswith("history/")})
     for kind, name in named:
         version = current(store, kind, name)
         if version:
-            note(store, kind, name, action="restore", version=version, reason=reason)
+            note(store, kind, name, action="restore", version=version, reason=reason, **entry.noted)
