@@ -1,12 +1,17 @@
 """A stage whose gate closes inside of it: what it measured is judged once, and the next run measures anew. With a real job."""
 
+from pathlib import Path
+
 import pytest
 
 from tasks.artifacts import Check, Checkpoint, Cluster, require_checks
 from tasks.config import RetrainConfig
+from tasks.endpoints.known import require_accepted
+from tasks.endpoints.refused import remember_refused
 from tasks.errors import GateFailed
 from tasks.lifecycle import lifecycle
 from tasks.programs import Program
+from tasks.report.gather import write_report
 from tasks.stage import stage
 from tasks.workbench import run_job
 
@@ -51,3 +56,26 @@ def test_what_closed_a_gate_is_measured_again_by_the_next_run_with_other_threads
         attempt(threads=1)
     assert attempt(threads=2).name == "x"
     assert (tmp_path / "home" / "jobs" / "starts").read_text() == "xx"
+
+
+def page_of(run):
+    """As flows/closing.py writes it, which also tells Prefect."""
+    about = {"title": "retrain", "status": run.status, "started": "2026-01-31T00:00:00+00:00", "seconds": 1.0}
+    about |= dict.fromkeys(("commit", "dirty", "flow_run", "error", "endpoint", "champion"))
+    about |= {"dataset": "", "config_digest": "1", "config": {}, "samples": []}
+    stages = [outcome.plain() for outcome in run.outcomes.values()]
+    run.results["report"] = str(write_report(run.home / "reports", "one", store=run.store, stages=stages, run=about))
+
+
+def test_a_model_that_was_rolled_back_ends_the_run_with_a_closed_gate_and_a_page(tmp_path, monkeypatch):
+    """Not with a mistake in the page: it reads the check of the error as it reads those of a stage."""
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
+    model, endpoint = f"model/tiny@{'a' * 64}", tmp_path / "endpoints" / "tiny"
+    endpoint.mkdir(parents=True)
+    remember_refused(endpoint, model, "it answers nonsense")
+    flow = lifecycle("retrain", RetrainConfig(), subject="x", stages=("deploy",), at_end=page_of)
+    with pytest.raises(GateFailed, match="was rolled back on endpoint/tiny") as caught, flow as run:
+        run.outcome_for("deploy")
+        require_accepted(tmp_path, "tiny", model)
+    assert caught.value.exit_code == 3
+    assert "promoted again by a person" in Path(run.results["report"]).read_text()
