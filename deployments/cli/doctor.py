@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from deployments.cli.checks import Config, Json, Set
-from deployments.cli.output import CommandError, say
+from deployments.cli.output import CommandError, say, visible
+from deployments.cli.person import As, asked
 
 EXTRAS = {
     "orchestrator": ("prefect", "mlflow", "great_expectations", "matplotlib", "model_signing", "OpenSSL"),
@@ -33,12 +34,12 @@ class Finding:
     remedy: str = ""
 
 
-def doctor(config: Config = None, set_: Set = None, as_json: Json = False) -> None:
+def doctor(config: Config = None, set_: Set = None, as_: As = "", as_json: Json = False) -> None:
     """Name what is missing or broken, and how to mend it; with -c, also of the backend that the configuration names."""
     from tasks.settings import home
 
-    findings = [*examine(home()), *(_backend(config or "local", set_ or []) if config or set_ else ())]
-    words = "\n".join(f"{'ok ' if f.ok else 'BAD'} {f.name:<22}{f.said}" + _arrow(f) for f in findings)
+    findings = [*examine(home()), *(_backend(config or "local", set_ or [], as_) if config or set_ else ())]
+    words = "\n".join(f"{'ok ' if f.ok else 'BAD'} {visible(f'{f.name:<22}{f.said}')}" + _arrow(f) for f in findings)
     fields: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}
     broken = [finding for finding in findings if not finding.ok]
     if not broken:
@@ -52,11 +53,16 @@ def doctor(config: Config = None, set_: Set = None, as_json: Json = False) -> No
     raise CommandError(Missing(said, remedy=" ".join(dict.fromkeys(f.remedy for f in broken))), fields)
 
 
-def _backend(config: str | list[str], overrides: list[str]) -> Iterator[Finding]:
+def _backend(config: str | list[str], overrides: list[str], as_: str) -> list[Finding]:
+    """A configuration may name programs to connect with: that is as much as starting a run with it."""
     from deployments.cli.backend_findings import backend_findings
     from deployments.cli.configuration import load_cluster
 
-    return backend_findings(load_cluster(config, overrides))
+    cluster = load_cluster(config, overrides)
+    if cluster.backend == "local":
+        return list(backend_findings(cluster))
+    with asked("run", as_, what=f"look at the backend {cluster.backend}"):
+        return list(backend_findings(cluster))
 
 
 def examine(home: Path) -> Iterator[Finding]:
@@ -72,6 +78,7 @@ def examine(home: Path) -> Iterator[Finding]:
     if not writable.ok:
         return
     yield _room(home)
+    yield _policy(home)
     yield from store_findings(home)
     yield _server(home)
     yield from _sources(home)
@@ -123,6 +130,17 @@ def _room(home: Path) -> Finding:
     there = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(there).free / 1e9
     return Finding("disk", free >= NEEDED_GB, f"{free:.1f} GB free", f"Free room: {NEEDED_GB:.0f} GB are needed.")
+
+
+def _policy(home: Path) -> Finding:
+    from tasks.errors import Refused
+    from tasks.registry.policy import in_force, load_policy
+
+    try:
+        load_policy(home)
+    except Refused as error:
+        return Finding("policy", False, error.message, error.remedy)
+    return Finding("policy", True, in_force(home).words)
 
 
 def _server(home: Path) -> Finding:

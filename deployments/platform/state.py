@@ -16,6 +16,7 @@ from typing import Any
 from deployments.platform import bridge, mlflow_server, prefect_server, watch, worker
 from tasks import process
 from tasks.redaction import redact
+from tasks.registry.policy import in_force
 from tasks.runlog import LoggedRun, logged_runs
 
 PACKAGES = ("headway", "prefect", "mlflow")
@@ -29,6 +30,7 @@ def state(home: Path) -> dict[str, Any]:
 
     runs = list(islice(logged_runs(home), RUNS))
     return {
+        "policy": {**(policy := in_force(home)).model_dump(mode="json"), "words": policy.words},
         **addresses(home),
         "parts": [_part(name, found) for name, found in _parts(home).items()],
         "versions": {name: _version(name) for name in PACKAGES},
@@ -60,6 +62,7 @@ def words(fields: dict[str, Any]) -> list[str]:
     """The same for people."""
     lines = [_part_words(part) for part in fields["parts"]]
     lines += [f"versions: {', '.join(f'{name} {said}' for name, said in fields['versions'].items())}"]
+    lines += [f"policy: {fields['policy']['words']}"] if fields["policy"]["foreign"] else []
     lines += _section("waiting for a person", [f"{w['run']}: {w['question']}  {w['url']}" for w in fields["waiting"]])
     lines += _section("alerts", [f"{a['summary']}" for a in fields["alerts"]])
     lines += _section("no events from", [f"{name}: {why}" for name, why in fields["broken_sources"].items()])

@@ -62,6 +62,8 @@ class Entry(BaseModel):
     """Why it was refused, or failed."""
     before: str | None = None
     after: str | None = None
+    policy: str = ""
+    """The policy that was asked last: how its sha256 begins, and its path when HEADWAY_POLICY named another than the home's."""
     seals: bool = False
     """Whether the Headway that wrote this seals what it writes (tasks/formats/seal.py): what is later must have a seal."""
     of: int | None = None
@@ -69,6 +71,7 @@ class Entry(BaseModel):
 
 
 _actor: ContextVar[Actor | None] = ContextVar("headway_actor", default=None)
+_policy: ContextVar[str] = ContextVar("headway_policy", default="")
 
 
 @contextmanager
@@ -86,6 +89,11 @@ def actor() -> Actor:
     return _actor.get() or Actor(name=account(), identity="account")
 
 
+def asked_of(policy: str) -> None:
+    """Note in the entries that follow which policy was asked: its digest, and where it lies when it is not the home's own."""
+    _policy.set(policy)
+
+
 def account() -> str:
     """The account that this process runs under, as the system knows it: LOGNAME and USER say what anybody wrote there."""
     try:
@@ -99,6 +107,8 @@ def audit(store: Store, action: str, *, outcome: Literal["done", "refused", "fai
     now = actor()
     who = {"who": now.name, "identity": now.identity, "host": socket.gethostname(), "account": account()}
     entry = {"action": action, **redact_value(details), "outcome": outcome, **who, "seals": True}
+    if policy := _policy.get():
+        entry["policy"] = policy
     return audit_chain.append(store, entry)
 
 

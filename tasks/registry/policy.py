@@ -6,6 +6,7 @@ others may write, or that is damaged, allows nothing. See docs/access.md.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tasks.errors import Refused, Unknown
 from tasks.process import locked, write_text
-from tasks.registry.audit import AUTOMATIC, account, actor, audit
+from tasks.registry.audit import AUTOMATIC, account, actor, asked_of, audit
 from tasks.registry.tokens import NOBODY, fits, hashed, new_token
 from tasks.settings import Name, policy_file
 from tasks.storage import open_store
@@ -88,9 +89,36 @@ class Policy(BaseModel):
         return right in (known.may if known else self.automatic.get(name, ()))
 
 
+class InForce(BaseModel):
+    """Which policy is asked."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: Path
+    digest: str
+    """sha256 of the file; empty where there is none."""
+    foreign: bool
+    """Whether HEADWAY_POLICY named another file than the home's own."""
+
+    @property
+    def words(self) -> str:
+        where = f", {self.path}, named by HEADWAY_POLICY: not the home's own" if self.foreign else ""
+        return f"{self.digest[:16] or 'none: everybody may everything'}{where}"
+
+
+def in_force(home: Path) -> InForce:
+    """Which policy this process asks, whatever it says."""
+    path, named = policy_file(home)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if os.access(path, os.R_OK) and path.is_file() else ""
+    foreign = named and path.resolve() != (home / "policy.yaml").resolve()
+    return InForce(path=path, digest=digest, foreign=foreign)
+
+
 def load_policy(home: Path) -> Policy:
     """The policy of a home; one that asks nothing where there is none. Raises Refused when it cannot be trusted."""
-    return load_or_none(home) or Policy(asks=())
+    found = load_or_none(home)
+    asked_of(in_force(home).words if found else "")
+    return found or Policy(asks=())
 
 
 def authorise(home: Path, right: Right, name: str, token: str, *, what: str, reason: str) -> str:
@@ -177,7 +205,7 @@ def load_or_none(home: Path) -> Policy | None:
         if named:
             raise Refused(
                 f"HEADWAY_POLICY names {path}, and there is no such file: nothing is allowed",
-                remedy="Correct or unset HEADWAY_POLICY; `headway person add NAME` makes a policy.",
+                remedy="Correct HEADWAY_POLICY, or unset it: then the home's own is asked; `headway person add NAME` makes one.",
             ) from None
         return None
     except OSError as error:

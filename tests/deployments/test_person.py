@@ -1,6 +1,7 @@
 """`headway person`, `headway audit-log`, and the commands that ask who somebody is."""
 
 import fcntl
+import hashlib
 import json
 import os
 import pty
@@ -18,6 +19,7 @@ from support import HEADWAY, Home
 from waiting import limit
 
 from tasks import process
+from tasks.process import write_text
 
 RIGHTS = ["publish", "run", "promote", "approve", "roll_back", "override"]
 
@@ -164,6 +166,39 @@ def test_stopping_the_platform_asks_who_and_why_and_is_in_the_audit_log(anna, be
         process.stop(part)
     entry, *_ = entries(anna, "--what", "stop platform")
     assert (entry["who"], entry["reason"], entry["what"]) == ("anna", "moving house", "platform: platform/worker")
+
+
+def test_a_policy_of_the_callers_own_is_shown_and_the_audit_log_has_which_one_allowed(anna, desk, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    environment = {**anna.told, "HEADWAY_POLICY": str(mine)}
+    assert refused(gone := Desk(desk.path, environment).run("person", "add", "eve"))
+    assert "unset it" in gone.said["error"]["remedy"]
+    write_text(mine, "asks: []\n")
+    eve = Desk(desk.path, environment)
+    eve.ok("dataset", "publish", "tiny", __file__)
+    anna.ok("dataset", "publish", "other", __file__)
+    other, tiny = (
+        next(e["policy"] for e in entries(anna, "--what", name)) for name in ("dataset/other", "dataset/tiny")
+    )
+    assert str(mine) in tiny and "HEADWAY_POLICY" in tiny
+    assert other == hashlib.sha256((desk.path / "policy.yaml").read_bytes()).hexdigest()[:16]
+    (finding,) = (f for f in eve.run("doctor").said["findings"] if f["name"] == "policy")
+    assert finding["ok"] and finding["said"] == tiny
+    assert eve.ok("status").said["policy"]["foreign"] and not anna.ok("status").said["policy"]["foreign"]
+
+
+def test_doctor_connects_with_the_programs_of_a_configuration_for_who_may_run_only(anna, ben, tmp_path):
+    touched, settings = tmp_path / "touched", tmp_path / "mine.yaml"
+    (tmp_path / "config").write_text(f"Host *\n  ProxyCommand touch {touched}\n")
+    settings.write_text(
+        f"cluster:\n  backend: ssh\n  ssh: {{hosts: [nowhere.example], config: {tmp_path / 'config'}}}\n"
+    )
+    eve = anna.of("eve", anna.ok("person", "add", "eve", "--may", "approve").said["token"])
+    assert refused(eve.run("doctor", "-c", settings)) and refused(eve.of("", "").run("doctor", "-c", settings))
+    assert not touched.exists()
+    ben.run("doctor", "-c", settings)
+    assert touched.exists()
+    assert not refused(eve.run("doctor", "-c", "tiny"))
 
 
 def test_only_who_may_override_changes_the_policy(anna, ben):
