@@ -69,7 +69,9 @@ def _require_own(home: Path) -> None:
     with os.scandir(home) as parts:
         for part in parts:
             if part.is_symlink() and not Path(part.path).resolve().is_relative_to(home.resolve()):
-                raise ValueError(f"{part.path} is a link to {Path(part.path).readlink()}, outside of the home: {remedy}")
+                raise ValueError(
+                    f"{part.path} is a link to {Path(part.path).readlink()}, outside of the home: {remedy}"
+                )
 
 
 def stopped_mark(home: Path) -> Path:
