@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 
 from tasks.endpoints.secret import make_secret, read_secret
+from tasks.registry import chained
 from tasks.registry.verification import everything
 from tasks.storage import open_store
 
 MADE_ANEW = ("gateway.secret",)
 """docs/storage.md says how; test_a_secret_that_was_damaged_is_made_anew shows it."""
+
+
+@pytest.fixture(autouse=True)
+def nobody_else_works_here(monkeypatch):
+    monkeypatch.setattr(chained, "ANOTHER_LOOK_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
