@@ -74,8 +74,9 @@ def _file_problems(path: Path, since: float) -> list[Problem]:
                 pass
         else:
             json.loads(opened(data, where=str(path)))
-            if lacks_seal(data, since=since):
-                raise IntegrityError("it has no seal, and what is written now gets one")
+        for number, line in enumerate(data.split(b"\n") if path.suffix == ".jsonl" else [data], 1):
+            if lacks_seal(line, since=since):  # one that a kill cut is no JSON
+                raise IntegrityError(f"line {number} has no seal, and what is written now gets one")
     except FileNotFoundError:  # a server ended meanwhile
         return []
     except (IntegrityError, ValueError) as error:

@@ -89,6 +89,19 @@ def test_a_manifest_that_lost_its_seal_is_damaged(home):
     ]
 
 
+@pytest.mark.parametrize("name", ["journal.jsonl", "endpoint.json"])
+def test_a_file_of_an_endpoint_that_lost_a_seal_is_damaged(home, name):
+    path = home / "endpoints" / "tiny" / name
+    path.parent.mkdir(parents=True)
+    values = [{"event": event, "time": time.time()} for event in ("begin", "done")][: 2 if name.endswith("l") else 1]
+    lines = [sealed(json.dumps(value).encode()) for value in values]
+    cut = [b'{"event": "cut'] if name.endswith("l") else []
+    path.write_bytes(b"\n".join([*lines, *cut]))
+    assert damaged(home) == {}, "a line that a kill cut is none"
+    path.write_bytes(b"\n".join([opened(lines[0], where=""), *lines[1:], *cut]))
+    assert "has no seal" in damaged(home)[f"endpoints/tiny/{name}"].actual
+
+
 def test_a_champion_whose_ref_is_deleted_or_put_back_is_told(home):
     ref = documents(home) / "refs" / "tiny" / "champion.json"
     kept = ref.read_bytes()
