@@ -72,16 +72,26 @@ def _file_problems(path: Path, since: float) -> list[Problem]:
         if path.suffix == ".jsonl":
             for _ in opened_lines(data, where=str(path)):
                 pass
+            _require_sealed_lines(data, all_of_them=since < 0)
         else:
             json.loads(opened(data, where=str(path)))
-        for number, line in enumerate(data.split(b"\n") if path.suffix == ".jsonl" else [data], 1):
-            if lacks_seal(line, since=since):  # one that a kill cut is no JSON
-                raise IntegrityError(f"line {number} has no seal, and what is written now gets one")
+            if lacks_seal(data, since=since):
+                raise IntegrityError("it has no seal, and what is written now gets one")
     except FileNotFoundError:  # a server ended meanwhile
         return []
     except (IntegrityError, ValueError) as error:
         return [Problem(path=path.name, problem="sha256", expected=AS_WRITTEN, actual=str(error))]
     return []
+
+
+def _require_sealed_lines(data: bytes, *, all_of_them: bool) -> None:
+    """Raise IntegrityError for a line without a seal behind one that has it: a server of an older release, which writes none, may
+    go on after an upgrade, in files of its own. One that a kill cut is no JSON, and is passed over."""
+    before = all_of_them
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if before and lacks_seal(line, since=-1.0):
+            raise IntegrityError(f"line {number} has no seal, and what is written now gets one")
+        before = before or (line.endswith(b"}") and line != opened(line, where="line"))
 
 
 def _document_problems(store: Store, key: str) -> list[Problem]:
