@@ -7,68 +7,86 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from typing import Any
 
 from flows.inputs import resolve
+from flows.prefect_run import config_of_deployment
 from flows.revalidated import evidence_of
 from tasks.artifacts import Plan
 from tasks.config import RetrainConfig
+from tasks.continuing import ContinueFrom
 from tasks.errors import HeadwayError
 from tasks.events.batches import events_of
 from tasks.events.ledger import Ledger
 from tasks.lifecycle import Lifecycle, current
 from tasks.prefect_notes import number, table
-from tasks.registry.audit import acting
-from tasks.registry.policy import load_policy
+from tasks.registry.changes import flat
 from tasks.registry.revalidations import revalidations
 from tasks.report.data import duration, short
 from tasks.report.evidence import FILE as PAGE
 from tasks.report.evidence import evidence_markdown
-from tasks.settings import digest
+from tasks.settings import canonical_json, digest
 
 
 @contextmanager
-def agreed(dataset: str, config: RetrainConfig, cause: str) -> Iterator[str]:
-    """Wait until a person agrees, where events asked for this run and the settings want it; what is done inside is in their name.
+def agreed(dataset: str, config: RetrainConfig, cause: str, continue_from: ContinueFrom | None) -> Iterator[str]:
+    """Wait until a person agrees to the training, where events asked for this run and the settings want it.
 
-    Gives the dataset to train on: the very version that was agreed on. Raises GateFailed when somebody rejects, or nobody
-    answers in time.
+    Gives the dataset to train on: the very version that was agreed on. The run goes on in the name of who started it: what else
+    it does, a deploy above all, asks for its own right. Raises GateFailed when somebody rejects, or nobody answers in time.
     """
     if not cause or not config.approval.before_retrain:
         yield dataset
         return
-    from flows.approval import approve
+    from flows.approval import approve, using
 
     run, data = current(), resolve(dataset)
     newest = next(iter(revalidations(run.store, config.training.model)), {})
     noted = newest if newest.get("dataset") == data.ref else {}
-    question = f"Retrain model/{config.training.model} on {short(data.ref)}?"
-    details = "\n\n".join(part for part in (_evidence(run, noted), _events(run, cause)) if part)
-    subject, settings = noted.get("ref") or data.ref, digest(config.model_dump(mode="json", exclude={"approval"}))
-    terms = {"model": config.training.model, "dataset": data.ref, "settings": settings}
-    given = approve(question, details, config.approval, kind="retrain", subject=subject, terms=terms)
+    question = f"Retrain model/{config.training.model} on {short(data.ref)}, for endpoint/{config.served.endpoint}?"
+    terms = {
+        "model": config.training.model,
+        "dataset": data.ref,
+        "settings": digest(config.model_dump(mode="json", exclude={"approval"})),
+        "from_stage": run.first or "",
+        "to_stage": run.last or "",
+        "continue_from": canonical_json(continue_from.model_dump(mode="json")) if continue_from else "",
+    }
+    parts = (_evidence(run, noted), _events(run, cause), _settings(config))
+    given = approve(
+        question,
+        "\n\n".join(part for part in parts if part),
+        config.approval,
+        kind="retrain",
+        subject=noted.get("ref") or data.ref,
+        terms={name: value for name, value in terms.items() if value},
+        exercises="run",
+    )
     run.results["approval"] = f"Retraining approved by {given.person}: {given.reason}"
-    with acting(given.person) if load_policy(run.home).asks("approve") else nullcontext():
+    with using(given, done=lambda: run.outcomes["train"].status in ("ran", "reused")):
         yield data.ref
 
 
-def agreed_to_train(plan: Plan, config: RetrainConfig, *, recorded: Callable[[], bool]) -> AbstractContextManager[None]:
-    """Wait until a person agrees to what training takes, where the settings want it; what is done inside is in their name.
+@contextmanager
+def agreed_to_train(plan: Plan, config: RetrainConfig, *, recorded: Callable[[], bool]) -> Iterator[None]:
+    """Wait until a person agrees to what training takes, where the settings want it; what is done inside uses that up.
 
     Asked once a plan, and not for a training that is `recorded`. Raises GateFailed when somebody rejects, or nobody
     answers in time.
     """
     run = current()
-    if not config.approval.before_train or not isinstance(plan, Plan) or run.spool is None or run.beyond("train"):
-        return nullcontext()
-    if recorded():
-        return nullcontext()
-    from flows.approval import approve
+    asks = config.approval.before_train and isinstance(plan, Plan) and run.spool is not None and not run.beyond("train")
+    if not asks or recorded():
+        yield
+        return
+    from flows.approval import approve, using
 
     question = f"Train {config.training.model} for about {duration(plan.seconds)}{_at_a_cost(plan)}?"
-    given = approve(question, _numbers(plan), config.approval, kind="train", subject=plan.ref)
+    given = approve(question, _numbers(plan), config.approval, kind="train", subject=plan.ref, exercises="run")
     run.results["approval"] = f"Training approved by {given.person}: {given.reason}"
-    return acting(given.person) if load_policy(run.home).asks("approve") else nullcontext()
+    with using(given):
+        yield
 
 
 def _at_a_cost(plan: Plan) -> str:
@@ -92,6 +110,22 @@ def _evidence(run: Lifecycle, noted: dict[str, str]) -> str:
     where = [f"The whole evidence, with figures: `{folder / PAGE}`."]
     where += [f"[The flow run that found it]({noted['flow_run']})."] if noted.get("flow_run") else []
     return "\n\n".join((evidence_markdown(told), " ".join(where)))
+
+
+def _settings(config: RetrainConfig) -> str:
+    """What is set otherwise than in the deployment that runs, or than a setting's default where there is none."""
+    old = {**flat("", RetrainConfig().model_dump(mode="json")), **flat("", config_of_deployment())}
+    new = flat("", config.model_dump(mode="json"))
+    rows = [
+        [name.removeprefix("."), _shown(old.get(name)), _shown(value)]
+        for name, value in new.items()
+        if canonical_json(old.get(name)) != canonical_json(value)
+    ]
+    return f"Other settings than its own:\n\n{table(['setting', 'as shipped', 'here'], rows)}" if rows else ""
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else str(value)
 
 
 def _events(run: Lifecycle, cause: str) -> str:

@@ -7,18 +7,19 @@ once: a run that is resumed, retried or started again goes on with it while it c
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from prefect.events import emit_event
 
 from flows.pause import Form, NeverAnswered, Pause
+from flows.prefect_run import starters
 from tasks.artifacts import Value, parse_ref
 from tasks.config import ApprovalConfig
 from tasks.errors import GateFailed, Refused
 from tasks.lifecycle import Lifecycle, current
-from tasks.registry.approvals import Approval, keep, standing, words
-from tasks.registry.audit import acting, audited
+from tasks.registry.approvals import Approval, Asked, keep, spend, standing, words
+from tasks.registry.audit import acting, audit, audited, by_somebody
 from tasks.registry.policy import Right, authorise, load_policy
 from tasks.settings import digest
 
@@ -36,6 +37,8 @@ class Question(Value):
     text: str
     details: str
     right: Right
+    exercises: Right
+    before: dict[str, str]
     asked: float
     expires: float
     valid_hours: float
@@ -49,8 +52,10 @@ class Question(Value):
         """The text above the form, in Markdown."""
         until = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.expires))
         again = f"**Not accepted: {refused}** Please answer again." if refused else ""
-        counts = f"An approval counts for {self.valid_hours:g} hours, for exactly this: `{self.about}`."
-        parts = (f"**{self.text}**", again, self.details, counts, f"Without an answer the run ends at {until}.")
+        counts = f"An approval counts once, within {self.valid_hours:g} hours, for exactly this: `{self.about}`."
+        stands = [f"- {name}: `{what}`" for name, what in self.before.items()]
+        while_ = "\n".join(["It counts while this stands, and nobody decides about it:", "", *stands]) if stands else ""
+        parts = (f"**{self.text}**", again, self.details, counts, while_, f"Without an answer the run ends at {until}.")
         return "\n\n".join(part for part in parts if part)
 
 
@@ -63,16 +68,31 @@ def approve(
     subject: str,
     terms: Mapping[str, str] | None = None,
     right: Right = "approve",
+    exercises: Right = "approve",
+    stands: Callable[[], Mapping[str, str]] = dict,
 ) -> Approval:
     """Pause the running flow until a person approves. Raises GateFailed when somebody rejects, or nobody answers in time.
 
     `details` is Markdown. `subject` is the reference of an artifact, `terms` what else the question names: the same kind of
-    question about exactly this is not asked again while an approval of it counts.
+    question about exactly this is not asked again while an approval of it counts. What is approved is done inside `using`.
+
+    `right` is what who decides must have, `exercises` what is done by the decision: who started the run must have that too, to
+    decide alone. `stands` looks at what the answer changes (tasks/registry/approvals.py).
     """
     run, terms = current(), dict(terms or {})
-    given = standing(run.home, run.store, kind, subject, terms, right=right, hours=config.valid_hours)
+    asked = Asked(
+        kind=kind,
+        subject=subject,
+        terms=terms,
+        right=right,
+        exercises=exercises,
+        hours=config.valid_hours,
+        stands=stands,
+        starters=starters(run.store),
+    )
+    given = standing(run.home, run.store, asked)
     if given:
-        return _told(run, given)
+        return _told(run, asked, given)
     now = time.time()
     question = Question(
         kind=kind,
@@ -81,6 +101,8 @@ def approve(
         text=text,
         details="\n\n".join(part for part in (details, _rejected_before(run, kind, subject)) if part),
         right=right,
+        exercises=exercises,
+        before=dict(stands()),
         asked=now,
         expires=now + config.expire_minutes * 60,
         remind_seconds=config.remind_minutes * 60,
@@ -88,14 +110,26 @@ def approve(
     )
     with run.standing_aside():
         with _pause(run, question) as pause:
-            answer, proven = _decided(run, question, pause)
+            answer, proven = _decided(run, question, asked, pause)
         approval = _conclude(run, question, answer, proven)
-    return _told(run, approval)
+    return _told(run, asked, approval)
 
 
-def _told(run: Lifecycle, given: Approval) -> Approval:
+@contextmanager
+def using(given: Approval, *, done: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Do inside what was approved: it counts for nothing after that. `done` says whether it was, where an error ends the rest."""
+    try:
+        yield
+    except Exception:
+        if done():
+            spend(current().store, given)
+        raise
+    spend(current().store, given)
+
+
+def _told(run: Lifecycle, asked: Asked, given: Approval) -> Approval:
     """Have the run know that it was approved, and MLflow who did and why; of two approvals in one run, both."""
-    run.approved.add(given.place)
+    run.approved[given.place] = asked, given
     tags = run.results.setdefault("tags", {})
     for name, said in (("headway.approved_by", given.person), ("headway.approval_reason", given.reason)):
         tags[name] = "; ".join(part for part in (tags.get(name), said) if part)
@@ -111,20 +145,29 @@ def _pause(run: Lifecycle, question: Question) -> Iterator[Pause]:
         pause.leave()
 
 
-def _decided(run: Lifecycle, question: Question, pause: Pause) -> tuple[Form, bool]:
+def _decided(run: Lifecycle, question: Question, asked: Asked, pause: Pause) -> tuple[Form, bool]:
     """The answer of somebody who may give it, and whether a token proved who; anybody else is told so, and the question stays."""
     refused = ""
     while True:
         answer = _answer(run, question, pause, refused)
-        token = answer.token.get_secret_value()
-        what = f"{answer.decision} {question.about}"
         try:
-            proven = load_policy(run.home).asks(question.right)
-            authorise(run.home, question.right, answer.person, token, what=what, reason=answer.reason)
+            with by_somebody():
+                return answer, _require_may_decide(run, question, asked, answer)
         except Refused as error:
             refused = f"{error.message}."
-        else:
-            return answer, proven
+
+
+def _require_may_decide(run: Lifecycle, question: Question, asked: Asked, answer: Form) -> bool:
+    """Whether a token proved who answers. Raises Refused, and notes it in the audit log, for who may not."""
+    said = {"what": f"{answer.decision} {question.about}", "reason": answer.reason}
+    policy, token = load_policy(run.home), answer.token.get_secret_value()
+    proven = asked.proof(policy)
+    authorise(run.home, asked.right, answer.person, token, exercises=asked.exercises, **said)
+    why = asked.refusal(policy, answer.person, proven=proven) if answer.decision == "approve" else ""
+    if why:
+        audit(run.store, "authorise", outcome="refused", right=asked.exercises, claimed=answer.person, why=why, **said)
+        raise Refused(why)
+    return proven
 
 
 def _answer(run: Lifecycle, question: Question, pause: Pause, refused: str) -> Form:
@@ -139,7 +182,7 @@ def _answer(run: Lifecycle, question: Question, pause: Pause, refused: str) -> F
             return answer
         if time.time() >= remind_at:
             remind_at = time.time() + question.remind_seconds
-            run.observer.waiting("approval", question.text, question.asked)
+            run.observer.waiting("approval", question.text, question.asked, question.exercises)
             _remind(run, question)
         time.sleep(LOOK_EVERY_SECONDS)
     raise GateFailed(
@@ -179,8 +222,10 @@ def _conclude(run: Lifecycle, question: Question, answer: Form, proven: bool) ->
         reason=answer.reason,
         time=time.time(),
         flow_run=(run.flow_run or {})["id"],
+        valid_hours=question.valid_hours,
+        before=question.before,
     )
-    with acting(answer.person) if proven else nullcontext():
+    with acting(answer.person) if proven else by_somebody():
         if answer.decision == "approve":
             keep(run.home, run.store, approval)
             return approval

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import takewhile
 from typing import Any
 from uuid import UUID
 
@@ -23,16 +24,19 @@ from prefect.states import AwaitingRetry, Cancelled
 from flows.cause import covered_elsewhere
 from tasks import process
 from tasks.prefect_notes import Away, ask
-from tasks.registry.audit import Actor, acting, actor
+from tasks.registry.audit import Actor, acting, actor, entries
 from tasks.registry.policy import Right, require
 from tasks.runlog import read_run
 from tasks.settings import home
+from tasks.storage.store import Store
 
 ASK_EVERY_SECONDS = 3.0
 STOPPED = "Stopped by `headway down`"
 """How the message of every state begins that a planned stop gave a flow run."""
 LATER = timedelta(seconds=90)
 """The worker, which `headway down` stops after the flow runs, does not take them up again before that."""
+HANDED_OVER_SECONDS = 3600.0
+"""How long before a flow run was made `headway run` may have written down who hands it over."""
 _last_asked = 0.0
 _lost: list[BaseException] = []
 """Ctrl-C or SIGTERM that came where Python cannot raise: while an object was being finalised."""
@@ -131,6 +135,24 @@ def _automatic(cause: str) -> str:
     if maker and maker.type == "SCHEDULE":
         return "schedule"
     return "bridge" if maker and maker.type == "AUTOMATION" and cause and not covered_elsewhere(cause) else "prefect"
+
+
+def starters(store: Store) -> frozenset[str] | None:
+    """Persons who started the running flow run, or handed it to the platform; None where an account did that no policy asked.
+
+    None of them is known, and the set empty, for a run of a schedule, an event, or Prefect's page.
+    """
+    now = actor()
+    if now.identity != "automatic":
+        return frozenset([now.name]) if now.identity == "person" else None
+    context = FlowRunContext.get()
+    run = context.flow_run if context else None
+    if run is None or not run.idempotency_key or now.name != "prefect":
+        return frozenset()
+    began = run.created.timestamp() if run.created else 0.0
+    recent = takewhile(lambda entry: entry.time > began - HANDED_OVER_SECONDS, entries(store))
+    handed = (entry for entry in recent if entry.action == "start run" and entry.identity == "person")
+    return frozenset(entry.who for entry in handed if entry.what.endswith(f"under the key {run.idempotency_key}"))
 
 
 def cancelled() -> bool:

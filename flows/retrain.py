@@ -6,7 +6,8 @@ who starts this flow is deployments/ (`headway retrain`).
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -28,7 +29,7 @@ from tasks.artifacts import Cluster, Endpoint, Evaluation, Model, Pending, Token
 from tasks.benchmark import benchmark
 from tasks.config import RetrainConfig
 from tasks.continuing import ContinueFrom
-from tasks.deploy import deploy, samples, terms
+from tasks.deploy import deploy, samples, stands, terms
 from tasks.evaluate import champion_checkpoint, compare, evaluate
 from tasks.export import export
 from tasks.lifecycle import current, lifecycle
@@ -36,7 +37,6 @@ from tasks.outcast import require_proof
 from tasks.plan import plan
 from tasks.promotion import challenge
 from tasks.registry.audit import acting
-from tasks.registry.policy import load_policy
 from tasks.registry.refs import place_of
 from tasks.stage import recorded
 from tasks.train import train
@@ -89,7 +89,7 @@ def retrain(
                 observers=(PrefectProgress(),),
                 at_end=close,
             ),
-            agreed(dataset, config, cause) as agreed_on,
+            agreed(dataset, config, cause, continue_from) as agreed_on,
         ):
             return served(agreed_on, config, continue_from)
 
@@ -143,29 +143,41 @@ def champion_scores(
     return evaluate(champion, tokens, config.evaluation, *others, on=on)
 
 
-def allowed(model: Model, scores: Evaluation, config: RetrainConfig) -> AbstractContextManager[None]:
+@contextmanager
+def allowed(model: Model, scores: Evaluation, config: RetrainConfig) -> Iterator[None]:
     """Wait until a person approves that the model takes the endpoint, where the settings want it; without that, the stage asks
     whether who runs this may promote. Nobody is asked where the stage has nothing to do.
 
-    What is done inside is done in the name of who approved. Raises GateFailed.
+    What is done inside is done in the name of who approved, and uses the approval up. Raises GateFailed.
     """
     run = current()
     if isinstance(model, Model):
         challenge(run, model)
     if not config.approval.before_deploy or run.beyond("deploy") or recorded(deploy, model, config.served):
-        return nullcontext()
+        yield
+        return
     if run.spool is None:
         run.results["approval"] = "approval required"
-        return nullcontext()
-    from flows.approval import approve
+        yield
+        return
+    from flows.approval import approve, using
     from flows.words import reasons
 
     details, asked = reasons(run, model, scores, config.served), terms(config.served)
     where = f"endpoint/{asked['endpoint']} under settings {asked['settings'][:12]}"
-    question = f"Deploy model/{model.name}@{model.version[:12]} to {where}?"
-    given = approve(question, details, config.approval, kind="deploy", subject=model.ref, terms=asked)
+    given = approve(
+        f"Deploy model/{model.name}@{model.version[:12]} to {where}?",
+        details,
+        config.approval,
+        kind="deploy",
+        subject=model.ref,
+        terms=asked,
+        exercises="promote",
+        stands=partial(stands, run.store, model.name, config.served),
+    )
     run.results["approval"] = f"Approved by {given.person}: {given.reason}"
-    return acting(given.person) if load_policy(run.home).asks("approve") else nullcontext()
+    with acting(given.person) if given.proven else nullcontext(), using(given):
+        yield
 
 
 def preview(

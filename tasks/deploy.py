@@ -9,18 +9,21 @@ from __future__ import annotations
 import json
 import logging
 import os
+from functools import partial
 from typing import Any
 
 from tasks.artifacts import Endpoint, Model
 from tasks.endpoints.client import Sampling
-from tasks.endpoints.known import ask, endpoint_of, require_accepted
+from tasks.endpoints.known import ask, endpoint_of, known_endpoints, require_accepted, served_model
 from tasks.errors import Missing
 from tasks.formats.onnx_data import require_data_beside
 from tasks.process import locked
 from tasks.promotion import crown, logged, require_right, require_same_champion, require_signed
+from tasks.registry.refs import read_ref
 from tasks.serving_config import DeploymentConfig, ExportConfig
 from tasks.settings import config_digest, home
 from tasks.stage import stage
+from tasks.storage.store import Store
 from tasks.workbench import fetch, home_folder, manifest_of, note
 
 log = logging.getLogger("headway.deploy")
@@ -41,6 +44,15 @@ def terms(config: DeploymentConfig) -> dict[str, str]:
     return {"endpoint": config.endpoint, "settings": config_digest(config)}
 
 
+def stands(store: Store, model: str, config: DeploymentConfig) -> dict[str, str]:
+    """What a deploy changes, by the audit log's names: the champion, and the model that the endpoint has served last."""
+    known = config.endpoint in known_endpoints(home())
+    return {
+        f"refs/{model}/champion": read_ref(store, f"{model}/champion") or "none",
+        f"endpoint/{config.endpoint}": served_model(home(), config.endpoint) if known else "none",
+    }
+
+
 @stage(version=1, reconciles=serves)
 def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
     """Serve a model, register it, and make it the champion. Raises IntegrityError before anything is started.
@@ -49,9 +61,10 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
     back here, and when the new model lost its traffic again; Conflict when another model became the champion after this one was
     compared.
     """
-    require_right("deploy", model, terms(config), what=f"{model.ref} to endpoint/{config.endpoint}")
-    require_accepted(home_folder(""), config.endpoint, model.ref)
+    right = partial(require_right, "deploy", model, terms(config), what=f"{model.ref} to endpoint/{config.endpoint}")
     require_same_champion(model)
+    right()
+    require_accepted(home_folder(""), config.endpoint, model.ref)
     require_signed(model)  # before any byte is moved; fetch then holds every byte to the digests that were signed
     folder = fetch(model)
     require_data_beside(folder)
@@ -63,6 +76,7 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
         note(f"endpoints/{config.endpoint}", {"event": event, **details})
 
     with locked(home_folder("endpoints") / f"{config.endpoint}.lock"):
+        right()  # whoever held the lock may have decided otherwise, and whoever approved may have lost the right
         candidate = endpoint.start(
             folder,
             model.ref,
@@ -76,11 +90,13 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
             journal=write_down,
         )
         require_same_champion(model)  # starting a large model takes a while
+        approval = right()
         before = endpoint.observe()
         said = {
             "what": f"endpoint/{config.endpoint}",
             "before": before.model_ref if before else None,
             "after": model.ref,
+            **({"approval": approval} if approval else {}),
         }
         with logged("deploy", right="promote", reason="the stage deploy", **said):
             served = endpoint.switch(candidate, journal=write_down)

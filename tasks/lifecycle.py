@@ -23,6 +23,7 @@ from tasks.lineage.spool import Spool
 from tasks.outcomes import Observer, Observers, Outcome, Unobserved, interrupted, status_of
 from tasks.process import locked
 from tasks.redaction import clean_logs, redacted, require_no_secrets
+from tasks.registry.approvals import Approval, Asked
 from tasks.registry.audit import actor
 from tasks.registry.changes import flat
 from tasks.registry.journal import StoreJournal
@@ -68,8 +69,8 @@ class Lifecycle:
     error: BaseException | None = None
     champion_place: Document | Literal["now"] | None = "now"
     """Where the champion's ref stood when the model was compared with it; `now`: it was not compared."""
-    approved: set[str] = field(default_factory=set)
-    """What a person said yes to in this run, by its place (tasks/registry/approvals.py)."""
+    approved: dict[str, tuple[Asked, Approval]] = field(default_factory=dict)
+    """What a person said yes to in this run, by its place."""
     place: ExitStack = field(default_factory=ExitStack)
     """Holds the lock of the flow and subject while the run is at work."""
     results: dict[str, Any] = field(default_factory=dict)

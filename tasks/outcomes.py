@@ -49,8 +49,11 @@ class Observer(Protocol):
         """Something happened to the stage's job: `kind` as tasks/compute/watching.py names it, and a sentence."""
         ...
 
-    def waiting(self, reason: str, question: str, since: float) -> None:
-        """The run waits for a person: `reason` is "approval"; since when, in seconds since the epoch."""
+    def waiting(self, reason: str, question: str, since: float, exercises: str) -> None:
+        """The run waits for a person: `reason` is "approval"; since when, in seconds since the epoch.
+
+        `exercises` is the right that an answer exercises: promote, where it deploys.
+        """
         ...
 
     def ended(self, outcome: Outcome) -> None: ...
@@ -75,7 +78,7 @@ class Unobserved:
     def happened(self, stage: str, kind: str, text: str) -> None:
         return None
 
-    def waiting(self, reason: str, question: str, since: float) -> None:
+    def waiting(self, reason: str, question: str, since: float, exercises: str) -> None:
         return None
 
     def ended(self, outcome: Outcome) -> None:
@@ -107,9 +110,9 @@ class Observers:
         for one in self.all:
             one.happened(stage, kind, text)
 
-    def waiting(self, reason: str, question: str, since: float) -> None:
+    def waiting(self, reason: str, question: str, since: float, exercises: str) -> None:
         for one in self.all:
-            one.waiting(reason, question, since)
+            one.waiting(reason, question, since, exercises)
 
     def ended(self, outcome: Outcome) -> None:
         for one in self.all:

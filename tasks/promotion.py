@@ -13,7 +13,7 @@ from tasks.artifacts import Artifact, Model, parse_ref
 from tasks.lifecycle import Lifecycle, code_version
 from tasks.lineage import words
 from tasks.registry import signatures
-from tasks.registry.approvals import asked_about
+from tasks.registry.approvals import asked_about, require_standing
 from tasks.registry.audit import audited
 from tasks.registry.policy import require
 from tasks.registry.promoting import compared_with
@@ -31,11 +31,19 @@ def logged(action: str, **details: Any) -> Iterator[None]:
         yield
 
 
-def require_right(kind: str, subject: Artifact, terms: Mapping[str, str], *, what: str) -> None:
-    """Raise Refused unless a person approved exactly this in this run, or who acts may promote."""
+def require_right(kind: str, subject: Artifact, terms: Mapping[str, str], *, what: str) -> str:
+    """Raise Refused unless a person approved exactly this in this run, and that counts still, or who acts may promote.
+
+    Gives what the audit log calls the approval by; empty where who acts may.
+    """
     run = at_work().lifecycle
-    if asked_about(kind, subject.ref, terms) not in run.approved:
+    found = run.approved.get(asked_about(kind, subject.ref, terms))
+    if found is None:
         require(run.home, "promote", what=what)
+        return ""
+    asked, given = found
+    require_standing(run.home, run.store, asked, given)
+    return given.digest
 
 
 def crown(model: Model, *, reason: str) -> None:

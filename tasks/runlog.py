@@ -55,8 +55,8 @@ class RunLog:
     def happened(self, stage: str, kind: str, text: str) -> None:
         self.write("job", stage=stage, kind=kind, text=text)
 
-    def waiting(self, reason: str, question: str, since: float) -> None:
-        self.write("waiting", **{"for": reason}, question=question, since=since)
+    def waiting(self, reason: str, question: str, since: float, exercises: str) -> None:
+        self.write("waiting", **{"for": reason}, question=question, since=since, exercises=exercises)
 
     def ended(self, outcome: Outcome) -> None:
         self.write("ended", outcome=outcome.plain())

@@ -59,7 +59,7 @@ def _waiting(home: Any) -> list[dict[str, Any]]:
 
 
 def _question(event: dict[str, Any]) -> dict[str, Any]:
-    return {"question": event["question"], "since": event["since"]}
+    return {"question": event["question"], "since": event["since"], "exercises": event.get("exercises", "approve")}
 
 
 def _choose(waiting: list[dict[str, Any]], flow_run: str) -> dict[str, Any]:
@@ -73,16 +73,21 @@ def _choose(waiting: list[dict[str, Any]], flow_run: str) -> dict[str, Any]:
 
 
 def _person(chosen: dict[str, Any], decision: str, reason: str, name: str, token: str) -> dict[str, str]:
-    """Who answers. Refused here already when the policy refuses; the run asks the policy once more. Raises Refused."""
+    """Who answers, with a token where the policy asks for `approve`, or for what the answer exercises, as a deploy `promote`.
+
+    Refused here already when the policy refuses; the run asks the policy once more. Raises Refused.
+    """
     from tasks.registry.audit import account
     from tasks.registry.policy import authorise, load_policy
     from tasks.settings import home
 
-    if not load_policy(home()).asks("approve"):
+    policy = load_policy(home())
+    if not policy.asks("approve") and not policy.asks(chosen["exercises"]):
         return {"person": name or account(), "token": ""}
     if name and not token and sys.stdin.isatty():
         token = getpass.getpass(f"Token of {name}: ")
-    authorise(home(), "approve", name, token, what=f"{decision}: {chosen['question']}", reason=reason)
+    what = f"{decision}: {chosen['question']}"
+    authorise(home(), "approve", name, token, what=what, reason=reason, exercises=chosen["exercises"])
     return {"person": name, "token": token}
 
 

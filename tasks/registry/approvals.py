@@ -10,24 +10,35 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from tasks.artifacts import Value, parse_ref
+from tasks.config import ApprovalConfig
+from tasks.errors import Refused
 from tasks.process import locked, write_text
 from tasks.registry import audit_chain
-from tasks.registry.audit import audited
+from tasks.registry.audit import audit, audited
+from tasks.registry.audit_chain import Link
 from tasks.registry.journal import StoreJournal
-from tasks.registry.policy import Right, load_policy
+from tasks.registry.policy import Policy, Right, load_policy
 from tasks.settings import canonical_json, digest
 from tasks.storage.store import Store
 
 KEY = "keys/approvals.key"
 """In the home, made at the first approval; in no backup without the private keys. Without it, people are asked again."""
+
+
+SPENT = "use approval"
+"""The action of the audit log's entry that says that what an approval allowed was done."""
+DECISIONS = ("deploy", "stop endpoint", "rollback endpoint", "move_ref")
+"""Actions that end an approval of a change of the same thing, beside the rollback of its model."""
+DEFAULT_HOURS = ApprovalConfig().valid_hours
+"""Of an approval that a release before this one kept, which did not write down for how long: the most that it counts."""
 
 
 class Approval(Value):
@@ -47,10 +58,62 @@ class Approval(Value):
     time: float
     """Seconds since the epoch."""
     flow_run: str
+    valid_hours: float | None = None
+    """For how long it counts, as its question said; a release before this one did not write it down."""
+    before: dict[str, str] = Field(default={})
+    """What stood when it was asked about, by the audit log's names: what each endpoint served, who was champion."""
 
     @property
     def place(self) -> str:
         return asked_about(self.kind, self.subject, self.terms)
+
+    @property
+    def digest(self) -> str:
+        """What the audit log calls it by: of what is said in it, so that a field of a later release changes nothing."""
+        return digest(self.model_dump(exclude_unset=True))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, as its approvals must fit it."""
+
+    kind: str
+    subject: str
+    terms: Mapping[str, str]
+    right: Right
+    """Who decides must have it."""
+    exercises: Right
+    """What is done by the decision: where the policy asks for that, who decides must prove who they are."""
+    hours: float
+    """The longest that an approval counts; one that was given for less counts for less."""
+    stands: Callable[[], Mapping[str, str]] = dict
+    """Looks at what the answer changes, by the audit log's names; an approval ends when somebody else decides about it."""
+    starters: frozenset[str] | None = frozenset()
+    """Persons who started what is asked about; None: somebody did, and nobody knows who."""
+
+    @property
+    def place(self) -> str:
+        return asked_about(self.kind, self.subject, self.terms)
+
+    def proof(self, policy: Policy) -> bool:
+        """Whether who decides must show a token."""
+        return policy.asks(self.right) or policy.asks(self.exercises)
+
+    def refusal(self, policy: Policy, person: str, *, proven: bool) -> str:
+        """Why somebody may not decide this; empty when they may."""
+        if not self.proof(policy):
+            return ""
+        if not proven or person not in policy.persons:
+            return f"the policy knows no {person} who proved it"
+        if policy.asks(self.right) and not policy.may(person, self.right):
+            return f"{person} may not {self.right}"
+        if not policy.asks(self.exercises) or policy.may(person, self.exercises):
+            return ""
+        if self.starters is None:
+            return f"nobody knows who started the run, so only who may {self.exercises} can approve it"
+        if person in self.starters:
+            return f"{person} started the run and may not {self.exercises}, so somebody else must approve it"
+        return ""
 
 
 def asked_about(kind: str, subject: str, terms: Mapping[str, str]) -> str:
@@ -68,40 +131,102 @@ def keep(home: Path, store: Store, approval: Approval) -> None:
     """Write an approval down, first in the audit log. The caller acts as who gave it, if that was proven."""
     what = words(approval.kind, approval.subject, approval.terms)
     said = {"right": approval.right, "what": what, "claimed": "" if approval.proven else approval.person}
-    with audited(store, "approve", **said, reason=approval.reason, approval=digest(approval.model_dump())) as entry:
-        kept = {"approval": approval.model_dump(), "entry": asdict(entry)}
+    with audited(store, "approve", **said, reason=approval.reason, approval=approval.digest) as entry:
+        kept = {"approval": approval.model_dump(exclude_unset=True), "entry": asdict(entry)}
         StoreJournal(store).append(approval.place, {**kept, "mac": _mac(home, kept)})
 
 
-def standing(
-    home: Path, store: Store, kind: str, subject: str, terms: Mapping[str, str], *, right: Right, hours: float
-) -> Approval | None:
+def standing(home: Path, store: Store, asked: Asked) -> Approval | None:
     """The newest approval of exactly this that counts now. Raises Refused for a policy that cannot be trusted."""
-    place, policy, journal = asked_about(kind, subject, terms), load_policy(home), StoreJournal(store)
-    for key in reversed(journal.list(place)):
-        given = _genuine(home, store, journal.get(key))
-        if given is None or (given.place, given.right) != (place, right):
-            continue
-        may = not policy.asks(right) or (given.proven and policy.may(given.person, right))
-        if may and time.time() - given.time < hours * 3600:
+    policy = load_policy(home)
+    for given, entry in _given(home, store, asked):
+        if not _void(store, policy, asked, given, entry):
             return given
     return None
 
 
-def _genuine(home: Path, store: Store, kept: dict[str, Any] | None) -> Approval | None:
+def require_standing(home: Path, store: Store, asked: Asked, given: Approval) -> None:
+    """Raise Refused, with the reason, unless an approval counts still."""
+    policy, kept = load_policy(home), _given(home, store, asked)
+    why = next((_void(store, policy, asked, given, entry) for each, entry in kept if each == given), "it is not kept")
+    if why:
+        raise Refused(
+            f"the approval that {given.person} gave does not count any more: {why}",
+            remedy="Start the run again: it reuses what is finished, and asks again.",
+        )
+
+
+def spend(store: Store, given: Approval) -> None:
+    """What an approval was for is done: from now on it counts for nothing, and the same run again asks again."""
+    what = words(given.kind, given.subject, given.terms)
+    audit(store, SPENT, right=given.right, what=what, approval=given.digest)
+
+
+def _void(store: Store, policy: Policy, asked: Asked, given: Approval, entry: Link) -> str:
+    """Why an approval does not count; empty while it does."""
+    hours = min(asked.hours, DEFAULT_HOURS if given.valid_hours is None else given.valid_hours)
+    if time.time() - given.time >= hours * 3600:
+        return f"it was given more than {hours:g} hours ago"
+    if why := asked.refusal(policy, given.person, proven=given.proven):
+        return why
+    return _decided_since(store, asked, given, entry)
+
+
+def _decided_since(store: Store, asked: Asked, given: Approval, entry: Link) -> str:
+    """What became of it, or of what it is about, after it was given; empty when nothing did.
+
+    What it allowed may have been done in part when a run died: the model that was approved may stand there already.
+    """
+    stands = asked.stands()
+    later = audit_chain.since(store, entry)
+    if later is None:
+        return "the audit log does not hang together from its entry on"
+    for each in later:
+        mine = each.get("approval") == given.digest
+        if mine and each.get("action") == SPENT:
+            return "what it allowed was done, and it counts once"
+        if not mine and _decides(each, stands, given.subject):
+            return (
+                f"{each.get('action')} of {each.get('what')} came after it: entry {each.get('number')} of the audit log"
+            )
+    for name, now in stands.items():
+        then = given.before.get(name, now)
+        if now not in (then, given.subject):
+            return f"{name} was {then} when it was asked about, and is {now}"
+    return ""
+
+
+def _decides(entry: Mapping[str, Any], stands: Mapping[str, str], subject: str) -> bool:
+    """Whether an entry of the audit log decides about what an approval was to change."""
+    action, what = entry.get("action"), str(entry.get("what"))
+    if action == "rollback":
+        return bool(stands) and what != subject and what.startswith(subject.partition("@")[0] + "@")
+    return action in DECISIONS and what in stands and (action != "move_ref" or entry.get("after") != subject)
+
+
+def _given(home: Path, store: Store, asked: Asked) -> Iterator[tuple[Approval, Link]]:
+    """Approvals of exactly this, newest first, each with its entry of the audit log."""
+    journal = StoreJournal(store)
+    for key in reversed(journal.list(asked.place)):
+        found = _genuine(home, store, journal.get(key))
+        if found and (found[0].place, found[0].right) == (asked.place, asked.right):
+            yield found
+
+
+def _genuine(home: Path, store: Store, kept: dict[str, Any] | None) -> tuple[Approval, Link] | None:
     """What was kept, if this home sealed it, and its entry stands in the audit log and says the same."""
     try:
         said = {name: kept[name] for name in ("approval", "entry")} if kept else {}
         sealed = hmac.compare_digest(str((kept or {}).get("mac", "")).encode(), _mac(home, said).encode())
         if not sealed:
             return None
-        given = Approval.model_validate(said["approval"])
-        found = audit_chain.linked(store, audit_chain.Link(**said["entry"]))
+        given, link = Approval.model_validate(said["approval"]), Link(**said["entry"])
+        found = audit_chain.linked(store, link)
         entry = json.loads(found) if found else {}
     except (ValueError, TypeError, KeyError):
         return None
-    same = (entry.get("action"), entry.get("approval")) == ("approve", digest(given.model_dump()))
-    return given if same else None
+    same = (entry.get("action"), entry.get("approval")) == ("approve", given.digest)
+    return (given, link) if same else None
 
 
 def _mac(home: Path, said: Mapping[str, Any]) -> str:

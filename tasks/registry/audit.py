@@ -33,8 +33,9 @@ class Actor(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     name: str
-    identity: Literal["person", "automatic", "account"]
-    """A person has shown a token; an account is the one that the process runs under, when nobody was asked."""
+    identity: Literal["person", "automatic", "account", "unknown"]
+    """A person has shown a token; an account is the one that the process runs under, when nobody was asked; unknown
+    is who sent what came by Prefect's page."""
 
 
 class Entry(BaseModel):
@@ -48,7 +49,7 @@ class Entry(BaseModel):
     who: str
     identity: str = "account"
     claimed: str = ""
-    """The name that a refused one gave."""
+    """The name that somebody gave, and did not prove."""
     host: str = ""
     account: str = ""
     """The account of the process, whoever it acts for."""
@@ -78,6 +79,16 @@ _policy: ContextVar[str] = ContextVar("headway_policy", default="")
 def acting(name: str) -> Iterator[None]:
     """Do everything inside in the name of a person whom the policy knows, or of an automatic starter."""
     token = _actor.set(Actor(name=name, identity="automatic" if name in AUTOMATIC else "person"))
+    try:
+        yield
+    finally:
+        _actor.reset(token)
+
+
+@contextmanager
+def by_somebody() -> Iterator[None]:
+    """Write down inside what somebody sent who is not known, whoever's run it came to."""
+    token = _actor.set(Actor(name="unknown", identity="unknown"))
     try:
         yield
     finally:

@@ -111,6 +111,18 @@ def linked(store: Store, link: Link) -> bytes | None:
     return None if _between(link, link.number + 1, after.data) else found.data
 
 
+def since(store: Store, link: Link) -> list[dict[str, Any]] | None:
+    """What was written after an entry, oldest first; None where it does not hang together from that entry to the end."""
+    head = newest(store)
+    found, last = [], link
+    for made, data in between(store, link.number, head.number + AT_ONCE):  # the head may be behind
+        if _between(last, made.number, data):
+            return None
+        found.append(dict(json.loads(data)))
+        last = made
+    return found if last == head or last.number > head.number else None
+
+
 def check(store: Store, *, contains: Sequence[str] = (), shipped: Link | None = None) -> Checked:
     """Walk the whole chain.
 

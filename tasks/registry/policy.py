@@ -121,8 +121,12 @@ def load_policy(home: Path) -> Policy:
     return found or Policy(asks=())
 
 
-def authorise(home: Path, right: Right, name: str, token: str, *, what: str, reason: str) -> str:
+def authorise(
+    home: Path, right: Right, name: str, token: str, *, what: str, reason: str, exercises: Right | None = None
+) -> str:
     """Who does something, by name and token: the name for `acting`. Where the policy does not ask, the account's.
+
+    With `exercises`, a right that is exercised by it, they prove who they are also where the policy asks for that one alone.
 
     Raises Refused, and notes it in the audit log, when the name, the token or the right is wrong. After three wrong tokens for a
     name the next try has to wait, longer every time.
@@ -130,10 +134,10 @@ def authorise(home: Path, right: Right, name: str, token: str, *, what: str, rea
     store = open_store(home)
     try:
         policy = load_policy(home)
-        if not policy.asks(right):
+        if not policy.asks(right) and not (exercises and policy.asks(exercises)):
             return account()
         _identify(store, policy, name, token)
-        if not policy.may(name, right):
+        if policy.asks(right) and not policy.may(name, right):
             raise _without_right(name, right)
     except Refused as error:
         said = {"what": what, "reason": reason, "claimed": name[:64], "why": error.message}

@@ -54,12 +54,15 @@ class Habits:
     """By name, ACCOUNT@HOST and when it was first seen."""
 
     def take_entry(self, entry: Entry) -> None:
-        """An entry of the audit log: one that was refused tells nothing of where a name belongs, nor one without an account."""
+        """An entry of the audit log: one that was refused tells nothing of where a name belongs, nor one without an account.
+
+        Nor does one of somebody unknown.
+        """
         account = entry.account or (entry.who if entry.identity == "account" else "")
         place = f"{account}@{entry.host}"
         if entry.outcome == "refused":
             self.denials.append(Denial(entry.time, entry.claimed or entry.who, place))
-        elif account and entry.host:
+        elif account and entry.host and entry.identity != "unknown":
             self._was_at(entry.who, place, entry.time)
 
     def take_read(self, read: Access) -> None:

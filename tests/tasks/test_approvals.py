@@ -5,9 +5,11 @@ import time
 
 import pytest
 
+from tasks.errors import Refused
 from tasks.registry import policy as rules
-from tasks.registry.approvals import Approval, asked_about, keep, standing
+from tasks.registry.approvals import Approval, Asked, asked_about, keep, require_standing, spend, standing
 from tasks.registry.audit import acting, audit, entries
+from tasks.registry.refs import move_ref, read_ref
 from tasks.storage import open_store
 
 pytestmark = pytest.mark.unit
@@ -31,8 +33,13 @@ def give(home, **told):
     return given
 
 
-def counts(home, kind="deploy", subject=MODEL, terms=TERMS, right="approve", hours=1.0):
-    return standing(home, open_store(home), kind, subject, terms, right=right, hours=hours)
+def question(**told):
+    fields = {"kind": "deploy", "subject": MODEL, "terms": TERMS, "right": "approve", "exercises": "promote"}
+    return Asked(**{**fields, "hours": 1.0, **told})
+
+
+def counts(home, **told):
+    return standing(home, open_store(home), question(**told))
 
 
 def test_it_counts_for_exactly_what_was_asked(tmp_path):
@@ -61,7 +68,9 @@ def test_a_name_that_nobody_proved_does_not_count_once_a_policy_asks(tmp_path):
     rules.add_person(tmp_path, "anna", ())
     assert counts(tmp_path) is None
     path = tmp_path / "policy.yaml"
-    path.write_text(path.read_text().replace("- approve\n", "", 1))  # it is not asked for
+    path.write_text(path.read_text().replace("- approve\n", "", 1))  # what it exercises is asked for still
+    assert counts(tmp_path) is None and counts(tmp_path, exercises="approve").person == "anna"
+    path.write_text(path.read_text().replace("- promote\n", "", 1))
     assert counts(tmp_path).person == "anna"
 
 
@@ -153,3 +162,156 @@ def test_one_of_a_release_before_this_is_asked_again_and_left_alone(tmp_path, st
     given = give(tmp_path)
     assert counts(tmp_path) == given and json.loads(store.read(key).data) == old
     assert Approval.model_validate(old).proven is False
+
+
+BEFORE = f"model/tiny@{'0' * 64}"
+OTHER = f"model/tiny@{'c' * 64}"
+
+
+class House:
+    """A champion and an endpoint, changed as the product changes them: each with its entry in the audit log."""
+
+    def __init__(self, home):
+        self.home, self.store, self.served = home, open_store(home), BEFORE
+        self.crown(BEFORE)
+        self.given = give(home, before=self.stands(), valid_hours=1.0)
+
+    def stands(self):
+        return {"refs/tiny/champion": read_ref(self.store, "tiny/champion"), "endpoint/tiny": self.served}
+
+    def crown(self, ref, **told):
+        move_ref(self.store, "tiny/champion", ref, inputs=(), reason="r", **told)
+
+    def deploy(self, ref, **told):
+        audit(self.store, "deploy", what="endpoint/tiny", before=self.served, after=ref, **told)
+        self.served = ref
+
+    def counts(self):
+        return counts(self.home, stands=self.stands)
+
+    def refusal(self):
+        with pytest.raises(Refused) as caught:
+            require_standing(self.home, self.store, question(stands=self.stands), self.given)
+        assert "Start the run again" in caught.value.remedy
+        return caught.value.message
+
+
+@pytest.fixture
+def house(tmp_path):
+    return House(tmp_path)
+
+
+def test_an_approval_is_used_once(house):
+    assert house.counts() == house.given
+    spend(house.store, house.given)
+    assert house.counts() is None and "was done, and it counts once" in house.refusal()
+    again = give(house.home, before=house.stands())
+    assert house.counts() == again
+
+
+def test_a_run_that_died_in_the_middle_of_what_was_approved_goes_on_with_the_approval(house):
+    for did in (
+        lambda: house.deploy(MODEL, approval=house.given.digest),
+        lambda: house.crown(MODEL),
+        lambda: audit(house.store, "make key", what="endpoint/tiny"),
+        lambda: audit(house.store, "deploy", what="endpoint/other", after=OTHER),
+    ):
+        did()
+        assert house.counts() == house.given
+        require_standing(house.home, house.store, question(stands=house.stands), house.given)
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        lambda house: house.crown(OTHER),
+        lambda house: house.deploy(OTHER),
+        lambda house: house.deploy(MODEL),  # by somebody's own right: under which settings, nobody asked
+        lambda house: audit(house.store, "stop endpoint", what="endpoint/tiny", reason="bad"),
+        lambda house: audit(house.store, "rollback endpoint", what="endpoint/tiny", after=BEFORE),
+        lambda house: audit(house.store, "rollback", what=BEFORE, before="a" * 64, after="0" * 64),
+    ],
+)
+def test_a_later_decision_about_the_model_or_the_endpoint_ends_an_approval(house, decision):
+    decision(house)
+    assert house.counts() is None and "came after it" in house.refusal()
+    house.crown(BEFORE)
+    house.deploy(BEFORE)  # as it stood again: what was decided was decided
+    assert house.counts() is None
+
+
+def test_what_stood_while_the_question_waited_is_what_an_approval_is_for(house):
+    """The form said that the endpoint serves one model; it served another when somebody answered."""
+    asked = house.stands()
+    house.deploy(OTHER)
+    house.given = give(house.home, before=asked)
+    assert house.counts() is None and f"endpoint/tiny was {BEFORE} when it was asked about" in house.refusal()
+
+
+def test_an_approval_does_not_count_where_the_log_after_it_was_cut_or_changed(house):
+    audit(house.store, "stop endpoint", what="endpoint/tiny", reason="bad")
+    last = audit(house.store, "publish dataset", what="dataset/tiny")
+    audit(house.store, "publish dataset", what="dataset/tiny")
+    path = house.home / "store" / "documents" / "audit" / f"{last.number:08d}.json"
+    stop = path.with_name(f"{last.number - 1:08d}.json")
+    stop.write_bytes(stop.read_bytes().replace(b"endpoint/tiny", b"endpoint/tony"))
+    assert house.counts() is None
+    path.unlink()
+    assert house.counts() is None and "does not hang together" in house.refusal()
+
+
+def test_the_hours_of_an_approval_are_those_it_was_given_for(tmp_path):
+    """Who starts a run chooses `approval.valid_hours`: an approval that had expired lived again."""
+    give(tmp_path, time=time.time() - 7200, valid_hours=1.0)
+    assert counts(tmp_path, hours=1e6) is None
+    given = give(tmp_path, time=time.time() - 7200, valid_hours=1e6)
+    assert counts(tmp_path, hours=3.0) == given and counts(tmp_path, hours=1.0) is None
+
+
+def test_an_approval_of_a_release_before_hours_were_kept_counts_for_no_more_than_the_default(tmp_path):
+    given = give(tmp_path, time=time.time() - 71 * 3600)
+    assert "valid_hours" not in kept(open_store(tmp_path))[1]["approval"]
+    assert counts(tmp_path, hours=1e6) == given
+    give(tmp_path, time=time.time() - 73 * 3600, subject=OTHER)
+    assert counts(tmp_path, hours=1e6, subject=OTHER) is None
+
+
+@pytest.fixture
+def persons(tmp_path):
+    """rita may run and approve, anna approve, paul promote too; and rita's approval."""
+    rules.add_person(tmp_path, "root", ())
+    for name, may in (("rita", ("run", "approve")), ("anna", ("approve",)), ("paul", ("run", "approve", "promote"))):
+        rules.add_person(tmp_path, name, may)
+    return tmp_path
+
+
+def approved_by(home, person, **told):
+    with acting(person):
+        given = give(home, person=person, proven=True)
+    return counts(home, **told) == given
+
+
+def test_who_started_a_run_does_not_approve_its_deploy_alone(persons):
+    assert not approved_by(persons, "rita", starters=frozenset({"rita"}))
+    assert approved_by(persons, "anna", starters=frozenset({"rita"}))
+    assert approved_by(persons, "paul", starters=frozenset({"paul"}))  # it is his right anyway
+    assert approved_by(persons, "rita", starters=frozenset({"ben"}))
+    assert approved_by(persons, "rita", starters=frozenset({"rita"}), exercises="run")
+
+
+def test_where_nobody_knows_who_started_a_run_who_may_promote_approves_its_deploy(persons):
+    assert not approved_by(persons, "anna", starters=None)
+    assert approved_by(persons, "paul", starters=None)
+
+
+def test_where_promote_alone_is_asked_for_who_decides_a_deploy_proves_who_they_are(persons):
+    path = persons / "policy.yaml"
+    path.write_text(path.read_text().replace("- approve\n", "", 1))
+    give(persons, person="anna")
+    assert counts(persons) is None
+    assert approved_by(persons, "anna")
+    with pytest.raises(Refused, match="who you are"):
+        rules.authorise(persons, "approve", "anna", "", what="w", reason="r", exercises="promote")
+    assert rules.authorise(persons, "approve", "anna", "", what="w", reason="r") not in ("anna", "")
+    rules.remove_person(persons, "anna")
+    assert counts(persons) is None
