@@ -1,12 +1,14 @@
 """A flow run that events asked for, as a program, and the batches of events that tests make for it.
 
-Its arguments are one JSON object: flow, dataset, cause, set. It prints the final state of the flow run as one JSON object.
+Its arguments are one JSON object: flow, dataset, cause, set, and `person` who starts it. It prints the final state
+of the flow run as one JSON object.
 """
 
 import json
 import sys
 import time
 import uuid
+from contextlib import nullcontext
 
 
 def make_batch(home, name, subject, *, object_="", dataset="", deployment="retrain/tiny"):
@@ -50,10 +52,12 @@ def main(arguments):
     import importlib
 
     from deployments.catalogue import parameters
+    from tasks.registry.audit import acting
 
     flow = getattr(importlib.import_module(f"flows.{arguments['flow']}"), arguments["flow"])
     told = parameters(arguments["flow"], "tiny", arguments["dataset"], tuple(arguments["set"]))
-    state = flow(**told, cause=arguments["cause"], return_state=True)
+    with acting(arguments["person"]) if arguments.get("person") else nullcontext():
+        state = flow(**told, cause=arguments["cause"], return_state=True)
     return {"type": state.type.value, "message": state.message}
 
 

@@ -1,11 +1,13 @@
 """A flow that asks a person, as a program: tests/flows/test_approval.py starts it, answers, kills it and resumes it.
 
-Its arguments are one JSON object: subject, `terms`, expire_minutes, remind_minutes, and `resume`, the id of a flow run that is
-taken up again as the platform does it. It prints what came of it as one JSON object.
+Its arguments are one JSON object: subject, `terms`, expire_minutes, remind_minutes, `exercises`, `person` who starts it, whether
+to `use` the approval up, and `resume`, the id of a flow run that is taken up again as the platform does it. It prints what came
+of it as one JSON object.
 """
 
 import json
 import sys
+from contextlib import nullcontext
 
 from deployments.platform import prefect_server
 from tasks.config import ApprovalConfig
@@ -19,9 +21,10 @@ from prefect.client.orchestration import get_client  # noqa: E402
 from prefect.flow_engine import run_flow  # noqa: E402
 from prefect.states import Pending  # noqa: E402
 
-from flows.approval import approve  # noqa: E402
+from flows.approval import approve, using  # noqa: E402
 from flows.prefect_run import cancelled, flow_run  # noqa: E402
 from tasks.lifecycle import lifecycle  # noqa: E402
+from tasks.registry.audit import acting  # noqa: E402
 
 
 @flow(name="asking", persist_result=False)
@@ -29,15 +32,22 @@ def asking(subject: str, config: ApprovalConfig) -> dict:
     with lifecycle(
         "asking", config, subject=subject.split("/")[1][:20], stages=(), cancelled=cancelled, flow_run=flow_run()
     ):
-        about = {"subject": subject, "terms": ARGUMENTS.get("terms")}
-        return approve("Go on?", "Because of **this**.", config, kind="test", **about).model_dump()
+        about = {
+            "subject": subject,
+            "terms": ARGUMENTS.get("terms"),
+            "exercises": ARGUMENTS.get("exercises", "approve"),
+        }
+        given = approve("Go on?", "Because of **this**.", config, kind="test", **about)
+        with using(given) if ARGUMENTS.get("use") else nullcontext():
+            return given.model_dump()
 
 
 def run() -> dict:
     config = ApprovalConfig(**{key: ARGUMENTS[key] for key in ("expire_minutes", "remind_minutes")})
     parameters = {"subject": ARGUMENTS["subject"], "config": config.model_dump()}
     if not ARGUMENTS.get("resume"):
-        return asking(**parameters)
+        with acting(ARGUMENTS["person"]) if ARGUMENTS.get("person") else nullcontext():
+            return asking(**parameters)
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(ARGUMENTS["resume"], Pending(), force=not ARGUMENTS.get("queued"))
         known = client.read_flow_run(ARGUMENTS["resume"])

@@ -14,8 +14,11 @@ from base64 import b64encode
 from pathlib import Path
 
 import pytest
+from persons import policy_of
 from support import everything_reused
 from waiting import limit, until
+
+from tasks.process import locked
 
 ASKING = Path(__file__).parent / "asking.py"
 ANSWER = {"decision": "approve", "reason": "it is good", "person": "anna", "token": ""}
@@ -80,6 +83,9 @@ class Asking:
         keys = run["state"]["state_details"]["run_input_keyset"]
         return [self.call(f"flow_runs/{run['id']}/input/{keys[key]}") for key in ("description", "schema")]
 
+    def form_when_it_waits(self):
+        return self.form(self.waits())[0]
+
     def answer(self, run, **answer):
         """Submit the form as the page does."""
         return self.call(f"flow_runs/{run['id']}/resume", {"run_input": {**ANSWER, **answer}})["status"]
@@ -122,28 +128,7 @@ def audited(home, subject):
     return [entry for entry in home.ok("audit-log").said["entries"] if subject in entry["what"]]
 
 
-def policy_of(home, tmp_path, *persons):
-    """A role policy with these persons and their rights; returns its path and their tokens."""
-    path, tokens = tmp_path / "policy.yaml", {}
-    code = (
-        "import json, sys; from pathlib import Path; from tasks.registry.policy import add_person\n"
-        "print(json.dumps({n: add_person(Path(sys.argv[1]), n, tuple(m)) for n, m in json.loads(sys.argv[2])}))"
-    )
-    environment = home.environment() | {"HEADWAY_POLICY": str(path)}
-    path.write_text("persons: {}\n")
-    path.chmod(0o600)
-    ran = subprocess.run(
-        [sys.executable, "-c", code, str(home.path), json.dumps(persons)],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stderr
-    tokens = json.loads(ran.stdout)
-    return path, tokens
-
-
-def test_the_form_asks_and_an_approval_lets_the_run_go_on_once_for_all(home, start):
+def test_the_form_asks_and_an_approval_lets_the_run_go_on_until_it_is_used(home, start):
     asking = start()
     run = asking.waits()
     text, schema = asking.form(run)
@@ -158,14 +143,16 @@ def test_the_form_asks_and_an_approval_lets_the_run_go_on_once_for_all(home, sta
     approval = asking.said()["approval"]
     assert (approval["person"], approval["reason"]) == ("anna", "it is good")
     subject = asking.arguments["subject"]
-    again = start(subject=subject).said()
+    again = start(subject=subject, use=True).said()
     assert again["approval"] == approval
-    [entry] = audited(home, subject)
+    assert "Go on?" in start(subject=subject).form_when_it_waits()  # what was approved is done
+    used, entry = audited(home, subject)
+    assert used["action"] == "use approval"
     assert (entry["action"], entry["claimed"], entry["reason"]) == ("approve", "anna", "it is good")
     assert asking.state(run)["type"] == "COMPLETED"
     elsewhere = start(subject=subject, terms={"endpoint": "other"})
-    text, _ = elsewhere.form(elsewhere.waits())  # it is asked, and says what about
-    assert f"An approval counts for 72 hours, for exactly this: `test {subject} (endpoint other)`." in text
+    text = elsewhere.form_when_it_waits()  # it is asked, and says what about
+    assert f"An approval counts once, within 72 hours, for exactly this: `test {subject} (endpoint other)`." in text
 
 
 @pytest.mark.long
@@ -200,13 +187,15 @@ def test_a_rejection_closes_the_gate_with_the_reason_and_is_shown_the_next_time(
     assert [entry["action"] for entry in audited(home, asking.arguments["subject"])] == ["approve", "reject"]
 
 
-def test_who_has_not_the_right_is_refused_audited_and_asked_again_and_no_token_is_kept(home, start, tmp_path):
-    persons = (("root", []), ("anna", ["approve"]), ("bert", ["run"]))
+def test_who_may_not_decide_is_refused_as_somebody_unknown_and_asked_again_and_no_token_is_kept(home, start, tmp_path):
+    """A wrong answer is of whoever sent it, not of the run's person; and who started a deploy does not approve it alone."""
+    persons = (("root", []), ("anna", ["approve"]), ("bert", ["run"]), ("rita", ["run", "approve"]))
     policy, tokens = policy_of(home, tmp_path, *persons)
-    asking = start(policy=policy)
+    asking = start(policy=policy, person="rita", exercises="promote")
     run = asking.waits()
     wrong = "hwt_" + secrets.token_urlsafe(32)
-    tries = [("anna", wrong, "do not belong together"), ("bert", tokens["bert"], "bert")]
+    tries = [("anna", wrong, "do not belong together"), ("bert", tokens["bert"], "bert may not")]
+    tries += [("rita", tokens["rita"], "rita started the run")]
     for person, token, why in tries:
         assert asking.answer(run, person=person, token=token) == "ACCEPT"
         run = asking.waits(again_after=run["state"]["state_details"]["pause_key"])
@@ -215,10 +204,30 @@ def test_who_has_not_the_right_is_refused_audited_and_asked_again_and_no_token_i
     assert asking.answer(run, person="anna", token=tokens["anna"]) == "ACCEPT"
     assert asking.said()["approval"]["person"] == "anna"
     entries = audited(home, asking.arguments["subject"])
-    assert [entry["outcome"] for entry in entries] == ["done", "refused", "refused"]
-    assert entries[0]["who"] == "anna" and entries[1]["claimed"] == "bert"
-    for secret in (wrong, tokens["anna"], tokens["bert"]):
+    assert [entry["outcome"] for entry in entries] == ["done", "refused", "refused", "refused"]
+    assert entries[0]["who"] == "anna" and [entry["claimed"] for entry in entries[1:]] == ["rita", "bert", "anna"]
+    assert {(entry["who"], entry["identity"]) for entry in entries[1:]} == {("unknown", "unknown")}
+    for secret in (wrong, *tokens.values()):
         assert holding(home.path, secret) == []
+
+
+def test_where_promote_is_asked_for_and_approve_is_not_who_decides_a_deploy_shows_a_token(
+    home, start, tmp_path, monkeypatch
+):
+    policy, tokens = policy_of(home, tmp_path, ("root", []), ("anna", ["run"]))
+    policy.write_text(policy.read_text().replace("- approve\n", "", 1))
+    monkeypatch.setenv("HEADWAY_POLICY", str(policy))
+    asking = start(policy=policy, person="root", exercises="promote")
+    run = asking.waits()
+    words = ("approve", run["id"], "--approve", "--as", "anna", "--reason", "it is good")
+    refused = home.run(*words)
+    assert refused.code == 2 and "who you are" in refused.stderr
+    assert asking.answer(run, person="anna") == "ACCEPT"  # the form, without a token
+    asking.waits(again_after=run["state"]["state_details"]["pause_key"])
+    monkeypatch.setenv("HEADWAY_TOKEN", tokens["anna"])
+    home.ok(*words)
+    approval = asking.said()["approval"]
+    assert (approval["person"], approval["proven"]) == ("anna", True)
 
 
 def holding(folder, secret):
@@ -341,6 +350,30 @@ def test_who_may_only_run_gives_the_champion_to_no_endpoint_and_no_settings_that
     assert home.ok("endpoint", "list").said["endpoints"] == before
 
 
+def deploy_waits(home, *words):
+    """A retraining, once it waits for the approval of its deploy; and the question."""
+    process = home.start("retrain", "-c", "tiny", *words, "--json")
+    [waiting] = until(lambda: [w for w in home.ok("approve").said["waiting"] if w["flow"] == "retrain"], timeout=180)
+    return process, waiting
+
+
+@pytest.mark.long
+def test_an_approver_who_is_removed_while_the_deploy_waits_for_its_endpoint_counts_no_more(home, shown):
+    before = home.ok("endpoint", "list").said["endpoints"]
+    shown("ben")
+    with locked(home.path / "endpoints" / "tiny.lock"):
+        process, waiting = deploy_waits(home, "--as", "ben", *OTHER, "--set", "approval.before_deploy=true")
+        shown("anna")
+        home.ok("approve", waiting["flow_run"][:8], "--approve", "--as", "anna", "--reason", "it is the champion")
+        log = home.path / "runs" / waiting["flow_run"] / "events.jsonl"
+        until(lambda: '"event": "started", "stage": "deploy"' in log.read_text(), timeout=60)
+        shown("root")
+        home.ok("person", "remove", "anna", "--as", "root")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 2 and "the approval that anna gave does not count any more" in err, out
+    assert home.ok("endpoint", "list").said["endpoints"] == before
+
+
 @pytest.mark.long
 def test_other_settings_are_deployed_in_the_name_of_who_approved_them_and_the_first_ones_again_after_that(
     home, shown, monkeypatch
@@ -348,8 +381,7 @@ def test_other_settings_are_deployed_in_the_name_of_who_approved_them_and_the_fi
     shown("ben")
     assert home.retrain("--as", "ben", "--from", "deploy").code == 2
     asked = ("--as", "ben", *OTHER, "--set", "approval.before_deploy=true")
-    process = home.start("retrain", "-c", "tiny", *asked, "--json")
-    [waiting] = until(lambda: [w for w in home.ok("approve").said["waiting"] if w["flow"] == "retrain"], timeout=180)
+    process, waiting = deploy_waits(home, *asked)
     assert "to endpoint/tiny under settings " in waiting["question"]
     shown("anna")
     home.ok("approve", waiting["flow_run"][:8], "--approve", "--as", "anna", "--reason", "it is the champion")
@@ -359,6 +391,14 @@ def test_other_settings_are_deployed_in_the_name_of_who_approved_them_and_the_fi
     assert (deployed["action"], deployed["who"]) == ("deploy", "anna")
     shown("ben")
     assert home.retrain(*asked).statuses() == everything_reused()
+    shown("root")
+    home.ok("endpoint", "stop", "tiny", "--as", "root", "--reason", "bad")
+    shown("ben")
+    replayed, waiting = deploy_waits(home, *asked)  # the approval was used, and somebody decided otherwise
+    shown("root")
+    home.ok("approve", waiting["flow_run"][:8], "--reject", "--as", "root", "--reason", "it was stopped")
+    assert replayed.communicate(timeout=120) and replayed.returncode == 3
+    shown("ben")
     elsewhere = home.retrain("--dry-run", *asked, "--set", "deployment.endpoint=elsewhere")
     assert "approval required" in elsewhere.said["stages"][-1]["why"]
     monkeypatch.delenv("HEADWAY_POLICY")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from caused import make_batch
+from persons import policy_of
 from waiting import limit
 
 CAUSED = Path(__file__).parents[1] / "caused.py"
@@ -90,8 +91,24 @@ def test_an_approved_one_runs_and_mlflow_and_the_audit_log_say_who_and_why(home,
         [(run,)] = database.execute(query, (asked["flow_run"],)).fetchall()
         tags = dict(database.execute("SELECT key, value FROM tags WHERE run_uuid = ?", (run,)).fetchall())
     assert tags["headway.approval_reason"] == "it drifted" and tags["headway.approved_by"]
-    again = start(home, revalidation)  # the same evidence was approved: it is not asked for twice
-    assert ended(again)["type"] == "COMPLETED"
+    again = start(home, revalidation)  # what was agreed to is done
+    asked = waiting(home, again)
+    home.ok("approve", asked["flow_run"][:8], "--reject", "--reason", "it is done")
+    assert ended(again)["type"] == "FAILED"
+
+
+def test_agreeing_to_a_training_gives_no_right_to_deploy(home, revalidation, tmp_path, monkeypatch):
+    """The whole run went on in the name of who agreed; the form told of neither the endpoint nor the settings."""
+    policy, tokens = policy_of(home, tmp_path, ("root", []))
+    monkeypatch.setenv("HEADWAY_POLICY", str(policy))
+    monkeypatch.setenv("HEADWAY_TOKEN", tokens["root"])
+    process = start(home, revalidation, set=[*ASKING, "deployment.degrade=false"], person="bridge")
+    asked = waiting(home, process)
+    text = form(home, asked["flow_run"])
+    assert "for endpoint/tiny?" in text and "deployment.degrade" in text
+    home.ok("approve", asked["flow_run"][:8], "--approve", "--as", "root", "--reason", "it drifted")
+    said = ended(process)
+    assert said["type"] == "FAILED" and "bridge may not promote" in said["message"], said
 
 
 @pytest.mark.long
