@@ -284,6 +284,15 @@ def test_many_denials_of_one_name_fire_until_they_stop(world):
     assert world.look(11 * 60) == [] and world.told() == [("cleared", "many_denials")]
 
 
+def test_what_somebody_unknown_did_tells_nothing_of_where_a_name_belongs(world):
+    for host in ("h", "other"):
+        append(
+            open_store(world.home),
+            {"action": "approve", "who": "unknown", "identity": "unknown", "host": host, "account": host},
+        )
+    assert world.look(1) == []
+
+
 def test_many_names_that_are_tried_from_one_place_fire_as_well(world):
     for name in ("anna", "ben", "carl", "dora", "emil"):
         refuse(world, name, 1)

@@ -46,8 +46,7 @@ def run() -> dict:
     config = ApprovalConfig(**{key: ARGUMENTS[key] for key in ("expire_minutes", "remind_minutes")})
     parameters = {"subject": ARGUMENTS["subject"], "config": config.model_dump()}
     if not ARGUMENTS.get("resume"):
-        with acting(ARGUMENTS["person"]) if ARGUMENTS.get("person") else nullcontext():
-            return asking(**parameters)
+        return asking(**parameters)
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(ARGUMENTS["resume"], Pending(), force=not ARGUMENTS.get("queued"))
         known = client.read_flow_run(ARGUMENTS["resume"])
@@ -56,6 +55,7 @@ def run() -> dict:
 
 if __name__ == "__main__":
     try:
-        print(json.dumps({"approval": run()}))
+        with acting(ARGUMENTS["person"]) if ARGUMENTS.get("person") else nullcontext():
+            print(json.dumps({"approval": run()}))
     except Exception as error:  # noqa: BLE001 - a program's main
         print(json.dumps({"error": type(error).__name__, "message": str(error), "stage": getattr(error, "stage", "")}))

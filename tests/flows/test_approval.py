@@ -19,6 +19,8 @@ from support import everything_reused
 from waiting import limit, until
 
 from tasks.process import locked
+from tasks.registry.audit import acting, audit
+from tasks.storage import open_store
 
 ASKING = Path(__file__).parent / "asking.py"
 ANSWER = {"decision": "approve", "reason": "it is good", "person": "anna", "token": ""}
@@ -209,6 +211,24 @@ def test_who_may_not_decide_is_refused_as_somebody_unknown_and_asked_again_and_n
     assert {(entry["who"], entry["identity"]) for entry in entries[1:]} == {("unknown", "unknown")}
     for secret in (wrong, *tokens.values()):
         assert holding(home.path, secret) == []
+
+
+def test_who_handed_a_run_to_the_platform_does_not_approve_its_deploy_alone(home, start, tmp_path):
+    """It goes on there as `prefect`; the audit log has who handed it over, under the key of the flow run."""
+    policy, tokens = policy_of(home, tmp_path, ("root", []), ("anna", ["approve"]), ("rita", ["run", "approve"]))
+    warm, key = start(expire_minutes=0.02), secrets.token_hex(8)
+    with acting("rita"):
+        audit(open_store(home.path), "start run", what=f"asking/one on the platform, under the key {key}")
+    flow = warm.said() and warm.runs()[0]["flow_id"]
+    made = {"flow_id": flow, "idempotency_key": key, "state": {"type": "PENDING"}, "parameters": {}}
+    handed = warm.call("flow_runs/", made)
+    asking = start(resume=handed["id"], policy=policy, person="prefect", exercises="promote")
+    run = asking.waits()
+    assert asking.answer(run, person="rita", token=tokens["rita"]) == "ACCEPT"
+    run = asking.waits(again_after=run["state"]["state_details"]["pause_key"])
+    assert "rita started the run" in asking.form(run)[0]
+    assert asking.answer(run, person="anna", token=tokens["anna"]) == "ACCEPT"
+    assert asking.said()["approval"]["person"] == "anna"
 
 
 def test_where_promote_is_asked_for_and_approve_is_not_who_decides_a_deploy_shows_a_token(
