@@ -349,8 +349,9 @@ def test_training_waits_for_a_person_who_sees_its_plan(home, done):
 
 @pytest.fixture
 def shown(home, done, tmp_path, monkeypatch):
-    """Who acts from now on, by a role policy: ben, who may run, or anna, who may approve."""
-    path, tokens = policy_of(home, tmp_path, ("root", []), ("ben", ["run"]), ("anna", ["approve"]))
+    """Who acts from now on, by a role policy: ben, who may run; anna, who may approve; or root."""
+    root = ("root", ["override", "roll_back", "approve"])
+    path, tokens = policy_of(home, tmp_path, root, ("ben", ["run"]), ("anna", ["approve"]))
     monkeypatch.setenv("HEADWAY_POLICY", str(path))
     return lambda name: monkeypatch.setenv("HEADWAY_TOKEN", tokens[name])
 

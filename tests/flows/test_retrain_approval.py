@@ -83,7 +83,8 @@ def test_an_approved_one_runs_and_mlflow_and_the_audit_log_say_who_and_why(home,
     home.ok("approve", asked["flow_run"][:8], "--approve", "--reason", "it drifted")
     said = ended(process)
     assert said["type"] == "COMPLETED", said
-    [entry, *_] = [e for e in home.ok("audit-log").said["entries"] if revalidation["ref"] in e["what"]]
+    [used, entry, *_] = [e for e in home.ok("audit-log").said["entries"] if revalidation["ref"] in e["what"]]
+    assert used["action"] == "use approval"
     assert (entry["action"], entry["reason"]) == ("approve", "it drifted") and entry["what"].startswith("retrain ")
     home.ok("lineage", "--sync")
     with sqlite3.connect(home.path / "mlflow" / "mlflow.db") as database:
@@ -99,7 +100,7 @@ def test_an_approved_one_runs_and_mlflow_and_the_audit_log_say_who_and_why(home,
 
 def test_agreeing_to_a_training_gives_no_right_to_deploy(home, revalidation, tmp_path, monkeypatch):
     """The whole run went on in the name of who agreed; the form told of neither the endpoint nor the settings."""
-    policy, tokens = policy_of(home, tmp_path, ("root", []))
+    policy, tokens = policy_of(home, tmp_path, ("root", ["approve", "promote"]))
     monkeypatch.setenv("HEADWAY_POLICY", str(policy))
     monkeypatch.setenv("HEADWAY_TOKEN", tokens["root"])
     process = start(home, revalidation, set=[*ASKING, "deployment.degrade=false"], person="bridge")
