@@ -387,7 +387,7 @@ def test_an_approver_who_is_removed_while_the_deploy_waits_for_its_endpoint_coun
         shown("anna")
         home.ok("approve", waiting["flow_run"][:8], "--approve", "--as", "anna", "--reason", "it is the champion")
         log = home.path / "runs" / waiting["flow_run"] / "events.jsonl"
-        until(lambda: '"event": "started", "stage": "deploy"' in log.read_text(), timeout=60)
+        until(lambda: '"stage": "deploy", "estimate"' in log.read_text(), timeout=60)
         shown("root")
         home.ok("person", "remove", "anna", "--as", "root")
     out, err = process.communicate(timeout=120)
