@@ -381,9 +381,10 @@ def deploy_waits(home, *words):
 @pytest.mark.long
 def test_an_approver_who_is_removed_while_the_deploy_waits_for_its_endpoint_counts_no_more(home, shown):
     before = home.ok("endpoint", "list").said["endpoints"]
+    asked = ("--as", "ben", "--set", "deployment.start_timeout_seconds=61", "--set", "approval.before_deploy=true")
     shown("ben")
     with locked(home.path / "endpoints" / "tiny.lock"):
-        process, waiting = deploy_waits(home, "--as", "ben", *OTHER, "--set", "approval.before_deploy=true")
+        process, waiting = deploy_waits(home, *asked)
         shown("anna")
         home.ok("approve", waiting["flow_run"][:8], "--approve", "--as", "anna", "--reason", "it is the champion")
         log = home.path / "runs" / waiting["flow_run"] / "events.jsonl"
