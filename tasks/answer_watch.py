@@ -1,6 +1,7 @@
 """The answers of endpoints in service, window after window: which stand out, and what is said of it, once.
 
-A window is over when it holds enough answers, and is judged once, so that the false-alarm rate is that of a window. The first one
+A window is over when it holds enough answers, and is judged once, so that the false-alarm rate is that of a window. One that
+cannot be judged, because its answers come in a few bursts, goes on until it is as long as its reference. The first one
 of an endpoint whose model brings no reference of its own is not judged: later ones are compared with it. Two in a row
 must stand out before `endpoint.anomaly` is said; too many failing requests, and answers that callers call wrong, are said at
 once. What stands is over when no window stood out for a while: an alarm that flaps is one. A column that comes to stand out
@@ -147,7 +148,8 @@ def _next(
     known: Followed, told: Mapping[str, Any], config: ServiceConfig, *, now: float
 ) -> tuple[Followed, dict[str, list[str]]]:
     """How an endpoint is followed after a window, and the columns that are to be said of it. Pure."""
-    if told["verdict"] == "insufficient" and (told["requests"] < config.min_requests or told["against"] == "model"):
+    short = told["requests"] < max(config.min_requests, told["reference_requests"])
+    if told["verdict"] == "insufficient" and (short or told["against"] == "model"):
         return _cooled(known, now), {}
     if told["verdict"] != "anomaly":
         return _cooled(known._replace(since=now, before=known.before if known.said else None), now), {}

@@ -1,10 +1,11 @@
 """What an endpoint answered lately, against what it answered before: whether it is an anomaly, and what moved.
 
 Only measures are compared (tasks/formats/answers.py); there is no text. The reference is what the same endpoint answered with
-the same model before, or the `reference.json` of the model. Two things must agree on an anomaly: random splits of all answers, by
-which the false-alarm rate is kept over all columns together (tasks/drift/family.py), and other stretches of the reference as long
-as the window: traffic changes with the hour, and what comes and goes is none. Labels are judged beside them, by
-tasks/answering/accuracy.py. Who asks, and what is done then, does not live here. See docs/watch.md.
+the same model before, at the window's time of day, or the `reference.json` of the model. Two things must agree on an anomaly:
+random splits of all answers, in blocks of those that hang together (tasks/answering/blocks.py), by which the false-alarm rate is
+kept over all columns together (tasks/drift/family.py); and other stretches of the reference as long as the window, by their most
+unusual column: what comes and goes is no anomaly. Labels are judged beside them, by tasks/answering/accuracy.py. Who asks, and
+what is done then, does not live here. See docs/watch.md.
 """
 
 from __future__ import annotations
@@ -13,30 +14,31 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tasks.answering.accuracy import SHARE, accuracy_column, judged
+from tasks.answering.blocks import Run, block_length, cut, orders, same_time_of_day
 from tasks.answering.measures import ENDS, FINISHED, MEASURES, Measure, failed, filled, how_ended, known, mean, present
 from tasks.answering.reading import ended, read
 from tasks.answering.reference import answers_of_reference
-from tasks.drift.family import Judged, judge
+from tasks.drift.family import judge
 from tasks.drift.histograms import moved
-from tasks.drift.splits import Splits, Values, greatest_step, split
+from tasks.drift.splits import Splits, Values, greatest_step
 from tasks.endpoints.local import outputs_of
 from tasks.formats.answers import Answer, Label
 from tasks.formats.reference import FEWEST
 from tasks.process import read_json
 from tasks.revalidation_config import ServiceConfig
 
-MOST_ANSWERS = 2000
-"""Of each side that the tests look at, spread evenly over its time."""
+MOST_ANSWERS, RUNS = 2000, 20
+"""Of each side that the tests look at: so many runs of neighbours, spread evenly over its time."""
 SPLITS, MOST_SPLITS = 400, 4000
 STRETCHES, FEWEST_STRETCHES = 20, 5
 USUAL_SHARE = 0.9
-"""Share of the reference's stretches that the window must be further off than: the rest may have been an anomaly itself."""
+"""Share of the reference's stretches that the window must be further off than, each by its most unusual column: the rest may have
+been an anomaly itself."""
 ERRORS_NEED = 10
 """Fewest requests that a share of errors is judged by."""
 BINS = 8
@@ -102,12 +104,22 @@ def compare(
     own = against == "model"
     fewest = FEWEST if own else config.min_requests
     enough = len(window) >= config.min_requests and len(reference) >= fewest
-    columns = _columns(reference, window, config, share, OTHER_PROMPTS if own else 0.0, enough=enough)
+    alike = reference if own or not enough else _comparable(reference, window, config)
+    columns = _columns(alike, window, config, share, own=own, enough=enough)
     columns = [*_too_many_errors(columns, window, config), *([accuracy] if accuracy else [])]
     p_values = [column["p_value"] for column in columns if column["p_value"] is not None]
     verdicts = {column["verdict"] for column in columns}
-    verdict = "anomaly" if "anomaly" in verdicts else "none" if enough else "insufficient"
+    verdict = "anomaly" if "anomaly" in verdicts else "none" if enough and "none" in verdicts else "insufficient"
     return {**counts, "verdict": verdict, "p_value": min(p_values) if p_values else None, "columns": columns}
+
+
+def _comparable(reference: Sequence[Answer], window: Sequence[Answer], config: ServiceConfig) -> list[Answer]:
+    """What was answered at the window's time of day, at least as many answers as the window has: traffic changes with the hour."""
+    times = np.array([ended(answer) for answer in reference])
+    begins, ends = ended(window[0]), ended(window[-1])
+    fewest = max(config.min_requests, len(window))
+    chosen = same_time_of_day(times, begins, ends, fewest=fewest)
+    return [answer for answer, one in zip(reference, chosen, strict=True) if one]
 
 
 def _columns(
@@ -115,78 +127,125 @@ def _columns(
     window: Sequence[Answer],
     config: ServiceConfig,
     share: float,
-    smallest: float,
     *,
+    own: bool,
     enough: bool,
 ) -> list[dict[str, Any]]:
-    """The measures' columns, judged at a share of the false-alarm rate where there are enough answers for that."""
+    """The measures' columns, judged at a share of the false-alarm rate where there are enough answers for that.
+
+    What stands out must do so by every order in which answers may hang together; a column that one of them cannot judge is
+    `insufficient`.
+    """
     old, new = _drawn(reference), _drawn(window)
     measures = [measure for measure in (*MEASURES, FINISHED) if known(measure, old, new)]
+    columns = [_column(measure, old, new) for measure in measures]
     if not enough:
-        return [_column(measure, old, new) for measure in measures]
+        return columns
     rate = config.false_alarm_rate * share
-    values = _values(measures, old, new, rate)
-    judgement = judge(values, rate)
-    usual = np.maximum(_usual(measures, old, reference, window), smallest)
-    columns = [
-        _column(measure, old, new) | _judged(measure, values[:, place], judgement, place, usual[place], rate)
-        for place, measure in enumerate(measures)
+    usual = np.maximum(_usual(measures, old, reference, window), OTHER_PROMPTS if own else 0.0)
+    callers = [[answer.caller for answer in side] for side in (old, new)]
+    judged = [_by_order(measures, [*old, *new], runs, rate, learnt_from_new=own) for runs in orders(*callers)]
+    return [
+        column | _agreed(measure, each, usual[place], rate, share)
+        for place, (column, measure, each) in enumerate(zip(columns, measures, zip(*judged, strict=True), strict=True))
     ]
-    return [column | {"p_value": min(column["p_value"] / share, 1.0)} for column in columns]
 
 
-def _values(measures: Sequence[Measure], old: Sequence[Answer], new: Sequence[Answer], rate: float) -> Values:
-    """How far the sides of each split lie apart, shape [splits + 1, measures]."""
-    splits = split(len(old), len(new), splits=min(max(SPLITS, math.ceil(4 / rate)), MOST_SPLITS), seed=SEED)
-    return _distances(measures, [*old, *new], splits)
+def _by_order(
+    measures: Sequence[Measure], answers: Sequence[Answer], runs: Sequence[Run], rate: float, *, learnt_from_new: bool
+) -> list[_Judged | None]:
+    """Every measure by splits of blocks; None where there are too few blocks for anything to stand out.
+
+    How far answers hang together is learnt from the reference, because an anomaly that begins in the window hangs together as
+    well; from the window where the reference has no order. Measures whose blocks are of one length are judged as a family, and
+    each family has its part of the rate.
+    """
+    values = [_values(measure, answers) for measure in measures]
+    learnt, stretch = [run for run in runs if run.new is learnt_from_new], sum(len(run.rows) for run in runs if run.new)
+    lengths = [block_length(one, learnt, stretch=stretch) for one in values]
+    found: list[_Judged | None] = [None] * len(measures)
+    for length in sorted(set(lengths)):
+        places = [place for place, one in enumerate(lengths) if one == length]
+        blocks, part = cut(runs, length), len(places) / len(measures)
+        if blocks.possible() < 1 / (rate * part):
+            continue
+        count = min(max(SPLITS, math.ceil(4 / (rate * part))), MOST_SPLITS)
+        splits = Splits(blocks.drawn(splits=count, seed=SEED))
+        apart = np.stack([_distances(measures[place], values[place], splits) for place in places], axis=1)
+        judgement = judge(apart, rate * part)
+        for column, place in enumerate(places):
+            p_value, threshold = float(judgement.p_values[column]), float(judgement.thresholds[column])
+            found[place] = _Judged(apart[:, column], min(p_value / part, 1.0), threshold)
+    return found
 
 
-def _distances(measures: Sequence[Measure], answers: Sequence[Answer], splits: Splits) -> Values:
-    found = [
-        _total_variation(np.array([[how_ended(answer) == end for end in ENDS] for answer in answers]), splits)
-        if measure is FINISHED
-        else greatest_step(filled(measure, answers), splits)
-        for measure in measures
-    ]
-    return np.stack(found, axis=1)
+class _Judged(NamedTuple):
+    """A measure by one order: its distances, of the question first and then of splits; p-value over all measures; threshold."""
+
+    apart: Values
+    p_value: float
+    threshold: float
 
 
-def _total_variation(labels: NDArray[np.bool_], splits: Splits) -> Values:
+def _values(measure: Measure, answers: Sequence[Answer]) -> Values:
+    """Of each answer what sides are compared by: its rank, so that one huge value does not drown the rest; of ends a row of 0 and 1."""
+    if measure is FINISHED:
+        return np.array([[how_ended(answer) == end for end in ENDS] for answer in answers], np.float64)
+    _, ranks = np.unique(filled(measure, answers), return_inverse=True)
+    return np.asarray(ranks, np.float64)
+
+
+def _distances(measure: Measure, values: Values, splits: Splits) -> Values:
+    return _total_variation(values, splits) if measure is FINISHED else greatest_step(values, splits)
+
+
+def _total_variation(labels: Values, splits: Splits) -> Values:
     """Half the sum of the differences of all shares, of each split; `labels` is [answers, labels], one of each row set."""
-    of_old, of_new = splits.sizes
+    of_new = splits.new.sum(axis=1, keepdims=True)
     new = splits.new @ labels.astype(np.float32)
     old = labels.sum(axis=0) - new
-    return np.asarray(np.abs(new / of_new - old / of_old).sum(axis=1) / 2, np.float64)
+    return np.asarray(np.abs(new / of_new - old / (len(labels) - of_new)).sum(axis=1) / 2, np.float64)
 
 
 def _usual(
     measures: Sequence[Measure], old: Sequence[Answer], reference: Sequence[Answer], window: Sequence[Answer]
 ) -> Values:
-    """How far most stretches of the reference, as many answers long as the window, lie from all of it; 0 with too few of them."""
+    """How far most stretches of the reference, as many answers long as the window, lie from all of it; 0 with too few of them.
+
+    A stretch is as far as its most unusual column, in units of that column's median stretch.
+    """
     count = min(STRETCHES, len(reference) // len(window))
     if count < FEWEST_STRETCHES:
         return np.zeros(len(measures))
     starts = np.linspace(0, len(reference) - len(window), count).astype(int)
-    stretches = (_drawn(reference[start : start + len(window)]) for start in starts)
-    apart = [_distances(measures, [*old, *one], _as_they_are(len(old), len(one)))[0] for one in stretches]
-    return np.asarray(np.quantile(apart, USUAL_SHARE, axis=0), np.float64)
+    stretches = [_drawn(reference[start : start + len(window)]) for start in starts]
+    apart = np.array([_apart(measures, old, one) for one in stretches])
+    unit = np.median(apart, axis=0)
+    times = np.divide(apart, unit, out=np.zeros_like(apart), where=np.broadcast_to(unit > 0, apart.shape))
+    return np.asarray(np.quantile(times.max(axis=1), USUAL_SHARE) * unit, np.float64)
 
 
-def _as_they_are(old: int, new: int) -> Splits:
-    return Splits(np.array([[0] * old + [1] * new], np.float32))
+def _apart(measures: Sequence[Measure], old: Sequence[Answer], one: Sequence[Answer]) -> list[float]:
+    as_they_are = Splits(np.array([[0] * len(old) + [1] * len(one)], np.float32))
+    both = [*old, *one]
+    return [float(_distances(measure, _values(measure, both), as_they_are)[0]) for measure in measures]
 
 
-def _judged(
-    measure: Measure, values: Values, judgement: Judged, place: int, usual: float, rate: float
+def _agreed(
+    measure: Measure, judged: Sequence[_Judged | None], usual: float, rate: float, share: float
 ) -> dict[str, Any]:
-    threshold = max(float(judgement.thresholds[place]), measure.smallest, float(usual))
-    unusual = judgement.p_values[place] <= rate and values[0] >= threshold
+    """A column by all orders: the largest p-value and threshold; nothing where one of them cannot judge."""
+    sure = [each for each in judged if each is not None]
+    if len(sure) < len(judged):
+        return {}
+    value, p_value = float(sure[0].apart[0]), max(each.p_value for each in sure)
+    threshold = max(*(each.threshold for each in sure), measure.smallest, usual)
     return {
-        "value": float(values[0]),
+        "value": value,
         "threshold": threshold,
-        "p_value": float(judgement.p_values[place]),
-        "verdict": "anomaly" if unusual else "none",
-        "null": [round(float(value), 6) for value in values[1 : NULL_SHOWN + 1]],
+        "p_value": min(p_value / share, 1.0),
+        "verdict": "anomaly" if p_value <= rate and value >= threshold else "none",
+        "null": [round(float(each), 6) for each in sure[0].apart[1 : NULL_SHOWN + 1]],
     }
 
 
@@ -241,4 +300,5 @@ def _too_many_errors(
 def _drawn(answers: Sequence[Answer]) -> list[Answer]:
     if len(answers) <= MOST_ANSWERS:
         return list(answers)
-    return [answers[int(place)] for place in np.linspace(0, len(answers) - 1, MOST_ANSWERS)]
+    ends = np.linspace(0, len(answers), RUNS + 1).astype(int)[1:]
+    return [answer for end in ends for answer in answers[end - MOST_ANSWERS // RUNS : end]]

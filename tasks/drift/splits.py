@@ -85,8 +85,7 @@ def greatest_step(values: NDArray[Any], splits: Splits) -> Values:
     ends = np.append(ranked[1:] != ranked[:-1], True)
     new = np.cumsum(splits.new[:, order], axis=1, dtype=np.float64)[:, ends]
     old = np.flatnonzero(ends) + 1 - new
-    of_old, of_new = splits.sizes
-    return np.asarray(np.abs(new / of_new - old / of_old).max(axis=1), np.float64)
+    return np.asarray(np.abs(new / new[:, -1:] - old / old[:, -1:]).max(axis=1), np.float64)
 
 
 def deviations(values: NDArray[Any], splits: Splits) -> Values:
