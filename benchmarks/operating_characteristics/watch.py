@@ -31,11 +31,11 @@ HOUR, DAY = 3600.0, 86_400.0
 HOURS = 71
 """Of a daily cycle that is followed from its first answer on."""
 LOOK_SECONDS = 600.0
-RATE = 200 / HOUR
+RATE = 120 / HOUR
 """Requests a second in the mean of a day."""
 SWING = 0.5
 """By which the hour moves lengths and seconds a token, to either side of the day's mean."""
-LATER = 4 * DAY
+LATER = 2 * DAY
 """From which on a window of the cycle has the same hour of other days behind it."""
 LEAST_POWER = "found in >= 90 %"
 
@@ -78,7 +78,7 @@ BURSTS = (
     Traffic("bursts of 5 alike, four callers at a time", 5, "overlapping"),
     Traffic("bursts of 20 alike, four callers at a time", 20, "overlapping"),
 )
-CYCLE = Traffic("lengths and times by the hour of the day, after four days", cycle=True)
+CYCLE = Traffic("lengths and times by the hour of the day, after two days", cycle=True)
 
 
 def _broken(answer: Answer) -> Answer:

@@ -81,8 +81,7 @@ def _judged(
     values = np.concatenate([old, new])
     nulls = []
     for runs in orders(*callers):
-        before = [run for run in runs if not run.new]
-        blocks = cut(runs, block_length(values, before, stretch=len(new)))
+        blocks = cut(runs, block_length(values, runs, stretch=len(new)))
         if blocks.possible() < 1 / rate:
             return {}
         losses = _losses(values, blocks)
