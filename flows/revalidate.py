@@ -39,7 +39,7 @@ from tasks.integrity import integrity
 from tasks.lifecycle import Lifecycle, lifecycle
 from tasks.measure_drift import measure_drift
 from tasks.registry.refs import read_ref
-from tasks.registry.revalidations import answers_judged, champions, degraded_in_a_row, learnt_from
+from tasks.registry.revalidations import answers_judged, champions, degraded_in_a_row, documents_looked_at, learnt_from
 from tasks.registry.tampering import serving
 from tasks.revalidation import Found, Part, verdict
 from tasks.revalidation_config import ServiceConfig
@@ -95,6 +95,7 @@ def looked_after(run: Lifecycle, name: str, config: RevalidateConfig) -> Revalid
         ),
         reference=(learnt_from(run.store, champion.ref) or "") if sound.passed else "",
         degraded_before=degraded_in_a_row(run.store, champion.ref),
+        documents_before=documents_looked_at(run.store, champion.ref),
     )
     if not sound.passed:
         concluded(run, verdict(champion, given, None, None, None, *settings, found=found))
@@ -172,7 +173,7 @@ def drift_of(
     except Unknown:
         return None, False
     text, cluster = config.validation.text_field, unqualified(config.cluster)
-    return measure_drift(accepted, before, config.revalidation.drift, checkpoint, text, on=cluster), False
+    return measure_drift(accepted, before, config.revalidation.judged_drift(), checkpoint, text, on=cluster), False
 
 
 def measured(
@@ -192,10 +193,19 @@ def measured(
 
 
 def service_of(run: Lifecycle, champion: Model, config: ServiceConfig) -> dict[str, Any] | None:
-    """What is unusual in the answers of endpoints since the last revalidation; None where none writes them down."""
+    """What is unusual in the answers of endpoints since the last revalidation; None where none writes them down.
+
+    Several endpoints of one champion share the false-alarm rate (Bonferroni): one of many stands out by chance more often.
+    """
     since = answers_judged(run.store, champion.ref, fewest=config.min_requests)
-    told = (anomalies(run.home, name, since=since, config=config) for name in serving(run.home, champion.ref))
+    names = list(serving(run.home, champion.ref))
+    told = (anomalies(run.home, name, since=since, config=shared_rate(config, len(names))) for name in names)
     return min((each for each in told if each), key=lambda each: GRAVEST.index(each["verdict"]), default=None)
+
+
+def shared_rate(config: ServiceConfig, endpoints: int) -> ServiceConfig:
+    """The part of the false-alarm rate that each of some endpoints is judged at."""
+    return config.model_copy(update={"false_alarm_rate": config.false_alarm_rate / max(endpoints, 1)})
 
 
 def _held_out(store: Store, validation: Validation) -> int:

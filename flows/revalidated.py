@@ -48,6 +48,7 @@ def concluded(
     _attach(run, folder)
     say(run.home, told, result.ref)
     noted = {**kept, "dataset": told["dataset"], "flow_run": (run.flow_run or {}).get("url"), "answers": answers}
+    noted["documents"] = told["documents"]
     note_revalidation(run.journal, result.name, noted)
 
 

@@ -105,6 +105,8 @@ class Check(Value):
     remedy: str = ""
     warned: bool = False
     """Whether it passed although what it looks for was found: people are told, the gate is not closed."""
+    insufficient: bool = False
+    """Whether there was too little to judge it by: it has not failed, and has not passed either."""
     count: int | None = None
     """How many documents or shards break it, where it counts."""
     samples: tuple[str, ...] = ()
@@ -112,7 +114,9 @@ class Check(Value):
 
     @property
     def outcome(self) -> str:
-        return "failed" if not self.passed else "warned" if self.warned else "passed"
+        if not self.passed:
+            return "insufficient" if self.insufficient else "failed"
+        return "warned" if self.warned else "passed"
 
 
 class Gate(Artifact):

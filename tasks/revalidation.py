@@ -21,6 +21,10 @@ from tasks.workbench import fetch, publish, scratch
 
 FILE = "revalidation.json"
 SCHEMA = "headway/revalidation/1"
+SAMPLED, DIGITS = 500, 16
+"""Of the hashes of documents that a note keeps."""
+MOST_SHARED = 0.1
+"""Of the documents of two windows: two that share more are one."""
 PartName = Literal["integrity", "data", "drift", "performance", "service"]
 
 
@@ -48,6 +52,8 @@ class Found(Value):
     """service.json of the endpoint that stands out most; None where none writes its outputs."""
     degraded_before: tuple[str, ...] = ()
     """References of the datasets on which this champion was found degraded without a break, oldest first."""
+    documents_before: dict[str, tuple[str, ...]] = {}
+    """A sample of the held-out documents of earlier datasets, as `sampled` draws it, by reference."""
 
 
 @stage(version=1, expires=lambda record, arguments: True)
@@ -80,7 +86,10 @@ def verdict(
         service_part(found.service, looked_at=found.data.status == "passed"),
     )
     given = verdict_of(parts)
-    window = window_of(given, dataset.ref, found.degraded_before, of=config.windows)
+    documents = sampled(_evaluated(scores)["documents"].get("hashes", ())) if scores else ()
+    before = found.degraded_before
+    same = next((each for each in before if shared(documents, found.documents_before.get(each, ())) > MOST_SHARED), "")
+    window = {**window_of(given, same or dataset.ref, before, of=config.windows), "shares_documents_with": same}
     told = {
         "schema": SCHEMA,
         "model": model.ref,
@@ -93,7 +102,9 @@ def verdict(
         "performance": measured,
         "service": found.service,
         "window": window,
-        "acts": acts(given, dataset.ref, found.degraded_before, of=config.windows),
+        "documents": list(documents),
+        "drift_alarms_per_year": config.drift_alarms_per_year(),
+        "acts": acts(given, same or dataset.ref, before, of=config.windows),
     }
     return _published(told, parts, model, scores)
 
@@ -119,6 +130,20 @@ def window_of(given: str, dataset: str, before: Sequence[str], *, of: int) -> di
 def acts(given: str, dataset: str, before: Sequence[str], *, of: int) -> bool:
     """Whether `model.degraded` is said: enough in a row, and this one on data that was not looked at in the row before."""
     return given == "degraded" and dataset not in before and len(before) + 1 >= of
+
+
+def sampled(hashes: Sequence[str]) -> tuple[str, ...]:
+    """The lowest hashes of some documents, cut: of two datasets they say how many documents both have (Broder, On the
+    resemblance and containment of documents, 1997)."""
+    return tuple(sorted({each[:DIGITS] for each in hashes})[:SAMPLED])
+
+
+def shared(one: Sequence[str], other: Sequence[str]) -> float:
+    """Share of the documents of either side that are on both, by the samples of both; 0 where one of them is not known."""
+    if not one or not other:
+        return 0.0
+    lowest = sorted({*one, *other})[: max(min(len(one), len(other)), 1)]
+    return len({*lowest} & {*one} & {*other}) / len(lowest)
 
 
 def why(parts: Sequence[Part], given: str) -> tuple[str, ...]:
@@ -178,13 +203,16 @@ def performance_part(measured: Mapping[str, Any] | None, checks: tuple[Check, ..
         lacking = Check(name="documents to measure on", measured=found.lacking, limit="enough", passed=False)
         return Part(name="performance", status="insufficient", said=found.lacking, checks=(lacking,))
     new, before, loss = measured["new"], measured["promotion"], measured["loss"]
-    failed = [check.name for check in checks if not check.passed]
+    failed = [check.name for check in checks if check.outcome == "failed"]
+    unsure = [check.name for check in checks if check.outcome == "insufficient"]
     said = (
         f"{new['bits_per_byte']:.4f} bits per byte, {before['bits_per_byte']:.4f} at its promotion: a loss of "
         f"{loss['estimate']:.1%} ({loss['low']:.1%} to {loss['high']:.1%})"
     )
     said += f"; not kept: {', '.join(failed)}" if failed else ""
-    return Part(name="performance", status="failed" if failed else "passed", said=said, checks=checks)
+    said += f"; too wide an interval to judge by: {', '.join(unsure)}" if unsure else ""
+    status: Literal["failed", "insufficient", "passed"] = "failed" if failed else "insufficient" if unsure else "passed"
+    return Part(name="performance", status=status, said=said, checks=checks)
 
 
 def service_part(told: Mapping[str, Any] | None, *, looked_at: bool = True) -> Part:

@@ -44,6 +44,8 @@ class PerformanceConfig(Settings):
     """Fewest documents on either side that a slice is judged by."""
     max_slice_loss: float = Field(0.25, ge=0.0)
     """Share by which the bits per byte of a slice may lie over those at promotion: the low end of the interval counts."""
+    max_loss_interval: float = Field(0.2, gt=0.0)
+    """Widest interval of the loss since promotion that a verdict may rest on; a wider one is `insufficient`."""
 
 
 class ServiceConfig(Settings):
@@ -81,3 +83,45 @@ class RevalidationConfig(Settings):
     service: ServiceConfig = ServiceConfig()
     windows: Positive = 2
     """Revalidations in a row, each on other data, that must find the model degraded before `model.degraded` is said."""
+    windows_per_year: Positive = 52
+    """Revalidations of a champion in a year: what a false-alarm rate comes to in a year is said by it."""
+    false_alarms_per_year: float | None = Field(None, gt=0.0, lt=1.0)
+    """Share of unchanged champions that may be said to be degraded by drift alone within a year: `drift.false_alarm_rate` is then
+    what comes to that. Without it `drift.false_alarm_rate` stands."""
+
+    def judged_drift(self) -> DriftConfig:
+        """How drift is judged: as set, or at the rate that comes to `false_alarms_per_year`, with splits enough for it."""
+        if self.false_alarms_per_year is None:
+            return self.drift
+        rate = rate_for_year(self.false_alarms_per_year, windows=self.windows, per_year=self.windows_per_year)
+        splits = max(self.drift.splits, math.ceil(20 / rate))
+        return self.drift.model_copy(update={"false_alarm_rate": rate, "splits": splits})
+
+    def drift_alarms_per_year(self) -> float:
+        """Share of unchanged champions that drift alone says to be degraded within a year."""
+        return alarms_per_year(
+            self.judged_drift().false_alarm_rate, windows=self.windows, per_year=self.windows_per_year
+        )
+
+
+def alarms_per_year(rate: float, *, windows: int, per_year: int) -> float:
+    """The chance of so many false alarms in a row among a year's independent comparisons at a rate.
+
+    Exact: the distribution of the length of the row that stands, one comparison after the other.
+    """
+    standing, said = [1.0] + [0.0] * (windows - 1), 0.0
+    for _ in range(per_year):
+        said += standing[-1] * rate
+        standing = [sum(standing) * (1 - rate), *(each * rate for each in standing[:-1])]
+    return said
+
+
+def rate_for_year(alarms: float, *, windows: int, per_year: int) -> float:
+    """The false-alarm rate of a comparison, to four digits, that comes to no more than `alarms` in a year, and at most to a half."""
+    low, high = 0.0, 0.5
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (
+            (middle, high) if alarms_per_year(middle, windows=windows, per_year=per_year) <= alarms else (low, middle)
+        )
+    return float(f"{low:.4g}") if low > 0 else high

@@ -3,8 +3,8 @@
 Only measures are compared (tasks/formats/answers.py); there is no text. The reference is what the same endpoint answered with
 the same model before, at the window's time of day, or the `reference.json` of the model. Two things must agree on an anomaly:
 random splits of all answers, in blocks of those that hang together (tasks/answering/blocks.py), by which the false-alarm rate is
-kept over all columns together (tasks/drift/family.py); and other stretches of the reference as long as the window, by their most
-unusual column: what comes and goes is no anomaly. Labels are judged beside them, by tasks/answering/accuracy.py. Who asks, and
+kept over all columns together (tasks/drift/family.py); and stretches of the past as long as the window, by their most unusual
+column: what comes and goes is no anomaly. Labels are judged beside them, by tasks/answering/accuracy.py. Who asks, and
 what is done then, does not live here. See docs/watch.md.
 """
 
@@ -13,10 +13,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import compress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasks.answering.accuracy import SHARE, accuracy_column, judged
 from tasks.answering.blocks import Run, block_length, cut, orders, same_time_of_day
@@ -32,6 +34,7 @@ from tasks.formats.reference import FEWEST
 from tasks.process import read_json
 from tasks.revalidation_config import ServiceConfig
 
+T = TypeVar("T")
 MOST_ANSWERS, RUNS = 2000, 20
 """Of each side that the tests look at: so many runs of neighbours, spread evenly over its time."""
 SPLITS, MOST_SPLITS = 400, 4000
@@ -104,8 +107,7 @@ def compare(
     own = against == "model"
     fewest = FEWEST if own else config.min_requests
     enough = len(window) >= config.min_requests and len(reference) >= fewest
-    alike = reference if own or not enough else _comparable(reference, window, config)
-    columns = _columns(alike, window, config, share, own=own, enough=enough)
+    columns = _columns(reference, window, config, share, own=own, enough=enough)
     columns = [*_too_many_errors(columns, window, config), *([accuracy] if accuracy else [])]
     p_values = [column["p_value"] for column in columns if column["p_value"] is not None]
     verdicts = {column["verdict"] for column in columns}
@@ -113,13 +115,17 @@ def compare(
     return {**counts, "verdict": verdict, "p_value": min(p_values) if p_values else None, "columns": columns}
 
 
-def _comparable(reference: Sequence[Answer], window: Sequence[Answer], config: ServiceConfig) -> list[Answer]:
-    """What was answered at the window's time of day, at least as many answers as the window has: traffic changes with the hour."""
-    times = np.array([ended(answer) for answer in reference])
-    begins, ends = ended(window[0]), ended(window[-1])
+def _comparable(times: Values, window: Values, config: ServiceConfig) -> NDArray[np.bool_]:
+    """Which answers are of the window's time of day, at least as many as it has: traffic changes with the hour.
+
+    Both are times at which answers ended, in order.
+    """
     fewest = max(config.min_requests, len(window))
-    chosen = same_time_of_day(times, begins, ends, fewest=fewest)
-    return [answer for answer, one in zip(reference, chosen, strict=True) if one]
+    return same_time_of_day(times, float(window[0]), float(window[-1]), fewest=fewest)
+
+
+def _ended(answers: Sequence[Answer]) -> Values:
+    return np.array([ended(answer) for answer in answers], np.float64)
 
 
 def _columns(
@@ -136,13 +142,16 @@ def _columns(
     What stands out must do so by every order in which answers may hang together; a column that one of them cannot judge is
     `insufficient`.
     """
-    old, new = _drawn(reference), _drawn(window)
+    alike = reference
+    if enough and not own:
+        alike = list(compress(reference, _comparable(_ended(reference), _ended(window), config)))
+    old, new = _drawn(alike), _drawn(window)
     measures = [measure for measure in (*MEASURES, FINISHED) if known(measure, old, new)]
     columns = [_column(measure, old, new) for measure in measures]
     if not enough:
         return columns
     rate = config.false_alarm_rate * share
-    usual = np.maximum(_usual(measures, old, reference, window), OTHER_PROMPTS if own else 0.0)
+    usual = np.full(len(measures), OTHER_PROMPTS) if own else _usual(measures, reference, window, config)
     callers = [[answer.caller for answer in side] for side in (old, new)]
     judged = [_by_order(measures, [*old, *new], runs, rate, learnt_from_new=own) for runs in orders(*callers)]
     return [
@@ -208,27 +217,30 @@ def _total_variation(labels: Values, splits: Splits) -> Values:
 
 
 def _usual(
-    measures: Sequence[Measure], old: Sequence[Answer], reference: Sequence[Answer], window: Sequence[Answer]
+    measures: Sequence[Measure], reference: Sequence[Answer], window: Sequence[Answer], config: ServiceConfig
 ) -> Values:
-    """How far most stretches of the reference, as many answers long as the window, lie from all of it; 0 with too few of them.
+    """How far most stretches of the past lay from what was comparable with them then; 0 with too few of them.
 
-    A stretch is as far as its most unusual column, in units of that column's median stretch.
+    A stretch is as many answers long as the window, and what it is compared with ends as long before it: an hour that changes
+    while an anomaly stands is as usual as it was before. It is as far as its most unusual column, in units of that column's
+    median stretch.
     """
-    count = min(STRETCHES, len(reference) // len(window))
-    if count < FEWEST_STRETCHES:
+    times, size = _ended(reference), len(window)
+    gap, apart = max(ended(window[0]) - times[-1], 0.0), []
+    values = [_values(measure, reference) for measure in measures]
+    for start in np.linspace(0, len(times) - size, min(STRETCHES, len(times) // size)).astype(int):
+        earlier = times[: min(start, np.searchsorted(times, times[start] - gap, "right"))]
+        if len(earlier) < config.min_requests:
+            continue
+        chosen = np.flatnonzero(_comparable(earlier, times[start : start + size], config))
+        rows = [*_drawn(chosen), *_drawn(range(start, start + size))]
+        sides = Splits((np.array(rows) >= start)[None].astype(np.float32))
+        apart.append([float(_distances(*one, sides)[0]) for one in zip(measures, (v[rows] for v in values), strict=True)])
+    if len(apart) < FEWEST_STRETCHES:
         return np.zeros(len(measures))
-    starts = np.linspace(0, len(reference) - len(window), count).astype(int)
-    stretches = [_drawn(reference[start : start + len(window)]) for start in starts]
-    apart = np.array([_apart(measures, old, one) for one in stretches])
     unit = np.median(apart, axis=0)
-    times = np.divide(apart, unit, out=np.zeros_like(apart), where=np.broadcast_to(unit > 0, apart.shape))
-    return np.asarray(np.quantile(times.max(axis=1), USUAL_SHARE) * unit, np.float64)
-
-
-def _apart(measures: Sequence[Measure], old: Sequence[Answer], one: Sequence[Answer]) -> list[float]:
-    as_they_are = Splits(np.array([[0] * len(old) + [1] * len(one)], np.float32))
-    both = [*old, *one]
-    return [float(_distances(measure, _values(measure, both), as_they_are)[0]) for measure in measures]
+    times_unit = np.divide(apart, unit, out=np.zeros((len(apart), len(measures))), where=unit > 0)
+    return np.asarray(np.quantile(times_unit.max(axis=1), USUAL_SHARE) * unit, np.float64)
 
 
 def _agreed(
@@ -297,7 +309,7 @@ def _too_many_errors(
     return [column | over if column["name"] == "errors" else column for column in columns]
 
 
-def _drawn(answers: Sequence[Answer]) -> list[Answer]:
+def _drawn(answers: Sequence[T]) -> list[T]:
     if len(answers) <= MOST_ANSWERS:
         return list(answers)
     ends = np.linspace(0, len(answers), RUNS + 1).astype(int)[1:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from tasks.artifacts import Check
 from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
@@ -36,21 +36,41 @@ def compared(
     }
 
 
+def loss_status(
+    loss: Mapping[str, float], config: PerformanceConfig, limits: ComparisonConfig
+) -> Literal["failed", "insufficient", "passed"]:
+    """Whether the whole is worse than it may be, by the estimate of the loss and its interval.
+
+    It failed when the estimate is over the limit and the low end over 0: there is a loss, and it is likely too large. An interval
+    wider than max_loss_interval tells neither, and an estimate over the limit has not passed.
+    """
+    over = loss["estimate"] > limits.max_loss_since_promotion
+    if over and loss["low"] > 0:
+        return "failed"
+    return "insufficient" if over or loss["high"] - loss["low"] > config.max_loss_interval else "passed"
+
+
 def loss_checks(told: Mapping[str, Any], config: PerformanceConfig, limits: ComparisonConfig) -> tuple[Check, ...]:
     """The whole and every slice that there are documents enough for.
 
-    The whole is judged by the estimate: with little data the low end of the interval would let any loss pass, and a gate fails
-    closed. A slice is judged by the low end: among many slices some lie high by chance.
+    A slice is judged by the low end alone: among many slices some lie high by chance.
     """
     loss, now, then = told["loss"], told["new"]["bits_per_byte"], told["promotion"]["bits_per_byte"]
+    status = loss_status(loss, config, limits)
+    advice = (
+        f"The interval is too wide to judge by: hold out more documents, or raise revalidation.performance.max_loss_interval = "
+        f"{config.max_loss_interval:.4g}. "
+        if status == "insufficient"
+        else "The data has moved away from what the champion learnt: retrain on it. It goes on serving; "
+        "comparison.max_loss_since_promotion is the limit. "
+    )
     since = Check(
         name="loss since promotion, relative",
         measured=loss["estimate"],
         limit=f"<= {limits.max_loss_since_promotion:.4g}",
-        passed=loss["estimate"] <= limits.max_loss_since_promotion,
-        remedy="The data has moved away from what the champion learnt: retrain on it. It goes on serving; "
-        "comparison.max_loss_since_promotion is the limit. "
-        f"Bits per byte {now:.4f}, at its promotion {then:.4f}; {told['confidence']:.0%} interval of the loss "
+        passed=status == "passed",
+        insufficient=status == "insufficient",
+        remedy=f"{advice}Bits per byte {now:.4f}, at its promotion {then:.4f}; {told['confidence']:.0%} interval of the loss "
         f"{loss['low']:.4f} to {loss['high']:.4f}.",
     )
     judged = (each for each in told["slices"] if each["status"] != "insufficient")

@@ -64,7 +64,8 @@ def answers_judged(store: Store, champion: str, *, fewest: int) -> float:
 def degraded_in_a_row(store: Store, champion: str) -> tuple[str, ...]:
     """References of the datasets on which a champion was found degraded since it was last found valid, oldest first.
 
-    The same data twice counts once; a verdict that is neither says nothing and is passed over. What was found before it became
+    The same data twice counts once, as do two datasets that share documents (the window of a note says which counted); a verdict
+    that is neither says nothing and is passed over. What was found before it became
     champion again, after a rollback, does not count.
     """
     found: list[str] = []
@@ -77,9 +78,16 @@ def degraded_in_a_row(store: Store, champion: str) -> tuple[str, ...]:
             continue
         if noted["verdict"] == "valid":
             break
-        if noted["dataset"] not in found:
+        counted = noted["dataset"] in (noted.get("window") or {}).get("data", (noted["dataset"],))
+        if counted and noted["dataset"] not in found:
             found.append(noted["dataset"])
     return tuple(reversed(found))
+
+
+def documents_looked_at(store: Store, champion: str) -> dict[str, tuple[str, ...]]:
+    """A sample of the documents of each dataset that a champion was revalidated on, where a note tells them; by reference."""
+    notes = (noted for noted in revalidations(store, parse_ref(champion)[1]) if noted["champion"] == champion)
+    return {noted["dataset"]: tuple(noted["documents"]) for noted in notes if noted.get("documents")}
 
 
 def learnt_from(store: Store, model: str) -> str | None:

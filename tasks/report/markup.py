@@ -11,7 +11,7 @@ from tasks.artifacts import Check
 from tasks.report.data import number, percent
 
 SIGNS = {"good": "✓", "bad": "✕", "warn": "■", "idle": "–"}
-OUTCOMES = {"passed": "good", "warned": "warn", "failed": "bad"}
+OUTCOMES = {"passed": "good", "warned": "warn", "insufficient": "warn", "failed": "bad"}
 
 
 class Html(str):

@@ -68,7 +68,7 @@ def test_answers_in_bursts_that_are_alike_are_no_anomaly(traffic):
 def test_labels_in_bursts_that_are_alike_are_no_loss():
     """At half a per cent a perfect judge gives more than 2 of 60 once in 300 times."""
     assert sum(watch.loses_accuracy(seed, 20, 0.9) for seed in range(60)) <= 2
-    assert sum(watch.loses_accuracy(seed, 5, 0.4) for seed in range(10)) >= 9
+    assert sum(watch.loses_accuracy(seed, 5, 0.4) for seed in range(10)) >= 7
 
 
 def test_the_hour_of_the_day_is_no_anomaly_and_what_is_planted_in_it_is():
