@@ -199,13 +199,8 @@ def service_of(run: Lifecycle, champion: Model, config: ServiceConfig) -> dict[s
     """
     since = answers_judged(run.store, champion.ref, fewest=config.min_requests)
     names = list(serving(run.home, champion.ref))
-    told = (anomalies(run.home, name, since=since, config=shared_rate(config, len(names))) for name in names)
+    told = (anomalies(run.home, name, since=since, config=config.shared_by(len(names))) for name in names)
     return min((each for each in told if each), key=lambda each: GRAVEST.index(each["verdict"]), default=None)
-
-
-def shared_rate(config: ServiceConfig, endpoints: int) -> ServiceConfig:
-    """The part of the false-alarm rate that each of some endpoints is judged at."""
-    return config.model_copy(update={"false_alarm_rate": config.false_alarm_rate / max(endpoints, 1)})
 
 
 def _held_out(store: Store, validation: Validation) -> int:

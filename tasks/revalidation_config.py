@@ -66,6 +66,10 @@ class ServiceConfig(Settings):
     """What answers are compared with: `answers`, what the endpoint answered before; `model`, the `reference.json` of the model;
     `auto`, the first where there is enough of it, else the second."""
 
+    def shared_by(self, endpoints: int) -> ServiceConfig:
+        """The same with the part of the false-alarm rate that each of some endpoints is judged at."""
+        return self.model_copy(update={"false_alarm_rate": self.false_alarm_rate / max(endpoints, 1)})
+
 
 class IntegrityConfig(Settings):
     """What becomes of a champion whose files are not what was signed."""

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
-from tasks.performance.compared import bigram_checks, compared, loss_checks
+from tasks.performance.compared import bigram_checks, compared, loss_checks, loss_status
 from tasks.performance.kinds import kind_of
 from tasks.performance.loss import Measured, loss_since, measured, pairs
-from tasks.performance.slices import by_kind, by_length, judge_slices
+from tasks.performance.slices import by_kind, by_length, judge_slices, plain
 from tasks.revalidation_config import PerformanceConfig
 
 DRAWN = {"samples": 400, "confidence": 0.95, "seed": 7}
@@ -154,6 +154,44 @@ def test_the_whole_is_judged_by_the_estimate_and_tells_its_interval():
     [since, *_] = loss_checks(told, PerformanceConfig(), ComparisonConfig())
     assert not since.passed and since.measured == pytest.approx(0.2) and "95%" in since.remedy
     assert loss_checks(told, PerformanceConfig(), ComparisonConfig(max_loss_since_promotion=0.3))[0].passed
+
+
+def unchanged(count, *, trials, seed):
+    """How the loss of a champion on unchanged data of so many documents on either side is judged."""
+    generator, statuses = np.random.default_rng(seed), []
+    for _ in range(trials):
+        sides = [documents(generator, count, names=name) for name in "ab"]
+        loss = plain(loss_since(*sides, **DRAWN))
+        statuses.append(loss_status(loss, PerformanceConfig(), ComparisonConfig()))
+    return statuses
+
+
+def test_few_documents_of_unchanged_data_are_insufficient_and_no_loss():
+    few = unchanged(15, trials=60, seed=12)
+    assert few.count("failed") <= 5  # 2.5 % of intervals lie above a loss of 0; wider ones miss more
+    assert few.count("insufficient") >= 30
+    assert unchanged(300, trials=20, seed=13) == ["passed"] * 20
+
+
+@pytest.mark.parametrize(
+    "loss, status",
+    [
+        ((0.12, -0.10, 0.40), "insufficient"),
+        ((0.12, 0.01, 0.24), "failed"),
+        ((0.09, 0.07, 0.11), "passed"),
+        ((0.02, -0.15, 0.21), "insufficient"),
+        ((0.11, -0.01, 0.19), "insufficient"),
+        ((0.50, 0.20, 0.90), "failed"),
+    ],
+)
+def test_a_loss_is_judged_by_estimate_and_interval_and_insufficient_is_not_passed(loss, status):
+    told = {
+        "loss": dict(zip(("estimate", "low", "high"), loss, strict=True)), "new": {"bits_per_byte": 2.2},
+        "promotion": {"bits_per_byte": 2.0}, "confidence": 0.95, "slices": [],
+    }  # fmt: skip
+    [check] = loss_checks(told, PerformanceConfig(), ComparisonConfig())
+    assert (check.outcome, check.passed) == (status, status == "passed")
+    assert ("max_loss_interval" in check.remedy) is (status == "insufficient")
 
 
 def test_a_slice_without_enough_documents_makes_no_check():

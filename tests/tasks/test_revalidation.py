@@ -1,6 +1,7 @@
 """Which word a verdict is, when windows count, and when a model is said to be degraded: the rules alone, without a run."""
 
 import time
+from hashlib import sha256
 
 import pytest
 
@@ -9,11 +10,24 @@ from tasks.registry.journal import StoreJournal
 from tasks.registry.revalidations import (
     answers_judged,
     degraded_in_a_row,
+    documents_looked_at,
     last_looked_at,
     last_revalidated,
     note_revalidation,
 )
-from tasks.revalidation import Found, Part, acts, drift_part, performance_part, service_part, verdict_of, window_of
+from tasks.revalidation import (
+    Found,
+    Part,
+    acts,
+    drift_part,
+    performance_part,
+    sampled,
+    service_part,
+    shared,
+    verdict_of,
+    window_of,
+)
+from tasks.revalidation_config import RevalidationConfig, ServiceConfig, alarms_per_year
 from tasks.storage.local import LocalStore
 
 pytestmark = pytest.mark.unit
@@ -122,6 +136,49 @@ def test_a_check_that_is_not_kept_fails_the_performance_and_is_named():
     bad = Check(name="the limit", measured=2.0, limit="1", passed=False)
     part = performance_part(measured, (bad,), Found(integrity=SOUND))
     assert part.status == "failed" and "the limit" in part.said
+
+
+def test_what_cannot_be_judged_is_insufficient_and_no_all_clear():
+    score = {"bits_per_byte": 1.0}
+    measured = {"new": score, "promotion": score, "loss": {"estimate": 0.12, "low": -0.1, "high": 0.4}}
+    unsure = Check(name="the loss", measured=0.12, limit="1", passed=False, insufficient=True)
+    part = performance_part(measured, (unsure,), Found(integrity=SOUND))
+    assert part.status == "insufficient" and "the loss" in part.said
+    bad = Check(name="the limit", measured=2.0, limit="1", passed=False)
+    assert performance_part(measured, (unsure, bad), Found(integrity=SOUND)).status == "failed"
+
+
+def test_windows_that_share_documents_are_not_two_windows(tmp_path):
+    def documents(begins, ends):
+        return sampled([sha256(str(number).encode()).hexdigest() for number in range(begins, ends)])
+
+    first, grown, other = documents(1000, 2000), documents(1000, 2200), documents(5000, 6000)
+    assert shared(first, grown) > 0.5 and shared(first, other) == 0.0 and shared(first, ()) == 0.0
+    assert shared(first, first) == 1.0
+    store = LocalStore(tmp_path)
+    crown(store, 5.0)
+    journal = StoreJournal(store)
+    for dataset, data in (("a", ["a"]), ("a-grown", ["a"])):
+        noted = {"champion": "model/m@1111aaaa", "verdict": "degraded", "dataset": dataset, "passed": False}
+        note_revalidation(journal, "m", {**noted, "window": {"data": data}, "documents": [dataset]})
+    assert degraded_in_a_row(store, "model/m@1111aaaa") == ("a",)
+    assert documents_looked_at(store, "model/m@1111aaaa") == {"a": ("a",), "a-grown": ("a-grown",)}
+
+
+def test_a_rate_per_year_is_that_of_rows_of_false_alarms():
+    assert alarms_per_year(0.05, windows=2, per_year=52) == pytest.approx(0.115, abs=0.001)
+    assert alarms_per_year(0.05, windows=1, per_year=52) == pytest.approx(1 - 0.95**52)
+    assert RevalidationConfig().drift_alarms_per_year() == pytest.approx(0.115, abs=0.001)
+    chosen = RevalidationConfig(false_alarms_per_year=0.01)
+    assert chosen.drift_alarms_per_year() == pytest.approx(0.01, rel=0.01) and chosen.drift_alarms_per_year() <= 0.0101
+    drift = chosen.judged_drift()
+    assert 0.01 < drift.false_alarm_rate < 0.02 and drift.splits * drift.false_alarm_rate >= 10
+    assert RevalidationConfig().judged_drift() == RevalidationConfig().drift
+
+
+def test_endpoints_of_one_champion_share_the_false_alarm_rate():
+    assert ServiceConfig().shared_by(4).false_alarm_rate == pytest.approx(0.0025)
+    assert ServiceConfig().shared_by(1) == ServiceConfig()
 
 
 def test_an_anomaly_of_the_answers_names_the_columns():
