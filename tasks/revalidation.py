@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from tasks.artifacts import Check, Dataset, Drift, Evaluation, Model, Revalidation, Value
 from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
 from tasks.performance.compared import bigram_checks, compared, loss_checks
@@ -52,7 +54,7 @@ class Found(Value):
     """service.json of the endpoint that stands out most; None where none writes its outputs."""
     degraded_before: tuple[str, ...] = ()
     """References of the datasets on which this champion was found degraded without a break, oldest first."""
-    documents_before: dict[str, tuple[str, ...]] = {}
+    documents_before: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """A sample of the held-out documents of earlier datasets, as `sampled` draws it, by reference."""
 
 
@@ -81,7 +83,7 @@ def verdict(
     parts = (
         found.integrity,
         found.data,
-        drift_part(drifted, found),
+        drift_part(drifted, found, config),
         performance_part(measured, checks, found),
         service_part(found.service, looked_at=found.data.status == "passed"),
     )
@@ -154,8 +156,8 @@ def why(parts: Sequence[Part], given: str) -> tuple[str, ...]:
     return tuple(f"{part.name}: {part.said}" for part in parts if part.status in wanted)
 
 
-def drift_part(told: Mapping[str, Any] | None, found: Found) -> Part:
-    """What the drift of the data says."""
+def drift_part(told: Mapping[str, Any] | None, found: Found, config: RevalidationConfig) -> Part:
+    """What the drift of the data says, and how often it says so of an unchanged champion in a year."""
     if told is None:
         said = "the same data that it was promoted on" if found.same_data else "not measured"
         return Part(name="drift", status="passed" if found.same_data else "absent", said=said)
@@ -166,7 +168,9 @@ def drift_part(told: Mapping[str, Any] | None, found: Found) -> Part:
         limit=f"> {told['false_alarm_rate']:.4g}",
         passed=not moved,
         remedy="Look at what moved. Data that is broken is mended at its source, other data is learnt: `headway retrain`. "
-        "revalidation.drift.false_alarm_rate is the share of unchanged data that may be called drift.",
+        "revalidation.drift.false_alarm_rate is the share of unchanged data that may be called drift; with "
+        f"{config.windows_per_year} revalidations a year, {config.windows} in a row, that is "
+        f"{config.drift_alarms_per_year():.1%} of unchanged champions a year: revalidation.false_alarms_per_year chooses it.",
     )
     status: Literal["failed", "insufficient", "passed"]
     status = "failed" if moved else "insufficient" if told["verdict"] == "insufficient" else "passed"

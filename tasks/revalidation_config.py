@@ -121,7 +121,7 @@ def alarms_per_year(rate: float, *, windows: int, per_year: int) -> float:
 
 
 def rate_for_year(alarms: float, *, windows: int, per_year: int) -> float:
-    """The false-alarm rate of a comparison, to four digits, that comes to no more than `alarms` in a year, and at most to a half."""
+    """The false-alarm rate of a comparison, to four digits, that comes to `alarms` in a year; a half where none does."""
     low, high = 0.0, 0.5
     while high - low > 1e-6 * high:
         middle = (low + high) / 2

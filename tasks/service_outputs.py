@@ -197,7 +197,7 @@ class _Judged(NamedTuple):
 
 
 def _values(measure: Measure, answers: Sequence[Answer]) -> Values:
-    """Of each answer what sides are compared by: its rank, so that one huge value does not drown the rest; of ends a row of 0 and 1."""
+    """Of each answer what sides are compared by: its rank, so that no huge value drowns the rest; of ends a row of 0 and 1."""
     if measure is FINISHED:
         return np.array([[how_ended(answer) == end for end in ENDS] for answer in answers], np.float64)
     _, ranks = np.unique(filled(measure, answers), return_inverse=True)
@@ -235,7 +235,9 @@ def _usual(
         chosen = np.flatnonzero(_comparable(earlier, times[start : start + size], config))
         rows = [*_drawn(chosen), *_drawn(range(start, start + size))]
         sides = Splits((np.array(rows) >= start)[None].astype(np.float32))
-        apart.append([float(_distances(*one, sides)[0]) for one in zip(measures, (v[rows] for v in values), strict=True)])
+        apart.append(
+            [float(_distances(*one, sides)[0]) for one in zip(measures, (v[rows] for v in values), strict=True)]
+        )
     if len(apart) < FEWEST_STRETCHES:
         return np.zeros(len(measures))
     unit = np.median(apart, axis=0)

@@ -97,9 +97,7 @@ SHIFTS = (
 )
 
 
-def answers(
-    chance: np.random.Generator, count: int, traffic: Traffic, times: np.ndarray | None = None
-) -> list[Answer]:
+def answers(chance: np.random.Generator, count: int, traffic: Traffic, times: np.ndarray | None = None) -> list[Answer]:
     """So many answers; lengths, ends and seconds hang together as those of a real endpoint do."""
     times = np.arange(count, dtype=float) if times is None else times
     bursts = -(-count // traffic.burst) + 8

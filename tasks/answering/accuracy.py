@@ -34,8 +34,8 @@ SEED = 4321
 def accuracy_column(before: Sequence[Label], now: Sequence[Label], config: ServiceConfig) -> dict[str, Any] | None:
     """The column of accuracy, as those of tasks/service_outputs.py; None without a label on one side.
 
-    `insufficient` with fewer than `min_labels` on either side, and where they come in too few bursts for a loss to be certain. Its
-    p-value is corrected for standing beside the measures.
+    `insufficient` with fewer than `min_labels` on either side, and where they come in too few bursts for a loss to be certain.
+    Its p-value is corrected for standing beside the measures.
     """
     if not before or not now:
         return None

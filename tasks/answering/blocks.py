@@ -23,8 +23,8 @@ PAD_SECONDS = 1800.0
 CERTAIN = 3.0
 """Standard errors by which the variance of longer blocks must be larger for them to be taken."""
 MARGIN = 4
-"""Times as long as they have to be at least: a block that begins within a burst holds a part of it. Bursts of B cost a block of 4 B
-a twelfth of its variance, one of B a third."""
+"""Times as long as they have to be at least: a block that begins within a burst holds a part of it. Bursts of B cost a block of
+4 B a twelfth of its variance, one of B a third."""
 LEAST_SERIES = 4
 """Blocks of the longest length that is looked at."""
 CHUNKS = 10
@@ -147,9 +147,7 @@ def _usual(values: NDArray[np.float64], stretch: int) -> NDArray[np.float64]:
     return np.concatenate([chunk for place, chunk in enumerate(chunks) if place not in oddest])
 
 
-def same_time_of_day(
-    times: NDArray[np.float64], begins: float, ends: float, *, fewest: int
-) -> NDArray[np.bool_]:
+def same_time_of_day(times: NDArray[np.float64], begins: float, ends: float, *, fewest: int) -> NDArray[np.bool_]:
     """Which times are of the time of day of a window, on its day or on another, with PAD_SECONDS on both sides.
 
     With fewer than `fewest` of them the pads are doubled until there are as many, or all are taken.

@@ -85,8 +85,9 @@ def degraded_in_a_row(store: Store, champion: str) -> tuple[str, ...]:
 
 
 def documents_looked_at(store: Store, champion: str) -> dict[str, tuple[str, ...]]:
-    """A sample of the documents of each dataset that a champion was revalidated on, where a note tells them; by reference."""
-    notes = (noted for noted in revalidations(store, parse_ref(champion)[1]) if noted["champion"] == champion)
+    """A sample of the documents of each dataset of `degraded_in_a_row`, where a note tells them; by reference."""
+    row = degraded_in_a_row(store, champion)
+    notes = (noted for noted in revalidations(store, parse_ref(champion)[1]) if noted["dataset"] in row)
     return {noted["dataset"]: tuple(noted["documents"]) for noted in notes if noted.get("documents")}
 
 

@@ -187,6 +187,8 @@ class Window(Published):
     number: int = 0
     of: int = 0
     data: tuple[str, ...] = ()
+    shares_documents_with: str = ""
+    """An earlier dataset of the row that this one has documents of: both are one window."""
 
 
 class Evidence(Published):

@@ -37,6 +37,11 @@ NOTHING = 1e-9
 def happens(told: Evidence) -> str:
     """What this revalidation starts by itself."""
     window = told.window
+    if told.verdict == "degraded" and window.shares_documents_with and not told.acts:
+        return (
+            f"Window {window.number} of {window.of}: nothing starts, for this data shares documents with "
+            f"{window.shares_documents_with}, which counted already."
+        )
     if told.verdict != "degraded":
         return "Nothing starts by this verdict." if told.verdict == "valid" else "No retraining starts by this verdict."
     if told.acts:

@@ -1,4 +1,4 @@
-"""Answers that hang together change sides together: bursts, callers and the hour of the day are no anomaly, and shifts are found."""
+"""Answers that hang together change sides together: bursts, callers and the hour are no anomaly, and shifts are found."""
 
 from dataclasses import replace
 
