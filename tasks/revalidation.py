@@ -90,8 +90,10 @@ def verdict(
     given = verdict_of(parts)
     documents = sampled(_evaluated(scores)["documents"].get("hashes", ())) if scores else ()
     before = found.degraded_before
-    same = next((each for each in before if shared(documents, found.documents_before.get(each, ())) > MOST_SHARED), "")
-    window = {**window_of(given, same or dataset.ref, before, of=config.windows), "shares_documents_with": same}
+    same = counted_before(dataset.ref, documents, found)
+    window: dict[str, Any] = window_of(given, same or dataset.ref, before, of=config.windows)
+    if same:
+        window["shares_documents_with"] = same
     told = {
         "schema": SCHEMA,
         "model": model.ref,
@@ -138,6 +140,12 @@ def sampled(hashes: Sequence[str]) -> tuple[str, ...]:
     """The lowest hashes of some documents, cut: of two datasets they say how many documents both have (Broder, On the
     resemblance and containment of documents, 1997)."""
     return tuple(sorted({each[:DIGITS] for each in hashes})[:SAMPLED])
+
+
+def counted_before(dataset: str, documents: Sequence[str], found: Found) -> str:
+    """Another dataset of the row that shares more than MOST_SHARED of its documents with this one; empty without one."""
+    others = (each for each in found.degraded_before if each != dataset)
+    return next((each for each in others if shared(documents, found.documents_before.get(each, ())) > MOST_SHARED), "")
 
 
 def shared(one: Sequence[str], other: Sequence[str]) -> float:

@@ -19,6 +19,7 @@ from tasks.revalidation import (
     Found,
     Part,
     acts,
+    counted_before,
     drift_part,
     performance_part,
     sampled,
@@ -155,6 +156,8 @@ def test_windows_that_share_documents_are_not_two_windows(tmp_path):
     first, grown, other = documents(1000, 2000), documents(1000, 2200), documents(5000, 6000)
     assert shared(first, grown) > 0.5 and shared(first, other) == 0.0 and shared(first, ()) == 0.0
     assert shared(first, first) == 1.0
+    found = Found(integrity=SOUND, degraded_before=("a", "b"), documents_before={"a": first})
+    assert [counted_before(*one, found) for one in (("c", grown), ("c", other), ("a", first))] == ["a", "", ""]
     store = LocalStore(tmp_path)
     crown(store, 5.0)
     journal = StoreJournal(store)
