@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.answering.accuracy import SHARE, accuracy_column, judged
-from tasks.answering.blocks import Run, block_length, cut, orders, same_time_of_day
+from tasks.answering.blocks import DAY, Run, block_length, cut, orders, same_time_of_day, without_hour
 from tasks.answering.measures import ENDS, FINISHED, MEASURES, Measure, failed, filled, how_ended, known, mean, present
 from tasks.answering.reading import ended, read
 from tasks.answering.reference import answers_of_reference
@@ -170,8 +170,9 @@ def _by_order(
     each family has its part of the rate.
     """
     values = [_values(measure, answers) for measure in measures]
+    clock = None if learnt_from_new else _time_of_day(answers, runs)
     learnt, stretch = [run for run in runs if run.new is learnt_from_new], sum(len(run.rows) for run in runs if run.new)
-    lengths = [block_length(one, learnt, stretch=stretch) for one in values]
+    lengths = [block_length(without_hour(one, clock, learnt), learnt, stretch=stretch) for one in values]
     found: list[_Judged | None] = [None] * len(measures)
     for length in sorted(set(lengths)):
         places = [place for place, one in enumerate(lengths) if one == length]
@@ -186,6 +187,16 @@ def _by_order(
             p_value, threshold = float(judgement.p_values[column]), float(judgement.thresholds[column])
             found[place] = _Judged(apart[:, column], min(p_value / part, 1.0), threshold)
     return found
+
+
+def _time_of_day(answers: Sequence[Answer], runs: Sequence[Run]) -> Values | None:
+    """Seconds from the window's middle, by the clock; None where the reference has none of it on another day."""
+    times = _ended(answers)
+    new = times[np.concatenate([run.rows for run in runs if run.new])]
+    middle = float(new.min() + new.max()) / 2
+    if times.min() > middle - DAY:
+        return None
+    return np.asarray((times - middle + DAY / 2) % DAY - DAY / 2, np.float64)
 
 
 class _Judged(NamedTuple):
@@ -230,7 +241,10 @@ def _usual(
     values = [_values(measure, reference) for measure in measures]
     for start in np.linspace(0, len(times) - size, min(STRETCHES, len(times) // size)).astype(int):
         earlier = times[: min(start, np.searchsorted(times, times[start] - gap, "right"))]
-        if len(earlier) < config.min_requests:
+        unlike = times[0] <= ended(window[0]) - DAY < times[0] + ended(window[0]) - times[start]
+        if (
+            len(earlier) < config.min_requests or unlike
+        ):  # the window's hour is known from another day, the stretch's is not
             continue
         chosen = np.flatnonzero(_comparable(earlier, times[start : start + size], config))
         rows = [*_drawn(chosen), *_drawn(range(start, start + size))]

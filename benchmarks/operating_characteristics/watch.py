@@ -92,7 +92,7 @@ SHIFTS = (
     Shift(
         "answers half as long", lambda place, a: replace(a, completion_tokens=max(1, (a.completion_tokens or 1) // 2))
     ),
-    Shift("half as fast again", lambda place, a: replace(a, seconds=a.seconds * 1.5)),
+    Shift("twice as slow", lambda place, a: replace(a, seconds=a.seconds * 2)),
     Shift("one in ten fails", lambda place, a: _broken(a) if place % 10 == 0 else a),
 )
 

@@ -114,6 +114,20 @@ def block_length(values: NDArray[np.float64], runs: Sequence[Run], *, stretch: i
     return max(_length([_usual(column[run.rows], stretch) for run in runs]) for column in table.T)
 
 
+def without_hour(
+    values: NDArray[np.float64], clock: NDArray[np.float64] | None, runs: Sequence[Run]
+) -> NDArray[np.float64]:
+    """Values without what the time of day makes of those of some runs, a cubic of it: sides of the same hours have that alike.
+
+    `clock` is in seconds around the window, or None where only one day is known, of which the hour cannot be told from a change.
+    """
+    if clock is None or np.ptp(clock) == 0:
+        return values
+    powers = np.vander(clock / np.abs(clock).max(), 4)
+    rows = np.concatenate([run.rows for run in runs])
+    return np.asarray(values - powers @ np.linalg.lstsq(powers[rows], values[rows], rcond=None)[0], np.float64)
+
+
 def _length(series: Sequence[NDArray[np.float64]]) -> int:
     centred = [each - each.mean() for each in series if len(each) > 1]
     freedom = sum(len(each) - 1 for each in centred)
