@@ -247,7 +247,7 @@ def _usual(
         ):  # the window's hour is known from another day, the stretch's is not
             continue
         chosen = np.flatnonzero(_comparable(earlier, times[start : start + size], config))
-        rows = [*_drawn(chosen), *_drawn(range(start, start + size))]
+        rows = [*_drawn(chosen.tolist()), *_drawn(range(start, start + size))]
         sides = Splits((np.array(rows) >= start)[None].astype(np.float32))
         apart.append(
             [float(_distances(*one, sides)[0]) for one in zip(measures, (v[rows] for v in values), strict=True)]
