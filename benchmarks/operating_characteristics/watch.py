@@ -71,7 +71,7 @@ class Shift(NamedTuple):
 
 INDEPENDENT = Traffic("independent answers")
 BURSTS = (
-    Traffic("bursts of 5 alike", 5),
+    Traffic("bursts of 5 alike", 5, power="found in >= 70 %"),
     Traffic("bursts of 20 alike", 20),
     Traffic("bursts of 5 alike, a caller each", 5, "one"),
     Traffic("bursts of 20 alike, a caller each", 20, "one"),

@@ -22,9 +22,9 @@ PAD_SECONDS = 1800.0
 """Before and after the window's time of day, on the same day and on others, from which its reference is taken."""
 CERTAIN = 3.0
 """Standard errors by which the variance of longer blocks must be larger for them to be taken."""
-MARGIN = 4
+MARGIN = 6
 """Times as long as they have to be at least: a block that begins within a burst holds a part of it. Bursts of B cost a block of
-4 B a twelfth of its variance, one of B a third."""
+6 B an eighteenth of its variance, one of B a third."""
 LEAST_SERIES = 4
 """Blocks of the longest length that is looked at."""
 CHUNKS = 10
