@@ -5,9 +5,9 @@ python -m benchmarks.operating_characteristics [--quick] [NAME ...]
 
 import argparse
 
-from benchmarks.operating_characteristics import canary, nodes, plan
+from benchmarks.operating_characteristics import canary, nodes, plan, watch
 
-JUDGEMENTS = {"canary": canary.rows, "nodes": nodes.rows, "plan": plan.rows}
+JUDGEMENTS = {"canary": canary.rows, "nodes": nodes.rows, "plan": plan.rows, "watch": watch.rows}
 COLUMNS = ("judgement", "stated", "measured", "truth", "seed", "trials")
 
 
