@@ -99,7 +99,7 @@ FAULTS = {
         (AZURE, "a_model_that_does_not_answer_gets_no_traffic"),
     ),
     59: (
-        "the new model is slow or fails at 10 %",
+        "the new model is slow, or fails 20 % of its requests, at 10 %",
         (HERE, "a_model_that_turns_bad_at_ten_per_cent_loses_its_traffic_and_no_caller_notices"),
         (ROLLOUT, "a_bad_model_loses_its_traffic_within_30_seconds_and_no_caller_notices"),
         (GATEWAY, "a_green_that_plainly_fails_loses_its_share_without_any_deployer"),
