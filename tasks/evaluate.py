@@ -45,7 +45,9 @@ def outdated(record: Record, arguments: tuple[Any, ...]) -> bool:
     tokens, mixed = arguments[1], arguments[3] if len(arguments) > 3 else ()
     if mixed or record.metrics.get("documents") != tokens.metrics.get("heldout_documents"):
         return True
-    return bool(open_tokenizer(fetch(tokens) / "tokenizer" / "tokenizer.json").prefix)
+    store = current().store
+    folder = store.fetch(find(store, *parse_ref(tokens.ref)))
+    return bool(open_tokenizer(folder / "tokenizer" / "tokenizer.json").prefix)
 
 
 @stage(version=2, expires=outdated)

@@ -205,7 +205,7 @@ def load_or_none(home: Path) -> Policy | None:
         with open(path, "rb") as file:
             _require_private(path, os.fstat(file.fileno()))
             return _parse(path, file.read())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # of the second kind there is no home either
         if named:
             raise Refused(
                 f"HEADWAY_POLICY names {path}, and there is no such file: nothing is allowed",
