@@ -107,7 +107,6 @@ def test_a_gpu_that_falls_off_the_bus_at_a_step_ends_the_attempt_and_names_the_m
     said = process.read_json(stand / "job" / "errors" / f"node-{name}.json")
     assert (said["class"], said["nodes"], said["type"], said["attempt"]) == ("node", [name], "HealthCheckFailed", 1)
     assert "Xid 79 of GPU 0002:00:00" in said["message"]
-    assert "nvidia-smi ended with 15" in said["message"]
     assert (state.state, state.attempts) == ("ended", 1)
     assert state.code != 0
     last = [json.loads(line)["step"] for line in (stand / "job" / "metrics.jsonl").read_text().splitlines()][-1]
