@@ -133,7 +133,7 @@ def service_config(home: Path, model: str) -> ServiceConfig:
 def _follow(home: Path, name: str, known: Followed, *, now: float, dry: bool) -> tuple[Followed, Seen]:
     config = service_config(home, known.model)
     told = anomalies(home, name, since=known.since, config=config, before=known.before, labels_since=known.labels_since)
-    after, columns = (_cooled(known, now), {}) if told is None else _next(known, told, config, now=now)
+    after, columns = (_cooled(known, now), {}) if told is None else next_followed(known, told, config, now=now)
     evidence = ""
     if told is not None and columns and not dry:
         evidence = _write_evidence(home, name, told, now)
@@ -144,7 +144,7 @@ def _follow(home: Path, name: str, known: Followed, *, now: float, dry: bool) ->
     return after, Seen(name, told, tuple(sorted(columns)), evidence, standing)
 
 
-def _next(
+def next_followed(
     known: Followed, told: Mapping[str, Any], config: ServiceConfig, *, now: float
 ) -> tuple[Followed, dict[str, list[str]]]:
     """How an endpoint is followed after a window, and the columns that are to be said of it. Pure."""

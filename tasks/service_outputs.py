@@ -242,9 +242,8 @@ def _usual(
     for start in np.linspace(0, len(times) - size, min(STRETCHES, len(times) // size)).astype(int):
         earlier = times[: min(start, np.searchsorted(times, times[start] - gap, "right"))]
         unlike = times[0] <= ended(window[0]) - DAY < times[0] + ended(window[0]) - times[start]
-        if (
-            len(earlier) < config.min_requests or unlike
-        ):  # the window's hour is known from another day, the stretch's is not
+        # The window's hour is known from another day then, and the stretch's is not.
+        if len(earlier) < config.min_requests or unlike:
             continue
         chosen = np.flatnonzero(_comparable(earlier, times[start : start + size], config))
         rows = [*_drawn(chosen.tolist()), *_drawn(range(start, start + size))]

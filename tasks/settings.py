@@ -62,8 +62,9 @@ def _require_own(home: Path) -> None:
     if not os.path.lexists(home):
         return
     remedy = f"if it is meant, name it: export HEADWAY_HOME={home}; else work in another folder"
-    for found in {os.lstat(home).st_uid, home.stat().st_uid if home.exists() else 0} - {os.geteuid(), 0}:
-        raise ValueError(f"{home} belongs to another user (uid {found}): {remedy}")
+    owners = {os.lstat(home).st_uid, home.stat().st_uid if home.exists() else 0} - {os.geteuid(), 0}
+    if owners:
+        raise ValueError(f"{home} belongs to another user (uid {min(owners)}): {remedy}")
     if not home.is_dir():
         return  # said by whoever uses it
     with os.scandir(home) as parts:

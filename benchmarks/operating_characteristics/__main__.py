@@ -5,10 +5,9 @@ python -m benchmarks.operating_characteristics [--quick] [NAME ...]
 
 import argparse
 
-from benchmarks.operating_characteristics import canary, nodes, plan, watch
+from benchmarks.operating_characteristics import Line, canary, nodes, plan, watch
 
 JUDGEMENTS = {"canary": canary.rows, "nodes": nodes.rows, "plan": plan.rows, "watch": watch.rows}
-COLUMNS = ("judgement", "stated", "measured", "truth", "seed", "trials")
 
 
 def main() -> None:
@@ -18,7 +17,7 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := set(given.names) - set(JUDGEMENTS):
         parser.error(f"no such judgement: {', '.join(sorted(unknown))}; there are {', '.join(JUDGEMENTS)}")
-    for line in (COLUMNS, ["---"] * len(COLUMNS)):
+    for line in (Line._fields, ["---"] * len(Line._fields)):
         print("|", " | ".join(line), "|", flush=True)
     for name in given.names or JUDGEMENTS:
         for row in JUDGEMENTS[name](given.quick):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.operating_characteristics import Line
 from tasks.endpoints.journal import Journal
 from tasks.endpoints.judge import MOST_OLD, Seen
 from tasks.endpoints.rollout import roll_out
@@ -37,17 +38,6 @@ BLOCK = 100
 IDLE_SECONDS = 5.0
 """Longest step of the clock when nothing happens."""
 ENDS = ("promoted", "thrown back", "not judged")
-
-
-class Line(NamedTuple):
-    """A row of the table of all judgements."""
-
-    judgement: str
-    stated: str
-    measured: str
-    truth: str
-    seed: int
-    trials: int
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from scipy import stats
 
+from benchmarks.operating_characteristics import Line
 from tasks.hardware.sku import Sku
 from tasks.jobs.qualify.plans import Answer, Found, Outcome, Plan, Standard, Step, collectives_plan, pairs_plan
 from tasks.jobs.qualify.schedule import Group
@@ -50,17 +51,6 @@ SEED = 20
 NOISE_OF_PAIRS = 0.02
 NOISE = (0.01, 0.02, 0.03, 0.05)
 SIZES = (8, 16, 64)
-
-
-class Line(NamedTuple):
-    """A row of the table of all judgements."""
-
-    judgement: str
-    stated: str
-    measured: str
-    truth: str
-    seed: int
-    trials: int
 
 
 class Network(NamedTuple):

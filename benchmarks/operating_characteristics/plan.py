@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.operating_characteristics import Line
 from tasks.artifacts import Cluster
 from tasks.cluster_config import ClusterConfig
 from tasks.gpu_plan import plan_on_gpus
@@ -39,17 +39,6 @@ VOCAB = 128_256
 NO_HOME = Path("/nonexistent")
 FACTORS = (0.35, 0.5, 0.71, 1.0, 1.41, 2.0, 2.83)
 """Intervals that are tried around the chosen one."""
-
-
-class Line(NamedTuple):
-    """A row of the table of all judgements."""
-
-    judgement: str
-    stated: str
-    measured: str
-    truth: str
-    seed: int
-    trials: int
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.answer_watch import Followed, _next
+from benchmarks.operating_characteristics import Line
+from tasks.answer_watch import Followed, next_followed
 from tasks.answering.accuracy import accuracy_column
 from tasks.answering.reading import ended
 from tasks.formats.answers import Answer, Label
@@ -37,17 +38,6 @@ SWING = 0.5
 """By which the hour moves lengths and seconds a token, to either side of the day's mean."""
 LATER = 2 * DAY
 """From which on a window of the cycle has the same hour of other days behind it."""
-
-
-class Line(NamedTuple):
-    """A row of the table of all judgements."""
-
-    judgement: str
-    stated: str
-    measured: str
-    truth: str
-    seed: int
-    trials: int
 
 
 class Traffic(NamedTuple):
@@ -191,7 +181,7 @@ def followed(seed: int) -> Life:
         if not window:
             continue
         told = compare([answer for answer in made if ended(answer) < until], window, CONFIG)
-        after, said = _next(known, {**told, "against": "answers"}, CONFIG, now=now)
+        after, said = next_followed(known, {**told, "against": "answers"}, CONFIG, now=now)
         windows += after.since != known.since
         stood_out += told["verdict"] == "anomaly"
         events += bool(said)

@@ -107,9 +107,8 @@ def _keep(config: Path, settings: Any, as_: str) -> None:
         platform.keep(home(), config)
         return
     what = f"settings of the platform: {', '.join(changed)}"
-    public = settings.model_copy(
-        update={"notifications": ()}
-    )  # their addresses hold passwords: not even a digest of them
+    # Addresses of notifications hold passwords: there is not even a digest of them.
+    public = settings.model_copy(update={"notifications": ()})
     with (
         asked("override", as_, what=what),
         audited(open_store(home()), "change settings", right="override", what=what, after=config_digest(public)),

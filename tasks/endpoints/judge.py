@@ -239,9 +239,8 @@ class _Times:
     def _make_limits(self, old: Sequence[float], asked: int) -> None:
         ordered, self._known, self._asked = sorted(old), len(old), asked
         for name, test in self._tests.items():
-            place = min(
-                self._known, ceil((1 - test.share) * (self._known + 1))
-            )  # longer is one with a chance of `share`
+            # A new answer is longer than that one with a chance of `share`.
+            place = min(self._known, ceil((1 - test.share) * (self._known + 1)))
             self._limits[name] = self._slowdown * ordered[place - 1]
 
     def broken(self, name: str) -> list[Check]:

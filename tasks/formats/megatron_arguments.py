@@ -99,8 +99,6 @@ def _optimizer(training: TrainingConfig) -> dict[str, Any]:
     return {
         "lr": training.learning_rate,
         "min-lr": training.learning_rate * training.min_learning_rate_ratio,
-        "lr-warmup-iters": training.warmup_steps,
-        "lr-decay-iters": training.steps,
         "weight-decay": training.weight_decay,
         "adam-beta1": training.beta1,
         "adam-beta2": training.beta2,
@@ -164,6 +162,8 @@ def _of_megatron_deepspeed(training: TrainingConfig, execution: ExecutionConfig,
     llama = training.network.architecture == "llama"
     full = {"recompute-granularity": "full", "recompute-method": "uniform", "deepspeed-activation-checkpointing": True}
     return {
+        "lr-warmup-iters": training.warmup_steps,
+        "lr-decay-iters": training.steps,
         "num-key-value-heads": training.network.kv_heads,
         "use-rotary-position-embeddings": llama,
         "normalization": "rmsnorm" if llama else "layernorm",

@@ -19,7 +19,6 @@ _NEARLY = 2
 
 
 _SEAL = re.compile(rb', "seal": "[0-9a-f]{64}"}')
-
 CHAINED = "audit/"
 """Documents under this key have no seal: each names the hash of the one before it, as sha256sum tells it of the file."""
 
@@ -31,6 +30,11 @@ def sealed(data: bytes, *, key: str = "") -> bytes:
     return data[:-1] + _BEFORE + hashlib.sha256(data).hexdigest().encode() + _AFTER
 
 
+def has_seal(data: bytes) -> bool:
+    """Whether a JSON object ends with a seal; that it fits what it closes, `opened` says."""
+    return _SEAL.fullmatch(data[-_LENGTH:]) is not None
+
+
 def opened(data: bytes, *, where: str) -> bytes:
     """The JSON object without its seal, as it was before `sealed`. Raises IntegrityError, which names `where`."""
     tail = data[-_LENGTH:]
@@ -40,10 +44,7 @@ def opened(data: bytes, *, where: str) -> bytes:
         return data
     inside = data[:-_LENGTH] + b"}"
     if data != sealed(inside):
-        raise IntegrityError(
-            f"{where} is damaged: its bytes are not those that were written",
-            remedy="`headway restore` brings it back from a backup; what was recorded in it is not believed until then.",
-        )
+        raise _damaged(where)
     return inside
 
 
@@ -56,9 +57,13 @@ def opened_lines(data: bytes, *, where: str) -> Iterator[bytes]:
         place = f"{where}, line {number},"
         inside = opened(line, where=place)
         if inside == line and _SEAL.search(line):
-            raise IntegrityError(
-                f"{place} is damaged: its end is not the one that was written",
-                remedy="`headway restore` brings it back from a backup; what was recorded in it is not believed until then.",
-            )
+            raise _damaged(place)
         if inside.strip():
             yield inside
+
+
+def _damaged(where: str) -> IntegrityError:
+    return IntegrityError(
+        f"{where} is damaged: its bytes are not those that were written",
+        remedy="`headway restore` brings it back from a backup; what was recorded in it is not believed until then.",
+    )

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from tasks.errors import IntegrityError
+from tasks.formats.seal import has_seal
 from tasks.registry import audit_chain
 from tasks.registry.approvals import Approval
 from tasks.storage.history import Change
@@ -23,7 +24,6 @@ from tasks.storage.store import Document, Store
 
 ANOTHER_LOOK_SECONDS = 1.0
 """After which what was wrong is looked at again: somebody may have been between an entry and its change."""
-_SEAL = b', "seal": "'
 _CHANGES = ("publish", "copy", "rollback", "delete")
 """Actions of the audit log that are changes of history too; the first word of the entry's action."""
 NO_SEAL = Problem(path="", problem="sha256", expected="the seal that all that is written now gets", actual="no seal")
@@ -60,7 +60,7 @@ def chained(store: Store) -> Found:
 
 def lacks_seal(data: bytes, *, since: float) -> bool:
     """Whether JSON without a seal says of itself that it was written after `since`, when all that was written got one."""
-    if not data.endswith(b"}") or data == b"{}" or _SEAL in data[-80:]:
+    if not data.endswith(b"}") or data == b"{}" or has_seal(data):
         return False
     try:
         return _time_of(json.loads(data)) > since
@@ -94,7 +94,7 @@ def _without_seal(chain: Chain, documents: Mapping[str, Document]) -> Iterator[t
         folder, _, name = key.rpartition("/")
         if key.startswith(f"{audit_chain.FOLDER}/"):
             continue
-        if _SEAL in document.written[-80:]:
+        if has_seal(document.written):
             sealed_before |= {folder} if name.removesuffix(".json").isdigit() else set()
             continue
         is_head = key == audit_chain.HEAD and int(_object(document.written).get("number", 0)) >= number
@@ -120,10 +120,10 @@ def _refs(chain: Chain, documents: Mapping[str, Document]) -> Iterator[tuple[str
         ended = what.endswith("/challenger") and ref.get("target") is None and after in crowned
         if ref.get("target") != after and not ended:
             yield key, _problem(key, said, str(ref.get("target")))
-        elif number >= chain.sealing[0] and _SEAL not in documents[key].written[-80:]:
+        elif number >= chain.sealing[0] and not has_seal(documents[key].written):
             yield key, NO_SEAL.model_copy(update={"path": key})
     for key, document in documents.items():
-        if key.startswith("refs/") and key.removesuffix(".json") not in moves and _SEAL in document.written[-80:]:
+        if key.startswith("refs/") and key.removesuffix(".json") not in moves and has_seal(document.written):
             yield key, _problem(key, "a move in the audit log", "none")
 
 
@@ -216,6 +216,7 @@ def _time_of(value: Any) -> float:
 
 
 def seconds(said: Any) -> float:
+    """A time as seconds since 1970, from such a number or from ISO 8601; 0 for anything else."""
     if isinstance(said, int | float):
         return float(said)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tasks.artifacts import parse_ref
 from tasks.errors import IntegrityError
-from tasks.formats.seal import opened, opened_lines
+from tasks.formats.seal import has_seal, opened, opened_lines
 from tasks.registry import audit_chain
 from tasks.registry.chained import NO_SEAL, chained, lacks_seal, read_chain, seconds
 from tasks.registry.signatures import KINDS, remedy_for, require_signed
@@ -62,7 +62,8 @@ def everything(store: Store, *, keys: Path) -> Iterator[tuple[str, list[Problem]
     )
     yield "audit log", told
     for path in sorted((keys.parent / "endpoints").rglob("*.json*")):
-        yield str(path.relative_to(keys.parent)), _file_problems(path, since)
+        if path.suffix in (".json", ".jsonl"):  # others are being written
+            yield str(path.relative_to(keys.parent)), _file_problems(path, since)
 
 
 def _file_problems(path: Path, since: float) -> list[Problem]:
@@ -91,7 +92,7 @@ def _require_sealed_lines(data: bytes, *, all_of_them: bool) -> None:
     for number, line in enumerate(data.split(b"\n"), 1):
         if before and lacks_seal(line, since=-1.0):
             raise IntegrityError(f"line {number} has no seal, and what is written now gets one")
-        before = before or (line.endswith(b"}") and line != opened(line, where="line"))
+        before = before or has_seal(line)
 
 
 def _document_problems(store: Store, key: str) -> list[Problem]:

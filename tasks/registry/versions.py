@@ -51,9 +51,8 @@ class Past(BaseModel):
 
         `among`: only one of these, where any is given.
         """
-        older = (each for each in reversed(self.stack()) if each != version and each in (among or self.there))
-        older = (each for each in older if each in self.there)
-        return next((self.there[each] for each in older), None)
+        older = (each for each in reversed(self.stack()) if each != version and each in self.there)
+        return next((self.there[each] for each in older if not among or each in among), None)
 
     def published(self) -> list[Change]:
         """The changes that brought a version here, oldest first: it was published, copied or restored."""

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from tasks.errors import IntegrityError
-from tasks.formats.seal import opened, sealed
+from tasks.formats.seal import has_seal, opened, sealed
 from tasks.names import is_plain
 from tasks.settings import digest
 
@@ -227,12 +227,11 @@ def parse_manifest(data: bytes, *, where: str, kind: str, name: str, version: st
     Raises ValueError for one of a schema that this Headway does not know, IntegrityError for one that was edited.
     """
     try:
-        inside = opened(data, where=where)
-        value = dict(json.loads(inside))
+        value = dict(json.loads(opened(data, where=where)))
         schema = value.pop("schema")
         manifest = Manifest.model_validate(value) if schema == SCHEMA else None
         if manifest:
-            manifest._sealed = inside != data
+            manifest._sealed = has_seal(data)
             require_plain_paths(file.path for file in manifest.content.files)
     except (ValueError, TypeError, KeyError) as error:
         raise _edited(where, "it is no manifest") from error

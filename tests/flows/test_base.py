@@ -10,9 +10,9 @@ import pytest
 from base_material import ROWS, make_base
 
 from deployments.base_models import make_base as publish_base
-from flows.base import base_of, tokenizer_of_base
+from flows.base import base_of, tokenizer_of_base, tokenizer_of_tuned
 from flows.planned_jobs import planned_job
-from tasks.artifacts import unqualified
+from tasks.artifacts import Checkpoint, unqualified
 from tasks.config import RetrainConfig
 from tasks.errors import IntegrityError, Unknown
 from tasks.formats.model_folder import open_model_folder, shape_of
@@ -170,6 +170,20 @@ def test_what_training_could_not_start_from_is_refused(base, tmp_path, spoil, wo
 def test_what_is_neither_a_folder_nor_gguf_is_refused(base, tmp_path):
     with pytest.raises(ValueError, match="name a Hugging Face folder or a .gguf file"):
         publish_base(open_store(tmp_path), tmp_path, "tiny", base / "config.json")
+
+
+def test_what_was_fine_tuned_is_measured_with_the_tokenizer_of_its_base(published, tmp_path):
+    from made_versions import make
+
+    home, made = published
+    store = open_store(home)
+    tuned = make(store, tmp_path / "tuned", "checkpoint/tuned", {"config.json": "{}"}, inputs=(made.checkpoint,))
+    alone = make(store, tmp_path / "alone", "checkpoint/alone", {"config.json": "[]"})
+    found = [
+        tokenizer_of_tuned(store, Checkpoint(name=each.provenance.name, version=each.version, uri=""))
+        for each in (tuned, alone)
+    ]
+    assert found[0].ref == made.tokenizer.ref and found[1] is None
 
 
 def test_a_checkpoint_of_an_unknown_tokenizer_is_no_base(published, tmp_path):

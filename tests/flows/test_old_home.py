@@ -78,9 +78,8 @@ def test_its_versions_names_and_history_are_there(old):
 
 
 def test_nothing_that_was_finished_is_run_again(old):
-    ran = old.again(
-        "--set", "training.seed=2", "--to", "export"
-    )  # its endpoint wants its old port, which others may have now
+    # Not to its end: its endpoint wants its old port, which others may have now.
+    ran = old.again("--set", "training.seed=2", "--to", "export")
     assert ran.code == 0, ran.stderr
     statuses = ran.statuses()
     assert statuses.pop("plan") == "ran", "its default rate of failures is another one, and it needs no job"

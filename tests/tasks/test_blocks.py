@@ -7,7 +7,7 @@ import pytest
 from answers import answers, every
 
 from benchmarks.operating_characteristics import watch
-from tasks.answer_watch import Followed, _next
+from tasks.answer_watch import Followed, next_followed
 from tasks.answering.accuracy import accuracy_column
 from tasks.answering.blocks import DAY, Run, block_length, cut, orders, same_time_of_day
 from tasks.formats.answers import Label
@@ -110,8 +110,8 @@ def test_an_anomaly_that_begins_within_a_window_is_found():
 def test_a_window_of_few_bursts_goes_on_until_it_is_as_long_as_its_reference():
     told = {"verdict": "insufficient", "against": "answers", "requests": 100, "reference_requests": 800, "columns": []}
     known = Followed("model/tiny@1", 10.0)
-    assert _next(known, told, CONFIG, now=20.0)[0].since == 10.0
-    assert _next(known, {**told, "requests": 800}, CONFIG, now=20.0)[0].since == 20.0
+    assert next_followed(known, told, CONFIG, now=20.0)[0].since == 10.0
+    assert next_followed(known, {**told, "requests": 800}, CONFIG, now=20.0)[0].since == 20.0
 
 
 def test_labels_of_one_new_caller_are_insufficient():

@@ -8,7 +8,7 @@ import pytest
 from answers import answers, every
 from watched import Watched
 
-from tasks.answer_watch import Followed, _next, look
+from tasks.answer_watch import Followed, look, next_followed
 from tasks.answering.reference import answers_of_reference
 from tasks.formats.reference import FEWEST, FILE, summary
 from tasks.process import write_json
@@ -86,8 +86,8 @@ def test_a_window_that_a_reference_cannot_judge_goes_on(tmp_path):
     assert told["verdict"] == "insufficient"
     assert compare(answers(FEWEST, seed=1), answers(60, seed=2), CONFIG, against="model")["verdict"] == "none"
     known = Followed("model/tiny@1", 10.0)
-    assert _next(known, {**told, "against": "model"}, CONFIG, now=20.0)[0].since == 10.0
-    assert _next(known, {**told, "against": "answers"}, CONFIG, now=20.0)[0].since == 20.0
+    assert next_followed(known, {**told, "against": "model"}, CONFIG, now=20.0)[0].since == 10.0
+    assert next_followed(known, {**told, "against": "answers"}, CONFIG, now=20.0)[0].since == 20.0
     assert answers_of_reference(write_reference(tmp_path / "few", FEWEST - 1, seed=1)) == []
     assert len(answers_of_reference(write_reference(tmp_path / "enough", FEWEST, seed=1))) == FEWEST
 
