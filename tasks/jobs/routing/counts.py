@@ -121,7 +121,7 @@ class Counts:
         found = self.since(model, when)
         good = [sight for sight in found if not sight.failed]
         shown = good[-SHOWN:]
-        waits = [sight.first for sight in good if sight.first is not None]
+        waits = [round(sight.first, 7) for sight in good if sight.first is not None]
         return {
             "requests": len(found),
             "failures": sum(sight.failed for sight in found),

@@ -46,7 +46,7 @@ class Machine:
 
     def stop(self):
         self.connection.close()
-        self._server.close()
+        self._loop.call_soon_threadsafe(self._server.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
