@@ -1,7 +1,7 @@
 """The other corpora of a run that trains on a mixture: the tokens artifacts that `training.mixture` names beside its own.
 
-How samples are drawn of them is tasks/jobs/data_sources.py, which also refuses tokens of another tokenizer.
-See docs/training.md, "Data".
+How samples are drawn of them is tasks/jobs/data_sources.py, which also refuses tokens of another tokenizer; near duplicates
+across the split are tasks/jobs/data_crossing.py's. See docs/training.md, "Data".
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.artifacts import Checkpoint, Tokens, parse_ref
+from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find
 from tasks.training_config import TrainingConfig
 
@@ -27,10 +28,32 @@ def others(dataset: str, config: TrainingConfig) -> dict[str, str]:
     return {name: ref for name, ref in zip(names, config.mixture, strict=True) if name != own}
 
 
-def mixed_in(store: Store, dataset: str, config: TrainingConfig) -> tuple[Tokens, ...]:
-    """The other corpora, in the order of the shares. Raises Unknown for one that there is not."""
-    found = (find(store, *parse_ref(ref, kind="tokens")) for ref in others(dataset, config).values())
+def mixed_in(store: Store, dataset: str, config: TrainingConfig, *, heldout_fraction: float) -> tuple[Tokens, ...]:
+    """The other corpora, in the order of the shares; `heldout_fraction` is that of the run's own tokens.
+
+    Raises Unknown for one that there is not, ValueError for one that holds out another fraction of its documents.
+    """
+    found = [find(store, *parse_ref(ref, kind="tokens")) for ref in others(dataset, config).values()]
+    for manifest in found:
+        _require_same_split(manifest, dataset, heldout_fraction)
     return tuple(Tokens(name=m.provenance.name, version=m.version, uri=store.uri_of(m)) for m in found)
+
+
+def _require_same_split(manifest: Manifest, dataset: str, fraction: float) -> None:
+    """Of a document that two corpora have, the fraction decides where it is: with two, one trains on what the other holds out.
+
+    Tokens of whose fraction nothing is known pass.
+    """
+    preprocessing = (manifest.provenance.config or {}).get("preprocessing") or {}
+    theirs = preprocessing.get("heldout_fraction", fraction)
+    if theirs == fraction:
+        return
+    name, (_, own, _) = manifest.provenance.name, parse_ref(dataset, kind="dataset")
+    raise ValueError(
+        f"training.mixture mixes dataset/{own}, which holds out {fraction:g} of its documents, with dataset/{name}, which holds "
+        f"out {theirs:g}: a document of both may be trained on in one and measured in the other. Set "
+        f"preprocessing.heldout_fraction = {theirs:g}, or preprocess {name} again with {fraction:g}"
+    )
 
 
 def beside(base: tuple[Checkpoint, ...], mixed: tuple[Tokens, ...]) -> tuple[Any, ...]:

@@ -109,7 +109,8 @@ def chain(name: str, config: RetrainConfig, continue_from: ContinueFrom | None =
     store = current().store
     require_possible(current().home, store, continue_from, config)
     base, tokenizer = base_of(store, config), tokenizer_of_base(store, config)
-    mixed, files = mixed_in(store, name, config.training), read_by_suites(config.evaluation)
+    mixed = mixed_in(store, name, config.training, heldout_fraction=config.preprocessing.heldout_fraction)
+    files = read_by_suites(config.evaluation)
     validation = validated(name, config.validation, config.preprocessing, config.cluster)
     tokens = tokenized(validation, config.preprocessing, config.cluster, tokenizer)
     start = start_of(continue_from, config, tokens=tokens, base=base, mixed=mixed)

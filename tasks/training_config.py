@@ -236,6 +236,9 @@ class ExecutionConfig(Settings):
     """Steps whose samples are read ahead, while others are computed."""
     cache_gib: float | None = Field(None, gt=0)
     """Room on each machine's own disk for tokens that lie on a shared one, brought while training runs; empty: none is kept."""
+    max_crossing_share: Fraction = 0.01
+    """Share of what a corpus of a mixture holds out that may nearly repeat what training reads of another one, in documents; more
+    ends the run before its first step. With 1 nobody looks."""
     heldout_every_steps: Positive | None = None
     """Steps between two measurements on held-out text; empty: none."""
     heldout_samples: Positive = 16

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from tasks.jobs.checkpoint_choice import identity
 from tasks.jobs.data import Shares, Source, vocabulary
+from tasks.jobs.data_crossing import require_apart
 from tasks.jobs.data_loader import Loader
 from tasks.jobs.data_sources import open_source, source_identity
 from tasks.jobs.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Groups, changes, standstill
@@ -60,6 +61,7 @@ def run(rank: Rank) -> dict[str, Any]:
     shares = Shares(place, places, config.global_batch_size, config.micro_batch_size)
     shares = shares.halved(int(rank.settings.get("smaller_batches", 0)))
     samples = open_source(rank.inputs, config, execution)
+    require_apart(rank, config, execution)
     _start(rank, config)
     training = Training(rank, config, execution, samples=samples, shares=shares)
     training.go()

@@ -26,6 +26,7 @@ from tasks.jobs.checkpoint_files import claim_attempt
 from tasks.jobs.checkpoint_retention import clean
 from tasks.jobs.checkpoint_writer import Writing
 from tasks.jobs.data import TRAIN, vocabulary
+from tasks.jobs.data_crossing import require_apart
 from tasks.jobs.data_sources import corpora, open_source, shares_by_name, source_identity
 from tasks.jobs.elastic import SAVED_AND_STOPPED
 from tasks.jobs.megatron.child import Child, Neighbours, require_checkout
@@ -57,6 +58,7 @@ def run(rank: Rank) -> dict[str, Any]:
     require_checkout(Path(execution.megatron.checkout))
     _require_ranks_fit(rank, execution)
     open_source(rank.inputs, config, execution)
+    require_apart(rank, config, execution)
     start = _agree(rank, config, execution)
     rank = replace(rank, attempt=int(start["attempt"]))
     return Training(rank, config, execution, start).go()

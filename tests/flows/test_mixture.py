@@ -29,13 +29,26 @@ def home(tmp_path):
 
 
 def test_the_others_are_found_and_what_there_is_not_is_named(home):
-    [found] = mixed_in(open_store(home), "code", TrainingConfig(mixture=MIXTURE))
+    [found] = mixed_in(open_store(home), "code", TrainingConfig(mixture=MIXTURE), heldout_fraction=0.02)
     assert found.name == "prose" and len(found.version) == 64
     version = {"code": 1.0, f"tokens/prose@{found.version[:12]}": 1.0}
-    assert mixed_in(open_store(home), f"dataset/code@{'a' * 64}", TrainingConfig(mixture=version)) == (found,)
-    assert mixed_in(open_store(home), "code", TrainingConfig()) == ()
+    own = f"dataset/code@{'a' * 64}"
+    assert mixed_in(open_store(home), own, TrainingConfig(mixture=version), heldout_fraction=0.02) == (found,)
+    assert mixed_in(open_store(home), "code", TrainingConfig(), heldout_fraction=0.02) == ()
     with pytest.raises(Unknown, match="tokens/verse"):
-        mixed_in(open_store(home), "code", TrainingConfig(mixture={**MIXTURE, "verse": 1.0}))
+        verse = TrainingConfig(mixture={**MIXTURE, "verse": 1.0})
+        mixed_in(open_store(home), "code", verse, heldout_fraction=0.02)
+
+
+def test_corpora_that_hold_out_another_fraction_are_refused_by_name(home, tmp_path):
+    (tmp_path / "tokens" / "tokens.json").write_text('{"vocab_size": 1}')
+    made = Provenance(name="prose", config={"preprocessing": {"heldout_fraction": 0.05}})
+    publish(open_store(home), tmp_path / "tokens", kind="tokens", inputs=(), provenance=made)
+    mixed = TrainingConfig(mixture=MIXTURE)
+    said = "dataset/code, which holds out 0.02 .*dataset/prose, which holds out 0.05.*heldout_fraction = 0.05, or preprocess"
+    with pytest.raises(ValueError, match=said):
+        mixed_in(open_store(home), "code", mixed, heldout_fraction=0.02)
+    assert len(mixed_in(open_store(home), "code", mixed, heldout_fraction=0.05)) == 1
 
 
 @pytest.mark.parametrize(
