@@ -146,9 +146,10 @@ def _checks(
             f"Bits per byte {now:.4f} against {then:.4f}."
         )
         margin = limits.max_loss_to_champion
-        found.append(relative_check("bits_per_byte", margin, mine, theirs, config, remedy=remedy))
+        noise = limits.seed_noise
+        found.append(relative_check("bits_per_byte", margin, mine, theirs, config, seed_noise=noise, remedy=remedy))
     for rule in limits.rules:
-        found += rule_checks(rule, mine, theirs, config)
+        found += rule_checks(rule, mine, theirs, config, seed_noise=limits.seed_noise)
     return tuple(found)
 
 

@@ -168,6 +168,9 @@ class ComparisonConfig(Settings):
     """Share by which the model's bits per byte must lie under the Kneser-Ney bigram's."""
     max_loss_to_champion: float = Field(0.02, ge=0.0)
     """Non-inferiority margin: the upper end of the interval of the relative loss to the champion must stay under it."""
+    seed_noise: float | None = Field(None, ge=0.0, lt=1.0, exclude_if=lambda noise: noise is None)
+    """Relative standard deviation of bits per byte of one recipe over seeds of training; widens the interval of the loss to the
+    champion. Empty: not known, the interval is of documents alone."""
     max_loss_since_promotion: float = Field(0.10, ge=0.0)
     """Share by which a champion's bits per byte on the newest data may lie over those at its promotion; for revalidate."""
     rules: tuple[GateRule, ...] = ()

@@ -68,6 +68,17 @@ def relative_loss(
     return Estimate(estimate=-gain.estimate, low=-gain.high, high=-gain.low)
 
 
+def widened(loss: Estimate, seed_noise: float, *, confidence: float) -> Estimate:
+    """A relative loss whose interval also holds over seeds of training: both models were drawn from their recipes.
+
+    `seed_noise` is the relative standard deviation of bits per byte over seeds of one recipe, taken as known; two models differ
+    by sqrt(2) of it. Half widths of independent parts, each with its own quantile, add as squares (Banerjee 1960, Sankhya 22).
+    """
+    seeds = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(2) * seed_noise * (1 + loss.estimate)
+    below, above = (math.hypot(end - loss.estimate, seeds) for end in (loss.low, loss.high))
+    return Estimate(loss.estimate, loss.estimate - below, loss.estimate + above)
+
+
 def wilson(count: int, samples: int, *, confidence: float) -> Estimate:
     """A counted share with its score interval (Wilson 1927), which holds for few samples and for shares of 0 and 1.
 

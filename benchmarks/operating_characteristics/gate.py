@@ -1,0 +1,83 @@
+"""How often the champion's gate lets through a model that is worse by the margin, and calls an equal one worse: the product's own
+check, on made-up documents and seeds whose truth is known.
+
+A model's true quality is its recipe's times the luck of its seed; documents differ in length, in how hard they are, and in how
+well either model does on them. Without the noise in the settings the interval is of documents alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from benchmarks.operating_characteristics import Line
+from tasks.comparison.rules import relative_check
+from tasks.comparison.sides import Side
+from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
+
+SEED = 20
+MARGIN = ComparisonConfig().max_loss_to_champion
+CONFIG = EvaluationConfig(bootstrap_samples=1000)
+DOCUMENTS = (5, 20, 200)
+NOISES = (0.0, 0.01, 0.02)
+OF_DOCUMENTS = 0.01
+"""Relative standard deviation of the bits of a document, beside its truth, of either model."""
+
+
+def verdicts(documents: int, noise: float, loss: float, *, known: bool, trials: int) -> Counter[str]:
+    """How often the check says passed, failed and insufficient of a recipe that is worse by `loss`."""
+    chance = np.random.default_rng([SEED, documents, round(noise * 1e4), round(loss * 1e4)])
+    return Counter(_verdict(chance, documents, noise, loss, known=known) for _ in range(trials))
+
+
+def _verdict(chance: np.random.Generator, documents: int, noise: float, loss: float, *, known: bool) -> str:
+    sizes = chance.lognormal(6.0, 0.8, documents).round() + 20
+    bits = 2.0 * sizes * chance.normal(1.0, 0.15, documents).clip(0.5)
+    mine = _side("candidate", sizes, bits * (1 + loss), chance, noise)
+    theirs = _side("champion", sizes, bits, chance, noise)
+    seed_noise = noise if known else None
+    return relative_check("bits_per_byte", MARGIN, mine, theirs, CONFIG, seed_noise=seed_noise).outcome
+
+
+def _side(name: str, sizes: np.ndarray, bits: np.ndarray, chance: np.random.Generator, noise: float) -> Side:
+    drawn = bits * chance.normal(1.0, noise) * chance.normal(1.0, OF_DOCUMENTS, len(bits))
+    return Side(name, {}, {"bytes": sizes.tolist(), "model_bits": drawn.tolist()})
+
+
+def rows(quick: bool) -> Iterator[Line]:
+    """Recipes that are worse by the margin, then equal ones; with the noise known, and not."""
+    trials = 100 if quick else 2000
+    for known in (True, False):
+        for noise in NOISES if known else NOISES[1:]:
+            for documents in DOCUMENTS:
+                yield from _pair(documents, noise, known=known, trials=trials)
+
+
+def _pair(documents: int, noise: float, *, known: bool, trials: int) -> Iterator[Line]:
+    where = f"{documents} documents, noise of seeds {noise:.0%}, {'known' if known else 'not known (as before)'}"
+    stated = "<= 5 %, nominal 2.5 %" if known else "nothing"
+    worse = verdicts(documents, noise, MARGIN, known=known, trials=trials)
+    equal = verdicts(documents, noise, 0.0, known=known, trials=trials)
+    yield Line(
+        "gate",
+        f"passed: {stated}",
+        f"passed {_share(worse['passed'], trials)}",
+        f"worse by the margin, {where}",
+        SEED,
+        trials,
+    )
+    yield Line(
+        "gate",
+        f"called worse: {stated}",
+        f"called worse {_share(equal['failed'], trials)}, passed {_share(equal['passed'], trials)}, "
+        f"insufficient {_share(equal['insufficient'], trials)}",
+        f"equal, {where}",
+        SEED,
+        trials,
+    )
+
+
+def _share(found: int, of: int) -> str:
+    return f"{found / of:.1%}"
