@@ -92,6 +92,34 @@ def wilson(count: int, samples: int, *, confidence: float) -> Estimate:
     return Estimate(share, max(middle - half, 0.0), min(middle + half, 1.0))
 
 
+def paired_difference(lost: int, won: int, problems: int, *, confidence: float) -> Estimate:
+    """(lost - won) / problems with its score interval (Tango 1998, Statistics in Medicine 17): shares on the same problems.
+
+    `lost` and `won` are the problems that one side alone has right. It holds for few problems, and for none that differ: then it
+    reaches to z^2 / (problems + z^2) on either side. Raises ValueError without a problem.
+    """
+    if problems < 1 or min(lost, won) < 0 or lost + won > problems:
+        raise ValueError(
+            f"{lost} lost and {won} won of {problems}: a share needs at least one problem, each counted once"
+        )
+    z, found = NormalDist().inv_cdf((1 + confidence) / 2), (lost - won) / problems
+    return Estimate(found, -_tango(won, lost, problems, z), _tango(lost, won, problems, z))
+
+
+def _tango(lost: int, won: int, problems: int, z: float) -> float:
+    """The largest difference whose score statistic is not under -z, by bisection."""
+    low, high = (lost - won) / problems, 1.0
+    for _ in range(60):
+        tried = (low + high) / 2
+        b = -lost - won + (2 * problems - lost + won) * tried
+        c = -won * tried * (1 - tried)
+        nuisance = (math.sqrt(max(b * b - 8 * problems * c, 0.0)) - b) / (4 * problems)
+        spread = math.sqrt(max(problems * (2 * nuisance + tried * (1 - tried)), 0.0))
+        inside = problems * tried - (lost - won) <= z * spread
+        low, high = (tried, high) if inside else (low, tried)
+    return low
+
+
 def no_certainty(documents: int) -> NDArray[np.float64]:
     """A table to count in, shape [documents, bins, 3]: tokens, the sum of the likeliest token's probability, tokens right."""
     return np.zeros((documents, CALIBRATION_BINS, 3))

@@ -22,6 +22,8 @@ MARGIN = ComparisonConfig().max_loss_to_champion
 CONFIG = EvaluationConfig(bootstrap_samples=1000)
 DOCUMENTS = (5, 20, 200)
 NOISES = (0.0, 0.01, 0.02)
+SUITE_METRIC, SUITE_MARGIN = "code.pass_share", 0.1
+PROBLEMS = (20, 200, 1000)
 OF_DOCUMENTS = 0.01
 """Relative standard deviation of the bits of a document, beside its truth, of either model."""
 
@@ -46,6 +48,29 @@ def _side(name: str, sizes: np.ndarray, bits: np.ndarray, chance: np.random.Gene
     return Side(name, {}, {"bytes": sizes.tolist(), "model_bits": drawn.tolist()})
 
 
+def suite_verdicts(problems: int, loss: float, trials: int) -> Counter[str]:
+    """How often a suite's check says what, of a model that has `loss` fewer of the problems right than a champion with half.
+
+    Problems differ in how hard they are: each is right with a chance of its own, the same for both models but for the loss.
+    """
+    chance = np.random.default_rng([SEED, problems, round(loss * 1e4)])
+    found: Counter[str] = Counter()
+    for _ in range(trials):
+        easy = chance.beta(1.0, 1.0, problems)
+        champion = _suite("champion", chance.random(problems) < easy)
+        candidate = _suite("candidate", (chance.random(problems) < easy) & (chance.random(problems) >= loss / 0.5))
+        found[relative_check(SUITE_METRIC, SUITE_MARGIN, candidate, champion, CONFIG).outcome] += 1
+    return found
+
+
+def _suite(name: str, right: np.ndarray) -> Side:
+    told = {
+        "metrics": {"pass_share": float(right.mean())},
+        "problems": {"pass_share": "".join("01"[int(one)] for one in right)},
+    }
+    return Side(name, {"suites": {"code": {**told, "samples": len(right)}}}, {})
+
+
 def rows(quick: bool) -> Iterator[Line]:
     """Recipes that are worse by the margin, then equal ones; with the noise known, and not."""
     trials = 100 if quick else 2000
@@ -53,6 +78,12 @@ def rows(quick: bool) -> Iterator[Line]:
         for noise in NOISES if known else NOISES[1:]:
             for documents in DOCUMENTS:
                 yield from _pair(documents, noise, known=known, trials=trials)
+    for problems in PROBLEMS:
+        for truth, loss in (("equal", 0.0), ("ten points worse", 0.1)):
+            found = suite_verdicts(problems, loss, trials)
+            said = ", ".join(f"{name} {_share(found[name], trials)}" for name in ("passed", "failed", "insufficient"))
+            stated = "called worse: <= 2.5 %" if not loss else "passed: <= 2.5 % where the margin is under the loss"
+            yield Line("gate, suite", stated, said, f"{truth}, {problems} problems, half right", SEED, trials)
 
 
 def _pair(documents: int, noise: float, *, known: bool, trials: int) -> Iterator[Line]:

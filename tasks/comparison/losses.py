@@ -11,7 +11,7 @@ import numpy as np
 from tasks import scores
 from tasks.comparison.sides import ALL, Side
 from tasks.comparison.slices import Sums
-from tasks.scores import Estimate
+from tasks.scores import Estimate, paired_difference
 
 PAIRED = ("bits_per_byte", "perplexity", "accuracy")
 """Metrics that are sums over documents, so that both models can be summed over the same drawn ones."""
@@ -26,6 +26,8 @@ def loss(metric: str, mine: Side, theirs: Side, slice: str = ALL, *, drawn: Mapp
     if metric in PAIRED:
         first, second = _part(mine, slice), _part(theirs, slice)
         found = _paired(metric, first, second, drawn)
+    elif mine.problems(metric) or theirs.problems(metric):
+        found = _by_problem(metric, mine, theirs, confidence=float(drawn["confidence"]))
     else:
         found = _unpaired(metric, mine, theirs, slice)
     if not all(map(math.isfinite, (found.estimate, found.low, found.high))):
@@ -58,6 +60,28 @@ def _less(mine: Any, theirs: Any, drawn: Mapping[str, Any]) -> Estimate:
         raise Incomparable("the champion has none right: a tie of nothing")
     with np.errstate(divide="ignore", invalid="ignore"):
         return scores.relative_gain(mine, theirs, **drawn)
+
+
+def _by_problem(metric: str, mine: Side, theirs: Side, *, confidence: float) -> Estimate:
+    """On the same problems, as a share of the champion's right ones; the low end is over 0 only where McNemar's test says so.
+
+    That is the exact test, by the binomial distribution: at 95 % it takes six problems that one side alone has right.
+    """
+    first, second = mine.problems(metric), theirs.problems(metric)
+    if not (first and second):
+        raise Incomparable("not told problem by problem on one side")
+    if mine.given(metric) != theirs.given(metric) or len(first) != len(second):
+        raise Incomparable("not measured on the same files")
+    if "1" not in second:
+        raise Incomparable("the champion has 0: a share of it says nothing")
+    pairs = list(zip(first, second, strict=True))
+    lost, won = pairs.count(("0", "1")), pairs.count(("1", "0"))
+    found = paired_difference(lost, won, len(pairs), confidence=confidence)
+    differ = lost + won
+    chance = sum(math.comb(differ, count) for count in range(lost, differ + 1)) / 2**differ
+    low = found.low if chance <= (1 - confidence) / 2 else min(found.low, 0.0)
+    share = second.count("1") / len(pairs)
+    return Estimate(found.estimate / share, low / share, found.high / share)
 
 
 def _unpaired(metric: str, mine: Side, theirs: Side, slice: str) -> Estimate:

@@ -14,6 +14,8 @@ from tasks.evaluation_config import EvaluationConfig, GateRule
 from tasks.scores import Estimate, widened
 
 WILD = frozenset("*?[")
+MORE_TEXT = "More held-out text (evaluation.max_bytes, preprocessing.heldout_fraction) narrows what is of documents."
+MORE_PROBLEMS = "Give the suite more problems: docs/evaluation.md says how many a margin takes."
 
 
 def rule_checks(
@@ -56,26 +58,28 @@ def relative_check(
     what = (
         "relative loss to the champion" if metric == "bits_per_byte" else f"relative loss of {metric} to the champion"
     )
-    paired = f", high end of the {config.confidence:.0%} interval" if metric in PAIRED else ""
+    by_problem = bool(mine.problems(metric) or theirs.problems(metric))
+    paired = metric in PAIRED or by_problem
+    interval = f", high end of the {config.confidence:.0%} interval" if paired else ""
     of = "" if slice == ALL else f" of the slice {slice}"
     limit = f"<= {margin:.4g}"
     try:
         found = loss(metric, mine, theirs, slice, drawn=sampling(config))
     except Incomparable as why:
         again = f"{metric} cannot be compared with the champion's ({why}). Measure both again: `headway retrain --from evaluate`."
-        return Check(name=f"{what}{of}{paired}", measured=str(why), limit=limit, passed=False, remedy=again)
+        return Check(name=f"{what}{of}{interval}", measured=str(why), limit=limit, passed=False, remedy=again)
     if metric == "bits_per_byte":
         remedy = f"{remedy} {_of_seeds(seed_noise, config)}".strip()
         found = widened(found, seed_noise, confidence=config.confidence) if seed_noise else found
     passed = found.high <= margin
-    insufficient = not passed and metric in PAIRED and found.low <= min(margin, 0.0)
+    insufficient = not passed and paired and found.low <= min(margin, 0.0)
     if insufficient:
         remedy = (
             f"Not enough to judge: the loss lies between {found.low:+.1%} and {found.high:+.1%}. "
-            f"More held-out text (evaluation.max_bytes, preprocessing.heldout_fraction) narrows what is of documents. {remedy}"
+            f"{MORE_PROBLEMS if by_problem else MORE_TEXT} {remedy}"
         )
     return Check(
-        name=f"{what}{of}{paired}",
+        name=f"{what}{of}{interval}",
         measured=found.high,
         limit=limit,
         passed=passed,

@@ -69,6 +69,11 @@ class Side:
         suite, _, _ = metric.rpartition(".")
         return self._suite(suite).get("details", {}).get("sha256")
 
+    def problems(self, metric: str) -> str:
+        """1 or 0 for each problem of a suite, right or not; empty where the suite does not say, or has none."""
+        suite, _, name = metric.rpartition(".")
+        return str(self._suite(suite).get("problems", {}).get(name, "")) if suite else ""
+
     def why_not(self, metric: str) -> str:
         """Why a metric is missing, in words."""
         suite, _, _ = metric.rpartition(".")

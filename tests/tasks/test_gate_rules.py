@@ -16,7 +16,7 @@ from tasks.evaluation_config import ComparisonConfig, EvaluationConfig, GateRule
 from tasks.jobs.evaluation.figures import figures, metrics
 from tasks.lifecycle import lifecycle
 from tasks.outcomes import Unobserved
-from tasks.scores import add_certainty, no_certainty
+from tasks.scores import add_certainty, no_certainty, paired_difference
 from tasks.storage.manifest import Provenance
 
 pytestmark = pytest.mark.unit
@@ -399,3 +399,49 @@ def test_the_gate_is_wrong_over_seeds_no_more_often_than_stated(documents, noise
     called_worse = gate.verdicts(documents, noise, 0.0, known=True, trials=200)["failed"]
     assert max(passed, called_worse) <= 19
     assert gate.verdicts(documents, noise, gate.MARGIN, known=False, trials=200)["passed"] > 19
+
+
+def by_problem(right):
+    """A suite that tells its problems: 1 is right."""
+    return {"code": {**suite(len(right), pass_share=right.count("1") / len(right)), "problems": {"pass_share": right}}}
+
+
+@pytest.mark.parametrize(
+    ("mine", "insufficient"),
+    [
+        ("1" * 10 + "0" * 10, True),  # no problem differs, and twenty are too few to show it
+        ("1" * 5 + "0" * 15, True),  # five that the champion alone has right are too few
+        ("1" * 4 + "0" * 16, False),  # six are enough
+    ],
+)
+def test_suites_are_compared_problem_by_problem_and_few_problems_decide_nothing(run, mine, insufficient):
+    champion = evaluation(run, "champion", suites=by_problem("1" * 10 + "0" * 10))
+    scores = evaluation(run, "m", seed=2, suites=by_problem(mine))
+    [(name, _)] = failed(scores, {"metric": "code.pass_share", "max_loss_to_champion": 0.1}, champion=champion)
+    assert name.endswith("high end of the 95% interval")
+    assert run.outcomes["evaluate"].checks[-1]["insufficient"] is insufficient
+
+
+def test_a_suite_of_problems_enough_passes_an_equal_model(run):
+    champion, scores = (
+        evaluation(run, name, seed=len(name), suites=by_problem("10" * 40)) for name in ("champion", "m")
+    )
+    assert failed(scores, {"metric": "code.pass_share", "max_loss_to_champion": 0.1}, champion=champion) == []
+
+
+def test_a_champion_that_does_not_tell_its_problems_is_measured_again(run):
+    champion = evaluation(run, "champion", suites={"code": suite(pass_share=0.5)})
+    scores = evaluation(run, "m", seed=2, suites=by_problem("10" * 10))
+    [(_, said)] = failed(scores, {"metric": "code.pass_share", "max_loss_to_champion": 0.1}, champion=champion)
+    assert said == "not told problem by problem on one side"
+
+
+def test_suites_of_twenty_neither_condemn_an_equal_model_nor_pass_a_worse_one():
+    assert gate.suite_verdicts(20, 0.0, 300)["failed"] <= 14
+    assert gate.suite_verdicts(20, 0.1, 300)["passed"] <= 14
+
+
+def test_the_interval_of_paired_shares_is_tangos():
+    """The ends were found apart from it, by maximising the likelihood under each difference numerically."""
+    found = paired_difference(12, 2, 50, confidence=0.95)
+    assert (found.estimate, found.low, found.high) == pytest.approx((0.2, 0.061112, 0.344709), abs=1e-5)

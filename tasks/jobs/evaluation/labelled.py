@@ -50,17 +50,19 @@ def labelled(bench: Bench) -> Suite | None:
     if not files:
         return None
     metrics: dict[str, float] = {}
-    samples, details, digests = [], {}, {}
+    samples, details, digests, problems = [], {}, {}, {}
     for file in files:
         read = read_labelled(bench, file)
         names = sorted(set(read.labels))
         said = [names[best] for best in label_scores(bench, file, read.texts, names).argmax(axis=1)]
         found = figures_of(read.labels, said, confidence=bench.config.confidence)
         metrics |= {f"{file.name}_{name}": value for name, value in found.items()}
+        right = (label == answer for label, answer in zip(read.labels, said, strict=True))
+        problems[f"{file.name}_accuracy"] = "".join("01"[one] for one in right)
         samples.append(len(said))
         digests[file.name] = read.sha256
         details[file.name] = {"samples": len(said), "labels": {name: read.labels.count(name) for name in names}}
-    return Suite(metrics, min(samples), details={"files": details, "sha256": digests})
+    return Suite(metrics, min(samples), problems=problems, details={"files": details, "sha256": digests})
 
 
 def read_labelled(bench: Bench, file: LabelledFile) -> Labelled:

@@ -33,6 +33,8 @@ class Suite:
     """How many prompts, documents or tasks they rest on."""
     lower_is_better: tuple[str, ...] = ()
     """Those metrics of which less is better: a rule against the champion must know."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Of metrics that are shares of problems right: 1 or 0 for each problem, in the order of the file."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """What else people may want to know, as JSON: the same for the same inputs, and small."""
 
@@ -98,6 +100,7 @@ def as_json(suite: Suite) -> dict[str, Any]:
         "metrics": {name: float(value) for name, value in suite.metrics.items()},
         "samples": suite.samples,
         "lower_is_better": sorted(suite.lower_is_better),
+        **({"problems": dict(suite.problems)} if suite.problems else {}),
     }
     return {**told, "details": dict(suite.details)} if suite.details else told
 
