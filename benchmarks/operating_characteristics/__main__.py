@@ -5,9 +5,17 @@ python -m benchmarks.operating_characteristics [--quick] [NAME ...]
 
 import argparse
 
-from benchmarks.operating_characteristics import Line, canary, gate, nodes, plan, watch
+from benchmarks.operating_characteristics import Line, canary, drift, gate, loss, nodes, plan, watch
 
-JUDGEMENTS = {"canary": canary.rows, "gate": gate.rows, "nodes": nodes.rows, "plan": plan.rows, "watch": watch.rows}
+JUDGEMENTS = {
+    "canary": canary.rows,
+    "gate": gate.rows,
+    "nodes": nodes.rows,
+    "plan": plan.rows,
+    "watch": watch.rows,
+    "drift": drift.rows,
+    "loss": loss.rows,
+}
 
 
 def main() -> None:
