@@ -68,6 +68,11 @@ def redact(text: str) -> str:
     return _known().clean(text)
 
 
+def has_form_of_secret(text: str) -> bool:
+    """Whether a text holds what looks like a secret wherever it stands: the environment of this process has no say."""
+    return _has_a_form(text) and bool(_FORM.search(text))
+
+
 def redact_value(value: Any) -> Any:
     """A value of the same shape, dicts, lists and tuples in each other, with every text in it redacted."""
     return _clean(value, _known())

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tasks.errors import Refused
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 Positive = Annotated[int, Field(gt=0)]
@@ -111,15 +113,40 @@ def told_sku() -> str:
 
 
 def policy_file(home: Path) -> tuple[Path, bool]:
-    """The policy of who may do what, and whether somebody named it: `HEADWAY_POLICY`, else `policy.yaml` of the home."""
-    named = os.environ.get("HEADWAY_POLICY")
-    return (Path(named).absolute(), True) if named else (home / "policy.yaml", False)
+    """The policy of who may do what, and whether somebody named it: `HEADWAY_POLICY`, else `policy.yaml` of the home.
+
+    Raises Refused; see own_or_named.
+    """
+    return own_or_named(home, "policy.yaml", "HEADWAY_POLICY")
 
 
 def trust_file(home: Path) -> tuple[Path, bool]:
-    """Whose signatures count, and whether somebody named the file: `HEADWAY_TRUST`, else `trust.yaml` of the home."""
-    named = os.environ.get("HEADWAY_TRUST")
-    return (Path(named).absolute(), True) if named else (home / "trust.yaml", False)
+    """Whose signatures count, and whether somebody named the file: `HEADWAY_TRUST`, else `trust.yaml` of the home.
+
+    Raises Refused; see own_or_named.
+    """
+    return own_or_named(home, "trust.yaml", "HEADWAY_TRUST")
+
+
+def own_or_named(home: Path, own: str, variable: str) -> tuple[Path, bool]:
+    """A file of the home, or the one that a variable names instead, and whether it was named.
+
+    Raises Refused for a variable that names another file than the home's own where the home has its own, or a policy: what binds
+    everybody is not replaced by what one of them puts into the environment of a command.
+    """
+    path, named = home / own, os.environ.get(variable)
+    if not named:
+        return path, False
+    chosen = Path(named).absolute()
+    if chosen.resolve() == path.resolve():
+        return path, True
+    for binding in dict.fromkeys((path, home / "policy.yaml")):
+        if os.path.lexists(binding):
+            raise Refused(
+                f"{variable} names {chosen}, and the home has its own {binding}: nothing is done by another file",
+                remedy=f"Unset {variable}. What is to hold for this home belongs into {path}.",
+            )
+    return chosen, True
 
 
 def prices_url() -> str:

@@ -85,17 +85,21 @@ def _look_at_home(
 ) -> None:
     from contextlib import nullcontext, suppress
     from functools import partial
+    from pathlib import Path
 
-    from deployments.platform.checks import no_file, not_newer
+    from deployments.platform.checks import no_file, not_newer, own_settings
     from tasks.azureml_door import use_files
-    from tasks.settings import home
+    from tasks.settings import home, policy_file, trust_file
     from tasks.storage import open_files
+    from tasks.storage.settings import stores_file
 
     doctor = context.invoked_subcommand == "doctor"  # it says what is wrong with the home with all else that it finds
     if not doctor:
         no_file(home())
+    own_settings(Path.cwd())
     with suppress(PermissionError) if doctor else nullcontext():
         not_newer(home())
+    policy_file(home()), trust_file(home()), stores_file(home())
     use_files(partial(open_files, home()))
 
 

@@ -68,9 +68,9 @@ def asks(right: Right) -> bool:
 def add(
     name: Annotated[str, typer.Argument(help="Lower case, digits, dot, dash.")],
     may: Annotated[
-        str,
-        typer.Option(help="Rights, with commas: publish, run, promote, approve, roll_back, override."),
-    ] = "",
+        list[str],
+        typer.Option(help="Rights, with commas or one by one: publish, run, promote, approve, roll_back, override."),
+    ] = [],  # noqa: B006 typer copies it
     as_: As = "",
     as_json: Json = False,
 ) -> None:
@@ -79,7 +79,7 @@ def add(
     from tasks.settings import home
 
     first = load_or_none(home()) is None
-    rights = RIGHTS if first else _rights(may)
+    rights = RIGHTS if first else _rights(",".join(may))
     with asked("override", as_, what=f"add person {name}"), _noted("add person", f"{name} may {', '.join(rights)}"):
         token = add_person(home(), name, rights)
     if first:

@@ -62,7 +62,7 @@ def words(fields: dict[str, Any]) -> list[str]:
     """The same for people."""
     lines = [_part_words(part) for part in fields["parts"]]
     lines += [f"versions: {', '.join(f'{name} {said}' for name, said in fields['versions'].items())}"]
-    lines += [f"policy: {fields['policy']['words']}"] if fields["policy"]["foreign"] else []
+    lines += [f"policy: {fields['policy']['words']}"] if fields["policy"]["named"] else []
     lines += _section("waiting for a person", [f"{w['run']}: {w['question']}  {w['url']}" for w in fields["waiting"]])
     lines += _section("alerts", [f"{a['summary']}" for a in fields["alerts"]])
     lines += _section("no events from", [f"{name}: {why}" for name, why in fields["broken_sources"].items()])

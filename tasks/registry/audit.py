@@ -18,11 +18,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from tasks.errors import HeadwayError
-from tasks.redaction import redact_value
+from tasks.redaction import has_form_of_secret, redact, redact_value
 from tasks.registry import audit_chain
 from tasks.registry.audit_chain import Link
 from tasks.storage.store import Store
 
+WRITTEN = ("reason", "why", "claimed")
+"""What people and errors say in their own words. Only these are redacted: what was done, to what, is what the log is for, and
+whoever names a variable SECRET must not choose what stands there."""
 AUTOMATIC = ("schedule", "prefect", "bridge")
 """Who starts a flow run without a name: a schedule, or somebody behind the one login of Prefect's page."""
 
@@ -114,10 +117,13 @@ def account() -> str:
 
 
 def audit(store: Store, action: str, *, outcome: Literal["done", "refused", "failed"] = "done", **details: Any) -> Link:
-    """Append one entry to the audit log; returns its number and hash. For what is about to change, use `audited`."""
+    """Append one entry to the audit log; returns its number and hash. For what is about to change, use `audited`.
+
+    Raises ValueError when what is to be done cannot be told, because it holds what has the form of a secret.
+    """
     now = actor()
     who = {"who": now.name, "identity": now.identity, "host": socket.gethostname(), "account": account()}
-    entry = {"action": action, **redact_value(details), "outcome": outcome, **who, "seals": True}
+    entry = {"action": action, **_told(details), "outcome": outcome, **who, "seals": True}
     if policy := _policy.get():
         entry["policy"] = policy
     return audit_chain.append(store, entry)
@@ -147,6 +153,16 @@ def entries(store: Store) -> Iterator[Entry]:
         if entry.outcome == "failed" and entry.of:
             failed.add(entry.of)
         yield entry.model_copy(update={"outcome": "failed"}) if number in failed else entry
+
+
+def _told(details: dict[str, Any]) -> dict[str, Any]:
+    for name, value in details.items():
+        if name not in WRITTEN and has_form_of_secret(json.dumps(value, ensure_ascii=False)):
+            raise ValueError(
+                f"{redact(str(value))}: what is to be done holds what has the form of a secret, and the audit log can neither "
+                "keep it nor leave it out. Choose another name, or hand the secret over by the environment"
+            )
+    return {name: redact_value(value) if name in WRITTEN else value for name, value in details.items()}
 
 
 def _entry(number: int, data: bytes) -> Entry:

@@ -97,12 +97,12 @@ class InForce(BaseModel):
     path: Path
     digest: str
     """sha256 of the file; empty where there is none."""
-    foreign: bool
-    """Whether HEADWAY_POLICY named another file than the home's own."""
+    named: bool
+    """Whether HEADWAY_POLICY named it; a home with a policy of its own has no other."""
 
     @property
     def words(self) -> str:
-        where = f", {self.path}, named by HEADWAY_POLICY: not the home's own" if self.foreign else ""
+        where = f", {self.path}, named by HEADWAY_POLICY: not the home's own" if self.named else ""
         return f"{self.digest[:16] or 'none: everybody may everything'}{where}"
 
 
@@ -110,8 +110,7 @@ def in_force(home: Path) -> InForce:
     """Which policy this process asks, whatever it says."""
     path, named = policy_file(home)
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if os.access(path, os.R_OK) and path.is_file() else ""
-    foreign = named and path.resolve() != (home / "policy.yaml").resolve()
-    return InForce(path=path, digest=digest, foreign=foreign)
+    return InForce(path=path, digest=digest, named=named and path != home / "policy.yaml")
 
 
 def load_policy(home: Path) -> Policy:

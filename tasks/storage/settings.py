@@ -14,7 +14,7 @@ import yaml
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tasks.errors import Missing
-from tasks.settings import Name, Settings
+from tasks.settings import Name, Settings, own_or_named
 
 Credential = Literal[
     "managed_identity", "workload_identity", "cli", "service_principal", "connection_string", "azureml_user"
@@ -92,10 +92,21 @@ class Stores(Settings):
     stores: dict[Name, StoreConfig] = Field(default={})
 
 
+def stores_file(home: Path) -> tuple[Path, bool]:
+    """Which stores there are, and whether somebody named the file: `HEADWAY_STORES`, else `stores.yaml` of the home.
+
+    Raises Refused; see own_or_named.
+    """
+    return own_or_named(home, "stores.yaml", "HEADWAY_STORES")
+
+
 def load_stores(home: Path) -> Stores:
-    """The stores of a home. Raises ValueError for a file that is not one, Missing when HEADWAY_STORES names none."""
-    named = os.environ.get("HEADWAY_STORES")
-    path = Path(named) if named else home / "stores.yaml"
+    """The stores of a home: `HEADWAY_STORES`, else `stores.yaml` of the home.
+
+    Raises ValueError for a file that is not one, Missing when HEADWAY_STORES names none, Refused where it may name none
+    (own_or_named).
+    """
+    path, named = stores_file(home)
     if not path.is_file():
         if named:
             raise Missing(f"HEADWAY_STORES names {path}, and there is no such file", remedy="Correct or unset it.")

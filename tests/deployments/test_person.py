@@ -1,7 +1,6 @@
 """`headway person`, `headway audit-log`, and the commands that ask who somebody is."""
 
 import fcntl
-import hashlib
 import json
 import os
 import pty
@@ -52,7 +51,7 @@ def anna(desk):
 @pytest.fixture
 def ben(anna):
     """Who may publish and run."""
-    return anna.of("ben", anna.ok("person", "add", "ben", "--may", "run,publish").said["token"])
+    return anna.of("ben", anna.ok("person", "add", "ben", "--may", "run", "--may", "publish").said["token"])
 
 
 @pytest.fixture
@@ -168,23 +167,41 @@ def test_stopping_the_platform_asks_who_and_why_and_is_in_the_audit_log(anna, be
     assert (entry["who"], entry["reason"], entry["what"]) == ("anna", "moving house", "platform: platform/worker")
 
 
-def test_a_policy_of_the_callers_own_is_shown_and_the_audit_log_has_which_one_allowed(anna, desk, tmp_path):
+def test_a_policy_that_only_a_variable_names_is_shown_and_the_audit_log_has_which_one_allowed(desk, tmp_path):
     mine = tmp_path / "mine.yaml"
-    environment = {**anna.told, "HEADWAY_POLICY": str(mine)}
-    assert refused(gone := Desk(desk.path, environment).run("person", "add", "eve"))
+    eve = Desk(desk.path, {"HEADWAY_POLICY": str(mine)})
+    assert refused(gone := eve.run("person", "add", "eve"))
     assert "unset it" in gone.said["error"]["remedy"]
     write_text(mine, "asks: []\n")
-    eve = Desk(desk.path, environment)
     eve.ok("dataset", "publish", "tiny", __file__)
-    anna.ok("dataset", "publish", "other", __file__)
-    other, tiny = (
-        next(e["policy"] for e in entries(anna, "--what", name)) for name in ("dataset/other", "dataset/tiny")
-    )
+    (tiny,) = (e["policy"] for e in entries(desk, "--what", "dataset/tiny"))
     assert str(mine) in tiny and "HEADWAY_POLICY" in tiny
-    assert other == hashlib.sha256((desk.path / "policy.yaml").read_bytes()).hexdigest()[:16]
     (finding,) = (f for f in eve.run("doctor").said["findings"] if f["name"] == "policy")
     assert finding["ok"] and finding["said"] == tiny
-    assert eve.ok("status").said["policy"]["foreign"] and not anna.ok("status").said["policy"]["foreign"]
+    assert eve.ok("status").said["policy"]["named"] and not desk.ok("status").said["policy"]["named"]
+
+
+@pytest.mark.parametrize("variable", ["HEADWAY_POLICY", "HEADWAY_TRUST", "HEADWAY_STORES"])
+def test_where_a_home_has_a_policy_no_variable_of_a_caller_replaces_its_files(anna, files, tmp_path, variable):
+    mine = tmp_path / "mine.yaml"
+    write_text(
+        mine, {"HEADWAY_POLICY": "asks: []", "HEADWAY_TRUST": "keys: {}", "HEADWAY_STORES": "stores: {}"}[variable]
+    )
+    eve = Desk(anna.path, anna.told | {variable: str(mine)})
+    for command in (("dataset", "publish", "tiny", files), ("up",), ("retrain", "-c", "tiny"), ("trust", "list")):
+        failed = eve.run(*command)
+        assert failed.code == 2 and variable in failed.said["error"]["message"], (command, failed.said)
+        assert f"Unset {variable}" in failed.said["error"]["remedy"]
+    assert anna.ok("trust", "list")
+
+
+def test_what_was_done_is_told_in_the_audit_log_whatever_the_environment_calls_a_secret(anna, files):
+    eve = Desk(
+        anna.path, anna.told | {"MY_TOKEN": "dataset/tiny", "MY_SECRET": "publish dataset", "MY_KEY": "champion"}
+    )
+    eve.ok("dataset", "publish", "tiny", files)
+    (entry,) = entries(anna, "--what", "dataset/tiny")
+    assert (entry["action"], entry["right"]) == ("publish dataset", "publish")
 
 
 def test_doctor_connects_with_the_programs_of_a_configuration_for_who_may_run_only(anna, ben, tmp_path):

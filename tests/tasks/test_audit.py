@@ -282,3 +282,13 @@ def test_a_secret_is_not_in_an_entry_nor_in_what_went_wrong(store, monkeypatch):
     with pytest.raises(OSError), audited(store, "delete", reason="c4n4ry-0123456789abcdef"):
         raise OSError("refused: c4n4ry-0123456789abcdef")
     assert all(b"c4n4ry" not in store.read(key).data for key in store.list("audit"))
+
+
+def test_an_entry_that_could_not_say_what_was_done_is_not_written(store, monkeypatch):
+    monkeypatch.setenv("MY_SECRET", "model/coder@7")
+    audit(store, "delete", what="model/coder@7", reason="model/coder@7 is old")
+    (entry,) = entries(store)
+    assert (entry.what, entry.reason) == ("model/coder@7", "[redacted] is old")
+    with pytest.raises(ValueError, match="form of a secret"):
+        audit(store, "run", what="train --api_key=abcdefgh12345")
+    assert [entry.number for entry in entries(store)] == [1]
