@@ -96,10 +96,11 @@ def _look_at_home(
     doctor = context.invoked_subcommand == "doctor"  # it says what is wrong with the home with all else that it finds
     if not doctor:
         no_file(home())
+        for file_of in (policy_file, trust_file, stores_file):
+            file_of(home())  # refuses a variable that names another file than what binds this home
     own_settings(Path.cwd())
     with suppress(PermissionError) if doctor else nullcontext():
         not_newer(home())
-    policy_file(home()), trust_file(home()), stores_file(home())
     use_files(partial(open_files, home()))
 
 

@@ -123,7 +123,7 @@ def audit(store: Store, action: str, *, outcome: Literal["done", "refused", "fai
     """
     now = actor()
     who = {"who": now.name, "identity": now.identity, "host": socket.gethostname(), "account": account()}
-    entry = {"action": action, **_told(details), "outcome": outcome, **who, "seals": True}
+    entry = {"action": action, **_without_secrets(details), "outcome": outcome, **who, "seals": True}
     if policy := _policy.get():
         entry["policy"] = policy
     return audit_chain.append(store, entry)
@@ -155,7 +155,8 @@ def entries(store: Store) -> Iterator[Entry]:
         yield entry.model_copy(update={"outcome": "failed"}) if number in failed else entry
 
 
-def _told(details: dict[str, Any]) -> dict[str, Any]:
+def _without_secrets(details: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an entry with what people wrote redacted. Raises ValueError for any other one that has a secret in it."""
     for name, value in details.items():
         if name not in WRITTEN and has_form_of_secret(json.dumps(value, ensure_ascii=False)):
             raise ValueError(
