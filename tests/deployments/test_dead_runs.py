@@ -127,8 +127,11 @@ def test_a_run_is_taken_up_again_so_often_and_no_more(platform, client, tmp_path
     assert platform.slots(client, "often") == 0
 
 
-@pytest.mark.parametrize("state", [None, Paused(timeout_seconds=600), Crashed()], ids=["running", "waiting", "crashed"])
-def test_what_down_stopped_goes_on_whatever_the_settings_and_counts_for_nothing(platform, client, tmp_path, state):
+@pytest.mark.parametrize(
+    "made", [lambda: None, lambda: Paused(timeout_seconds=600), Crashed], ids=["running", "waiting", "crashed"]
+)
+def test_what_down_stopped_goes_on_whatever_the_settings_and_counts_for_nothing(platform, client, tmp_path, made):
+    state = made()  # here, for its time runs from now on
     config = PlatformConfig(on_crash="mark", max_resumes=0)
     name = f"down-{state.name if state else 'Running'}"
     run = died(platform, client, name, tmp_path, state=state)
