@@ -21,13 +21,14 @@ from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.filters import FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import StateType
 from prefect.states import AwaitingRetry, Paused, Scheduled
+from waiting import limit
 
 from deployments import registration
 from deployments.catalogue import POOL, Deployment, Schedule, slug_of
 from deployments.platform import down, prefect_server, worker
 from deployments.settings import PlatformConfig, ScheduleConfig
 from deployments.watch.alert_sources import parts_down
-from deployments.watch.dead_runs import RESUMED, DeadRuns
+from deployments.watch.dead_runs import PATIENCE_SECONDS, RESUMED, DeadRuns
 from deployments.watch.flow_runs import flow_runs, history
 from deployments.watch.schedules import Schedules
 from flows.prefect_run import STOPPED
@@ -175,7 +176,8 @@ class Table:
 
     def end(self):
         """Let everything come to its end, with a watch that looks every second; what is seen then, by state."""
-        dead, schedules = DeadRuns(self.home, self.settings), Schedules(self.home, self.settings)
+        dead = DeadRuns(self.home, self.settings, patience=limit(PATIENCE_SECONDS))
+        schedules = Schedules(self.home, self.settings)
         for name in ("running", "approval"):
             (self.folder / name / "go").touch()
         with self.platform.client() as client:
