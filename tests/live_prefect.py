@@ -73,15 +73,22 @@ FAST = {"PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "2"}
 
 @dataclass
 class Live:
-    """The server, what its clients need to know, and the worker while it runs."""
+    """The environment of all that runs here, the server's address, and the deployments that were made."""
 
     home: Path
-    url: str
     environment: dict[str, str]
+    url: str = ""
     made: dict[str, UUID] = field(default_factory=dict)
 
     def client(self) -> SyncPrefectClient:
         return SyncPrefectClient(api=f"{self.url}/api", auth_string=prefect_server.password(self.home))
+
+    def start_server(self) -> None:
+        """Start the server where none runs, and return when it answers: on another port, if its own was taken meanwhile."""
+        with environment({key: value for key, value in self.environment.items() if key != "PREFECT_API_URL"}):
+            server = prefect_server.prepare(self.home)
+            prefect_server.wait(server)
+            self.url, self.environment = server["url"], dict(os.environ)
 
     def start_worker(self) -> None:
         """Start the worker, where the shared folder for temporary files holds a storage of Prefect's that another user made."""
@@ -166,11 +173,9 @@ def live(home: Path) -> Iterator[Live]:
     (modules / "probed.py").write_text(FLOW)
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
     paths = os.pathsep.join(part for part in (str(modules), kept.get("PYTHONPATH", "")) if part)
-    with environment({**kept, **FAST, "PYTHONPATH": paths, "HEADWAY_HOME": str(home)}):
-        server = prefect_server.prepare(home)
-        prefect_server.wait(server)
-        made = Live(home, server["url"], dict(os.environ))
+    made = Live(home, {**kept, **FAST, "PYTHONPATH": paths, "HEADWAY_HOME": str(home)})
     try:
+        made.start_server()
         with made.client() as client:
             registration.register(client, [])
         yield made

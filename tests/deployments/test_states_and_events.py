@@ -25,7 +25,7 @@ from waiting import limit
 
 from deployments import registration
 from deployments.catalogue import POOL, Deployment, Schedule, slug_of
-from deployments.platform import down, prefect_server, worker
+from deployments.platform import down, worker
 from deployments.settings import PlatformConfig, ScheduleConfig
 from deployments.watch.alert_sources import parts_down
 from deployments.watch.dead_runs import PATIENCE_SECONDS, RESUMED, DeadRuns
@@ -248,7 +248,7 @@ def worker_killed(table):
 
 def machine_died(table):
     """Everything is killed at once: worker, the processes of the flow runs, the server."""
-    flows = [int(row[1]) for name in ("running", "approval") for row in table.starts(name)]
+    flows = [int(row[1]) for name in ("running", "approval", "deleted") for row in table.starts(name)]
     handle = process.read_json(table.home / "prefect" / "handle.json")
     table.platform.kill_worker()
     for pid in [*flows, handle["pid"], *process.descendants(handle["pid"])]:
@@ -263,7 +263,7 @@ def server_restarted(table):
     (server,) = process.descendants(handle["pid"])[:1]
     kill(server)
     until(lambda: process.descendants(handle["pid"])[:1] not in ([], [server]))
-    start_server(table.platform)
+    table.platform.start_server()
 
 
 def down_for(seconds, table):
@@ -283,16 +283,10 @@ def down_for(seconds, table):
 
 def up(table):
     """`headway up`, of what this home has."""
-    start_server(table.platform)
+    table.platform.start_server()
     with table.platform.client() as client:
         table.register(client)
     table.platform.start_worker()
-
-
-def start_server(platform):
-    """Start the Prefect server where none runs, and return when it answers."""
-    with environment(platform.environment):
-        prefect_server.wait(prefect_server.prepare(platform.home))
 
 
 def older(home, seconds):
@@ -412,7 +406,7 @@ def test_no_run_is_lost_and_none_doubled_and_somebody_is_told(platform, tmp_path
         table.happened = datetime.now(UTC)
         seen = table.end()
     finally:
-        start_server(platform)
+        platform.start_server()
         platform.start_worker()
         platform.clear()
     expected = {**GOES_ON, **differs}
