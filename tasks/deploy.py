@@ -18,7 +18,7 @@ from tasks.endpoints.known import ask, endpoint_of, known_endpoints, require_acc
 from tasks.errors import Missing
 from tasks.formats.onnx_data import require_data_beside
 from tasks.process import locked
-from tasks.promotion import crown, logged, require_right, require_same_champion, require_signed
+from tasks.promotion import crown, logged, require_right, require_same_champion, require_signed, why_untrusted
 from tasks.registry.refs import read_ref
 from tasks.serving_config import DeploymentConfig, ExportConfig
 from tasks.settings import config_digest, home
@@ -77,6 +77,8 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
 
     with locked(home_folder("endpoints") / f"{config.endpoint}.lock"):
         right()  # whoever held the lock may have decided otherwise, and whoever approved may have lost the right
+        serving = endpoint.serves_from()
+        barred = why_untrusted(serving.model_ref) if serving and serving.model_ref != model.ref else ""
         candidate = endpoint.start(
             folder,
             model.ref,
@@ -87,6 +89,7 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
             port=config.port,
             threads=os.cpu_count() or 1,
             config=config,
+            barred=barred,
             journal=write_down,
         )
         require_same_champion(model)  # starting a large model takes a while
@@ -98,7 +101,8 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
             "after": model.ref,
             **({"approval": approval} if approval else {}),
         }
-        with logged("deploy", right="promote", reason="the stage deploy", **said):
+        reason = "the stage deploy" + (f"; there is no way back: {barred}" if barred else "")
+        with logged("deploy", right="promote", reason=reason, **said):
             served = endpoint.switch(candidate, journal=write_down)
     crown(model, reason=f"deployed to endpoint/{config.endpoint}")
     return Endpoint(name=config.endpoint, url=served.url, model=model)

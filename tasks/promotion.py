@@ -18,6 +18,7 @@ from tasks.registry.audit import audited
 from tasks.registry.policy import require
 from tasks.registry.promoting import compared_with
 from tasks.registry.refs import aliases, move_ref
+from tasks.registry.served import untrusted
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Document, find
 from tasks.workbench import at_work, stored
@@ -124,3 +125,9 @@ def require_signed(artifact: Artifact) -> None:
     """Raise IntegrityError unless somebody trusted signed this artifact as it is, and stands by it."""
     work = at_work()
     signatures.require_signed(work.lifecycle.store, work.lifecycle.home, stored(artifact))
+
+
+def why_untrusted(model: str) -> str:
+    """Why the key that signed a model, by its reference, does not count; empty when it does."""
+    work = at_work()
+    return untrusted(work.lifecycle.home, work.lifecycle.store, model)

@@ -43,12 +43,14 @@ def model_files(folder: Path) -> list[dict]:
     return [{"path": "golden.json", "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}]
 
 
-def deploy(base: Path, ref: str, url: str, told=None, **changed):
+def deploy(base: Path, ref: str, url: str, told=None, barred="", **changed):
     """As tasks/deploy.py does it."""
     folder = base / "models" / ref[-4:]
     files, wanted = model_files(folder), config(url, **changed)
     endpoint = open_endpoint(base / "endpoints", "chat", "azureml")
-    candidate = endpoint.start(folder, ref, files=files, golden=GOLDEN, timeout=5, config=wanted, journal=told)
+    candidate = endpoint.start(
+        folder, ref, files=files, golden=GOLDEN, timeout=5, config=wanted, barred=barred, journal=told
+    )
     return endpoint.switch(candidate, journal=told)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from deployments.cli.output import say, short_ref
 from deployments.cli.person import asked
@@ -13,6 +14,7 @@ def rollback(ref: str, *, to: str, dry_run: bool, reason: str, as_: str, as_json
     from tasks.endpoints.known import go_back, require_known, served_model
     from tasks.process import read_json
     from tasks.registry.audit import audited
+    from tasks.registry.served import require_way_back
     from tasks.settings import home
     from tasks.storage import open_store
 
@@ -23,7 +25,10 @@ def rollback(ref: str, *, to: str, dry_run: bool, reason: str, as_: str, as_json
     record = read_json(home() / "endpoints" / name / "endpoint.json")
     previous = (record.get("previous") or {}).get("model_ref")
     fields = {"ref": f"endpoint/{name}", "before": before, "dry_run": dry_run}
+    require = partial(require_way_back, home(), open_store(home()), name)
     if dry_run:
+        if previous:
+            require(previous)
         words = f"endpoint/{name} would serve {short_ref(previous)} again" if previous else "no model stood before"
         say({**fields, "after": previous, "changed": False}, words, as_json=as_json)
         return
@@ -33,7 +38,7 @@ def rollback(ref: str, *, to: str, dry_run: bool, reason: str, as_: str, as_json
         said = {"what": f"endpoint/{name}", "reason": reason, "before": before, "after": previous}
         with audited(open_store(home()), "rollback endpoint", right="roll_back", **said):
             began = time.monotonic()
-            served = go_back(home(), name, reason)
+            served = go_back(home(), name, reason, require=require)
     seconds = round(time.monotonic() - began, 2)
     changed = served.model_ref != before
     fields |= {"after": served.model_ref, "changed": changed, "seconds": seconds}

@@ -79,6 +79,7 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """Let a key count for nothing any more, neither for what comes nor for what it has signed."""
+    from tasks.registry.audit import actor
     from tasks.registry.trust import revoke_key
     from tasks.settings import home
 
@@ -86,7 +87,7 @@ def revoke(
         asked("override", as_, what=f"revoke key {name}", reason=_given(reason)),
         _noted("revoke key", f"key {name}", reason),
     ):
-        revoke_key(home(), name, reason)
+        revoke_key(home(), name, reason, by=actor().name)
     words = f"{name} is revoked: what it signed counts no more. What you stand by: headway sign REF --reason TEXT"
     say({"name": name, "revoked": True}, words, as_json=as_json)
 
@@ -148,5 +149,7 @@ def _public_key(said: str) -> ec.EllipticCurvePublicKey:
 
 
 def _words(one: dict[str, Any]) -> str:
+    from tasks.registry.trust import Revoked
+
     revoked = one["revoked"]
-    return f"revoked since {revoked['since']}: {revoked['reason']}" if revoked else ", ".join(one["may_sign"])
+    return f"revoked {Revoked.model_validate(revoked)}" if revoked else ", ".join(one["may_sign"])

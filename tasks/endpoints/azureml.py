@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,7 @@ class AzureMlEndpoint:
         threads: int = 1,
         config: DeploymentConfig | None = None,
         inputs: Sequence[str] = (),
+        barred: str = "",
         journal: Journal | None = None,
     ) -> Candidate:
         """See ServingEndpoint.start. How long it may take is `azureml.create_minutes`; `port` and `threads` are the service's."""
@@ -88,7 +89,7 @@ class AzureMlEndpoint:
         made, record = self._made(config), read_json(self._record)
         green = self._green(made, model_ref, record)
         candidate = Candidate(
-            self.name, Path(green["folder"]).name, Path(green["folder"]), model_ref, PORT, PORT, config
+            self.name, Path(green["folder"]).name, Path(green["folder"]), model_ref, PORT, PORT, config, barred
         )
         body = made.deployment_body(green["colour"], model_ref, files=files, inputs=inputs)
         told = {"model_folder": str(model_folder.absolute()), "model_ref": model_ref, "files": [dict(f) for f in files]}
@@ -127,7 +128,8 @@ class AzureMlEndpoint:
         if candidate.config and traffic.has_both():
             folder = Path(read_json(candidate.folder / "serve.json")["model_folder"])
             reference = quantiles_of(read_json(folder / "reference.json"))
-            roll_out(traffic, candidate.config.rollout, self.changes, reference=reference, told=told)
+            rollout, barred = candidate.config.rollout, candidate.barred
+            roll_out(traffic, rollout, self.changes, reference=reference, barred=barred, told=told)
         else:
             self.changes.write("commit")
             told("switched", {})
@@ -138,7 +140,14 @@ class AzureMlEndpoint:
         """See ServingEndpoint.ask_back."""
         return ask_for_traffic_back(self.folder, reason)
 
-    def go_back(self, reason: str, *, taken: float | None = None, journal: Journal | None = None) -> Served:
+    def go_back(
+        self,
+        reason: str,
+        *,
+        taken: float | None = None,
+        require: Callable[[str], None] = lambda model_ref: None,
+        journal: Journal | None = None,
+    ) -> Served:
         """See ServingEndpoint.go_back: one PUT while the deployment before is kept warm, refused once it was deleted."""
         self.settle()
         record: Record | None = read_json(self._record)
@@ -148,6 +157,7 @@ class AzureMlEndpoint:
         before = (record or {}).get("previous")
         if not record or not before:
             raise ValueError(f"no model stood before the one that endpoint/{self.name} serves: there is no way back")
+        require(before["model_ref"])
         if online_of(record).deployment(before["azure_name"], before["colour"]) is None:
             raise JobFailed(
                 f"the deployment of {before['model_ref']} was deleted after rollout.keep_warm_seconds",

@@ -15,7 +15,8 @@ from tasks.serving_config import DeploymentConfig
 from tasks.settings import config_digest
 
 Journal = Callable[[str, dict[str, Any]], None]
-"""Called with `starting`, `answering`, `step`, `holding`, `switched` or `stopped` and its details, before the effect."""
+"""Called with `starting`, `answering`, `one way`, `step`, `holding`, `switched` or `stopped` and its details, before the
+effect."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Candidate:
     """The port that was asked for; None: the endpoint's own."""
     config: DeploymentConfig | None = None
     """How it takes the traffic, and how many servers it may have. None: all at once, and one."""
+    barred: str = ""
+    """Why no request may go back to the model in service, as when its key is revoked; empty: it may."""
 
 
 class ServingEndpoint(Protocol):
@@ -90,6 +93,7 @@ class ServingEndpoint(Protocol):
         threads: int = 1,
         config: DeploymentConfig | None = None,
         inputs: Sequence[str] = (),
+        barred: str = "",
         journal: Journal | None = None,
     ) -> Candidate:
         """Start a server beside the one in service and ask it every prompt of `golden` (the content of golden.json).
@@ -97,6 +101,9 @@ class ServingEndpoint(Protocol):
         `files` is path, size and sha256 of every file of the model. The server compares each byte at each of its starts, also
         after a crash, and does not get ready when one differs, or when there is a file more. `inputs` are the versions that the
         model was made from, for a server that has only the model's version to go by.
+
+        `barred` says why no request may go to the model in service once this one has the traffic: it is then no rung that answers
+        when this one cannot, and `switch` goes one way.
 
         `timeout` is in seconds. Raises JobFailed when it does not get ready or answers otherwise, and ValueError when
         `port` is taken; the one in service is left alone. What a deployer before left open is finished or reverted first.
@@ -106,7 +113,8 @@ class ServingEndpoint(Protocol):
         """Give the candidate the traffic without losing a request, then stop the server before it.
 
         With a `config`, in its steps, each judged: raises GateFailed when the candidate lost the traffic again, and is gone. The
-        server before it is then kept warm for the way back, for as long as that says.
+        server before it is then kept warm for the way back, for as long as that says. Of a candidate that says why the model
+        before is `barred`, only copies of requests are judged: then it takes all of the traffic for good.
         """
 
     def ask_back(self, reason: str) -> float | None:
@@ -115,8 +123,17 @@ class ServingEndpoint(Protocol):
         Does not wait, and needs no lock: whoever runs it has the lock.
         """
 
-    def go_back(self, reason: str, *, taken: float | None = None, journal: Journal | None = None) -> Served:
+    def go_back(
+        self,
+        reason: str,
+        *,
+        taken: float | None = None,
+        require: Callable[[str], None] = lambda model_ref: None,
+        journal: Journal | None = None,
+    ) -> Served:
         """Give the traffic to the model before the one in service, without losing a request.
+
+        `require` is called with the reference of that model before anything is done, and raises when it must not serve.
 
         When the deploy that was `taken` back by `ask_back` was reverted, that was all. Raises ValueError when none stood before,
         and JobFailed when it does not get ready again.

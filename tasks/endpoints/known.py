@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,16 +74,17 @@ def lock_of(home: Path, name: str) -> Path:
     return home / "endpoints" / f"{name}.lock"
 
 
-def go_back(home: Path, name: str, reason: str) -> Served:
+def go_back(home: Path, name: str, reason: str, *, require: Callable[[str], None]) -> Served:
     """Give an endpoint's traffic to the model before, at once; a deploy that is under way is taken back instead.
 
-    Raises Unknown, ValueError when no model stood before, and JobFailed when it does not get ready again.
+    `require` is called with the reference of the model before, and raises when it must not serve. Raises Unknown, ValueError when
+    no model stood before, and JobFailed when it does not get ready again.
     """
     bare = require_known(home, name)
     endpoint = endpoint_of(home, bare)
     taken = endpoint.ask_back(reason)  # before the lock: whoever deploys holds it
     with locked(lock_of(home, bare)):
-        return endpoint.go_back(reason, taken=taken)
+        return endpoint.go_back(reason, taken=taken, require=require)
 
 
 def settle_all(home: Path) -> dict[str, str]:

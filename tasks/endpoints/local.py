@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,7 @@ class LocalEndpoint:
         threads: int = 1,
         config: DeploymentConfig | None = None,
         inputs: Sequence[str] = (),
+        barred: str = "",
         journal: Journal | None = None,
     ) -> Candidate:
         """See ServingEndpoint.start."""
@@ -107,7 +108,7 @@ class LocalEndpoint:
         server = uuid.uuid4().hex[:8]
         folder = self.folder / "servers" / server
         with free_port() as private_port:
-            candidate = Candidate(self.name, server, folder, model_ref, private_port, port, config)
+            candidate = Candidate(self.name, server, folder, model_ref, private_port, port, config, barred)
             self.changes.begin(**self._change(candidate))
             _tell(journal, "starting", server=server, model_ref=model_ref, folder=str(folder))
             settings = {
@@ -150,7 +151,8 @@ class LocalEndpoint:
 
         if candidate.config and traffic.blue and runs(Path(traffic.blue["folder"])):
             reference = read_json(_model_folder(candidate) / "reference.json")
-            roll_out(traffic, candidate.config.rollout, self.changes, reference=quantiles_of(reference), told=told)
+            rollout, usual = candidate.config.rollout, quantiles_of(reference)
+            roll_out(traffic, rollout, self.changes, reference=usual, barred=candidate.barred, told=told)
         else:
             take_over(traffic, self.changes, told=told)
         self._held.close()
@@ -161,10 +163,17 @@ class LocalEndpoint:
         """See ServingEndpoint.ask_back."""
         return ask_for_traffic_back(self.folder, reason)
 
-    def go_back(self, reason: str, *, taken: float | None = None, journal: Journal | None = None) -> Served:
+    def go_back(
+        self,
+        reason: str,
+        *,
+        taken: float | None = None,
+        require: Callable[[str], None] = lambda model_ref: None,
+        journal: Journal | None = None,
+    ) -> Served:
         """See ServingEndpoint.go_back."""
         told = journal or (lambda event, details: None)
-        record = go_back(self.folder, self.changes, reason=reason, taken=taken, told=told)
+        record = go_back(self.folder, self.changes, reason=reason, taken=taken, require=require, told=told)
         return served(self.name, record)
 
     def settle(self) -> str | None:
@@ -232,13 +241,17 @@ class LocalEndpoint:
             "limits": config.limits.model_dump(mode="json"),
             "answers": config.answers.model_dump(mode="json"),
             "replicas": config.replicas.model_dump(mode="json"),
-            "ladder": self._ladder(model_folder, candidate.model_ref, files) if config.degrade else [],
+            "ladder": self._ladder(model_folder, candidate.model_ref, files, barred=candidate.barred)
+            if config.degrade
+            else [],
         }
 
-    def _ladder(self, folder: Path, ref: str, files: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """What answers when the model cannot: the one that is in service now, then the variants of the new one."""
+    def _ladder(
+        self, folder: Path, ref: str, files: Sequence[Mapping[str, Any]], *, barred: str
+    ) -> list[dict[str, Any]]:
+        """What answers when the model cannot: the one that is in service now, unless barred, then the new one's variants."""
         before = self.serves_from()
-        older = before if before and before.files and before.model_ref != ref else None
+        older = before if before and before.files and before.model_ref != ref and not barred else None
         previous = {
             "name": "previous",
             "model_ref": older.model_ref,

@@ -37,10 +37,19 @@ def ask_for_traffic_back(endpoint: Path, reason: str) -> float | None:
     return begun
 
 
-def go_back(endpoint: Path, changes: Journal, *, reason: str, taken: float | None, told: Told) -> Record:
+def go_back(
+    endpoint: Path,
+    changes: Journal,
+    *,
+    reason: str,
+    taken: float | None,
+    require: Callable[[str], None] = lambda model_ref: None,
+    told: Told,
+) -> Record:
     """Give the traffic to the model before; returns its record. Needs the endpoint's lock.
 
-    `taken` is the time of a deploy that was asked to go back: when it did, that is all. Raises ValueError and JobFailed.
+    `taken` is the time of a deploy that was asked to go back: when it did, that is all. `require` raises for a model that must
+    not serve, by its reference, before anything is done. Raises ValueError and JobFailed.
     """
     if change := changes.open_change():
         settle(LocalTraffic(endpoint, change.begun, told=told), changes)
@@ -50,6 +59,7 @@ def go_back(endpoint: Path, changes: Journal, *, reason: str, taken: float | Non
         return record
     if not record or not record.get("previous"):
         raise ValueError(f"no model stood before the one that endpoint/{endpoint.name} serves: there is no way back")
+    require(record["previous"]["model_ref"])
     return _swap(endpoint, changes, record, reason=reason, told=told)
 
 

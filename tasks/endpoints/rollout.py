@@ -87,6 +87,7 @@ def roll_out(
     journal: Journal,
     *,
     reference: Measures | None = None,
+    barred: str = "",
     told: Callable[[str, dict[str, Any]], None] = lambda event, details: None,
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
@@ -96,10 +97,18 @@ def roll_out(
     `told` hears of each step before it is taken, and of one that holds for want of evidence. The line `commit` says of each step
     whether it was `passed` or `not judged`. Raises GateFailed, with the limits that were passed, when green lost the traffic
     again: blue has all of it by then, and green is gone. The same for any other HeadwayError, of the port for example.
+
+    `barred` says why no request may go back to blue. Green is then judged by copies of requests only, and is committed before it
+    gets any share, so that nothing, not even a kill, gives a share back to blue.
     """
     judge, outcomes = Judge(config, reference=reference), dict[str, str]()
     try:
-        steps = list(steps_of(config))
+        steps = [step for step in steps_of(config) if step.mirror or not barred]
+        if barred:
+            log.warning(
+                "there is no way back to the model in service: %s. The new one takes all of the traffic at once", barred
+            )
+            told("one way", {"why": barred})
         for number, step in enumerate(steps):
             journal.write("step", **step.render())
             told("step", step.render())

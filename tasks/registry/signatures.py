@@ -56,11 +56,14 @@ def require_signer(home: Path, kind: str, name: str) -> Signer:
 
 
 def require_signed(store: Store, home: Path, manifest: Manifest) -> Statement:
-    """What a trusted signer stated of this artifact. Raises IntegrityError unless it is of this one, and counts."""
+    """What a trusted signer stated of this artifact.
+
+    Raises IntegrityError unless it is of this one, and counts; Untrusted when it is the key that does not.
+    """
     try:
         return _signed(store, home, manifest)
     except IntegrityError as error:
-        raise IntegrityError(
+        raise type(error)(
             f"{manifest.ref}: {error.message}",
             problems=error.problems,
             remedy=error.remedy or remedy_for(manifest.ref),

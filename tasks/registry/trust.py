@@ -35,12 +35,21 @@ Pattern = Annotated[str, Field(pattern=r"^(\*|model|checkpoint)/[a-z0-9*?._-]+$"
 Patterns = Annotated[tuple[Pattern, ...], Field(min_length=1)]
 
 
+class Untrusted(IntegrityError):
+    """A signature whose key the trust policy does not know, has revoked, or does not let sign this."""
+
+
 class Revoked(Settings):
     """That a key counts no more."""
 
     reason: Annotated[str, Field(min_length=1)]
     since: date
     """When it became known. Nothing is decided by it: everything that the key signed is refused."""
+    by: str | None = None
+    """Who revoked it, as the audit log names them."""
+
+    def __str__(self) -> str:
+        return f"since {self.since}{f' by {self.by}' if self.by else ''}: {self.reason}"
 
 
 class TrustedKey(Settings):
@@ -90,22 +99,22 @@ def held_keys(home: Path) -> list[Held]:
 
 
 def trusted_key(home: Path, wanted: str, artifact: str) -> ec.EllipticCurvePublicKey:
-    """The key of this id, when it may sign `artifact` (KIND/NAME). Raises IntegrityError when not, and Refused."""
+    """The key of this id, when it may sign `artifact` (KIND/NAME). Raises Untrusted when not, and Refused."""
     held = [one for one in held_keys(home) if one.id == wanted]
     if not held:
-        raise IntegrityError(
+        raise Untrusted(
             f"the trust policy does not know the key {wanted[:16]}",
             remedy="`headway trust list` shows the keys that count, `headway trust add` lets one in.",
         )
     for one in held:
         if one.revoked:
-            raise IntegrityError(
-                f"the key {one.name} ({wanted[:16]}) is revoked since {one.revoked.since}: {one.revoked.reason}",
+            raise Untrusted(
+                f"the key {one.name} ({wanted[:16]}) is revoked {one.revoked}",
                 remedy="What you stand by is signed anew with another key: see sign_with in docs/trust.md.",
             )
     if not any(fnmatch.fnmatchcase(artifact, pattern) for one in held for pattern in one.may_sign):
         allowed = ", ".join(pattern for one in held for pattern in one.may_sign)
-        raise IntegrityError(
+        raise Untrusted(
             f"the key {held[0].name} ({wanted[:16]}) may sign {allowed}, and not {artifact}",
             remedy="Have it signed by a key that may, or add to may_sign in the trust policy.",
         )
@@ -144,13 +153,13 @@ def add_key(home: Path, name: str, key: ec.EllipticCurvePublicKey, may_sign: tup
     _change(home, change)
 
 
-def revoke_key(home: Path, name: str, reason: str) -> None:
+def revoke_key(home: Path, name: str, reason: str, *, by: str | None = None) -> None:
     """Let a key count for nothing any more. Raises Unknown."""
 
     def change(file: TrustFile) -> TrustFile:
         if name not in file.keys:
             raise Unknown(f"the trust policy knows no key {name!r}", remedy=f"There are: {', '.join(file.keys)}.")
-        revoked = file.keys[name].revoked or Revoked(reason=reason, since=datetime.now(UTC).date())
+        revoked = file.keys[name].revoked or Revoked(reason=reason, since=datetime.now(UTC).date(), by=by)
         return _with(file, name, {**file.keys[name].model_dump(), "revoked": revoked.model_dump()})
 
     _change(home, change)

@@ -1,20 +1,31 @@
 """`headway rollback endpoint/NAME` as a person types it, with real servers, while clients ask 50 times a second."""
 
+from datetime import UTC, datetime
+
 import pytest
 from endpoint_stand import Clients
 from support import Home
 from tiny_model import export_tiny, files_of
 from waiting import until
 
+from tasks.artifacts import Model
+from tasks.config import RetrainConfig
+from tasks.deploy import deploy as deploy_stage
 from tasks.endpoints.known import endpoint_of, require_accepted, settle_all
 from tasks.endpoints.refused import refused_models
 from tasks.errors import GateFailed
+from tasks.lifecycle import lifecycle
 from tasks.process import read_json
-from tasks.registry.audit import entries
+from tasks.registry.audit import account, entries
+from tasks.registry.publishing import publish
+from tasks.registry.signatures import sign
 from tasks.serving_config import DeploymentConfig
+from tasks.signing.keys import ensure_key
 from tasks.storage import open_store
+from tasks.storage.manifest import Provenance
 
 ONE, TWO = f"model/tiny@{'1' * 64}", f"model/tiny@{'2' * 64}"
+AT_ONCE = {"step_requests": 0, "step_seconds": 0}
 
 
 @pytest.fixture(scope="module")
@@ -30,34 +41,104 @@ def home(tmp_path):
     endpoint_of(made.path, "api").stop()
 
 
+@pytest.fixture
+def versions(home, model):
+    """Two versions of a model, both signed by the key of the home."""
+    store = open_store(home.path)
+    made = [
+        publish(store, model, kind="model", inputs=(number * 64,), provenance=Provenance(name="tiny"))
+        for number in "12"
+    ]
+    for each in made:
+        sign(store, home.path, each)
+    return made
+
+
+def revoked(home, *, kept):
+    """The key that signed everything is revoked; what is kept is signed with a new one."""
+    new = ensure_key(home.path / "new")
+    home.ok("trust", "add", "new", new.with_suffix(".pub"), "--may-sign", "*/*", "--reason", "rotation")
+    home.ok("trust", "revoke", "home", "--reason", "the laptop was stolen")
+    trust = home.path / "trust.yaml"
+    trust.write_text(f"{trust.read_text()}sign_with:\n  key: {new}\n")
+    sign(open_store(home.path), home.path, kept)
+
+
 def deploy(home, model, ref):
     endpoint, golden = endpoint_of(home.path, "api"), read_json(model / "golden.json")
-    config = DeploymentConfig.model_validate({"endpoint": "api", "rollout": {"step_requests": 0, "step_seconds": 0}})
+    config = DeploymentConfig.model_validate({"endpoint": "api", "rollout": AT_ONCE})
     return endpoint.switch(endpoint.start(model, ref, files=files_of(model), golden=golden, timeout=120, config=config))
 
 
-def test_the_traffic_goes_back_in_seconds_with_a_reason_and_the_model_stays_away_until_it_is_promoted(home, model):
-    at = deploy(home, model, ONE)
+def test_the_traffic_goes_back_in_seconds_with_a_reason_and_the_model_stays_away_until_it_is_promoted(
+    home, model, versions
+):
+    one, two = (each.ref for each in versions)
+    at = deploy(home, model, one)
     refused = home.run("rollback", "endpoint/api", "--reason", "nothing before")
     assert refused.code == 2 and "no way back" in refused.said["error"]["message"]
-    assert deploy(home, model, TWO).port == at.port
+    assert deploy(home, model, two).port == at.port
     assert home.run("rollback", "endpoint/api").code == 2  # without a reason
     would = home.ok("rollback", "endpoint/api", "--dry-run").said
-    assert (would["before"], would["after"], would["changed"]) == (TWO, ONE, False)
+    assert (would["before"], would["after"], would["changed"]) == (two, one, False)
     with Clients(at.port, rate=50) as clients:
-        until(lambda: clients.got[TWO] > 20)
+        until(lambda: clients.got[two] > 20)
         said = home.ok("rollback", "endpoint/api", "--reason", "it answers nonsense").said
-        until(lambda: clients.got[ONE] > 20)
-    assert not clients.failed and (said["before"], said["after"], said["changed"]) == (TWO, ONE, True)
+        until(lambda: clients.got[one] > 20)
+    assert not clients.failed and (said["before"], said["after"], said["changed"]) == (two, one, True)
     assert said["seconds"] < 5
     served = endpoint_of(home.path, "api").observe()
-    assert (served.model_ref, served.port, served.ready) == (ONE, at.port, True)
+    assert (served.model_ref, served.port, served.ready) == (one, at.port, True)
     entry = next(entry for entry in entries(open_store(home.path)) if entry.action == "rollback endpoint")
-    assert (entry.what, entry.before, entry.after, entry.reason) == ("endpoint/api", TWO, ONE, "it answers nonsense")
+    assert (entry.what, entry.before, entry.after, entry.reason) == ("endpoint/api", two, one, "it answers nonsense")
     with pytest.raises(GateFailed, match="was rolled back on endpoint/api: it answers nonsense"):
-        require_accepted(home.path, "api", TWO)
-    require_accepted(home.path, "api", ONE)
-    assert list(refused_models(home.path / "endpoints" / "api")) == [TWO]
+        require_accepted(home.path, "api", two)
+    require_accepted(home.path, "api", one)
+    assert list(refused_models(home.path / "endpoints" / "api")) == [two]
+
+
+def test_no_rollback_to_a_model_whose_key_was_revoked(home, model, versions):
+    """Also not to one whose signature somebody took away; what is served is served on, and what is signed anew may come back."""
+    one, two = versions
+    deploy(home, model, one.ref)
+    deploy(home, model, two.ref)
+    revoked(home, kept=two)
+    for options in (("--dry-run",), ("--reason", "two is rude")):
+        refused = home.run("rollback", "endpoint/api", *options)
+        assert refused.code == 5
+        today = datetime.now(UTC).date()
+        said = f"endpoint/api does not go back to {one.ref}: the key home"
+        assert said in refused.said["error"]["message"]
+        assert f"revoked since {today} by {account()}: the laptop was stolen" in refused.said["error"]["message"]
+        assert f"headway sign {one.ref} --reason TEXT" in refused.said["error"]["remedy"]
+    assert endpoint_of(home.path, "api").observe().model_ref == two.ref
+    assert refused_models(home.path / "endpoints" / "api") == {}
+    (home.folder_of(one.ref) / "statement.json").unlink()
+    assert home.run("rollback", "endpoint/api", "--reason", "two is rude").code == 5
+    home.ok("sign", one.ref, "--reason", "it is ours")
+    assert home.ok("rollback", "endpoint/api", "--reason", "two is rude").said["after"] == one.ref
+
+
+def test_a_deploy_over_a_model_whose_key_was_revoked_goes_one_way(home, model, versions, monkeypatch):
+    """No share of requests goes to the revoked one again: not by a step that is lost, and not when the new model crashes."""
+    one, two = versions
+    deploy(home, model, one.ref)
+    revoked(home, kept=two)
+    monkeypatch.setenv("HEADWAY_HOME", str(home.path))
+    settings = {"endpoint": "api", "rollout": {**AT_ONCE, "mirror": 10}}
+    config = RetrainConfig.model_validate({"deployment": settings})
+    with lifecycle("retrain", config, subject="tiny", stages=("deploy",)) as run:
+        call = deploy_stage._call((Model(name="tiny", version=two.version, uri=""), config.deployment), {})
+        deploy_stage._reuse_or_execute(run, run.outcome_for("deploy"), call)
+    endpoint = endpoint_of(home.path, "api")
+    assert endpoint.observe().model_ref == two.ref
+    begun = max(n for n, line in enumerate(endpoint.changes.lines()) if line["event"] == "begin")
+    change = [(line["event"], line.get("step")) for line in endpoint.changes.lines()[begun:]]
+    assert change == [("begin", None), ("step", "mirror"), ("commit", None), ("done", None)]
+    started = [read_json(path) for path in endpoint.folder.glob("servers/*/serve.json")]
+    assert [each["ladder"] for each in started if each["model_ref"] == two.ref] == [[]]
+    entry = next(entry for entry in entries(open_store(home.path)) if entry.action == "deploy")
+    assert "there is no way back" in entry.reason and "the laptop was stolen" in entry.reason
 
 
 @pytest.mark.long

@@ -78,6 +78,8 @@ FAULTS = {
         (PROMOTING, "what_is_damaged_or_unsigned_is_not_promoted"),
         (PROMOTING, "what_another_or_a_revoked_key_signed_is_not_promoted"),
         ("flows/test_signatures.py", "nothing_whose_signature_does_not_count_is_deployed"),
+        ("deployments/test_endpoint_rollback.py", "no_rollback_to_a_model_whose_key_was_revoked"),
+        ("deployments/test_endpoint_rollback.py", "a_deploy_over_a_model_whose_key_was_revoked_goes_one_way"),
         ("flows/test_signatures.py", "a_checkpoint_that_is_not_signed_is_not_exported"),
     ),
     55: (

@@ -19,7 +19,7 @@ from tasks.azureml_door import use_files
 from tasks.endpoints import open_endpoint
 from tasks.endpoints.client import Sampling
 from tasks.endpoints.known import ask
-from tasks.errors import GateFailed, JobFailed, Missing
+from tasks.errors import GateFailed, IntegrityError, JobFailed, Missing
 from tasks.storage import open_files
 
 
@@ -107,6 +107,21 @@ def test_going_back_is_one_put(service, tmp_path):
     before = len(service.traffic)
     assert opened(tmp_path).go_back("it is rude").model_ref == ONE
     assert service.traffic[before:] == [{"blue": 100}] and opened(tmp_path).observe().model_ref == ONE
+
+
+def test_nothing_goes_back_to_a_model_that_must_not_serve(service, tmp_path):
+    def require(model_ref):
+        raise IntegrityError(f"{model_ref} is revoked")
+
+    events = []
+    deploy(tmp_path, ONE, service.url)
+    deploy(tmp_path, TWO, service.url, told=lambda event, details: events.append(event), barred="its key is revoked")
+    assert service.traffic == [{}, {"blue": 100}, {"blue": 100}, {"green": 100}]
+    assert events == ["starting", "answering", "one way", "step", "switched"]
+    before = list(service.traffic)
+    with pytest.raises(IntegrityError, match="is revoked"):
+        opened(tmp_path).go_back("it is rude", require=require)
+    assert service.traffic == before and opened(tmp_path).observe().model_ref == TWO
 
 
 STEPS = {

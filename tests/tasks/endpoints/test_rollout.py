@@ -132,6 +132,31 @@ def test_a_bad_model_loses_its_traffic_within_30_seconds_and_no_caller_notices(e
     assert list(read_routes(endpoint.gateway.routes).colours) == ["blue"]
 
 
+def test_beside_a_model_that_must_not_serve_a_new_one_is_judged_by_copies_and_gets_no_share_before_it_is_committed(
+    endpoint,
+):
+    endpoint.serve()
+    traffic, told = endpoint.beside(), []
+    with Clients(endpoint.port, rate=100) as clients:
+        roll_out(traffic, QUICK, endpoint.journal, barred="revoked", told=lambda *event: told.append(event))
+        until(lambda: clients.got[GREEN] > 20)
+    assert not clients.failed and record(endpoint)["model_ref"] == GREEN
+    assert [(event, details.get("step") or details.get("why")) for event, details in told] == [
+        ("one way", "revoked"), ("step", "mirror"), ("switched", None)
+    ]  # fmt: skip
+    assert [line["event"] for line in endpoint.journal.lines()] == ["begin", "step", "commit", "done"]
+
+
+def test_copies_that_fail_leave_the_traffic_where_it_is(endpoint):
+    endpoint.serve()
+    traffic = endpoint.beside(errors=0.5)
+    with Clients(endpoint.port, rate=100) as clients:
+        with pytest.raises(GateFailed, match="lost its traffic at the step mirror"):
+            roll_out(traffic, QUICK, endpoint.journal, barred="revoked")
+        assert clients.got[GREEN] == 0 and model_now(endpoint) == BLUE
+    assert [line["event"] for line in endpoint.journal.lines()] == ["begin", "step", "revert", "reverted"]
+
+
 DEPLOYER = """
 import json, os, signal, sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
