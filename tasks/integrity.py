@@ -91,12 +91,13 @@ def _look(ref: str, config: IntegrityConfig) -> list[Finding]:
 
 
 def _stored(ref: str, found: list[Finding], remedy: str) -> Check:
-    sound = all(finding.where != STORE for finding in found)
-    return _check(f"files and signature of {ref[:-52]} where it is stored", sound, remedy)
+    here = [finding for finding in found if finding.where == STORE]
+    wrong = "the key does not count" if any(finding.untrusted for finding in here) else "changed"
+    return _check(f"files and signature of {ref[:-52]} where it is stored", not here, remedy, wrong=wrong)
 
 
-def _check(name: str, passed: bool, remedy: str) -> Check:
-    measured = "as signed" if passed else "changed"
+def _check(name: str, passed: bool, remedy: str, *, wrong: str = "changed") -> Check:
+    measured = "as signed" if passed else wrong
     return Check(name=name, measured=measured, limit="as signed", passed=passed, remedy="" if passed else remedy)
 
 

@@ -41,6 +41,7 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
     from deployments.watch.periods import Periods
     from deployments.watch.schedules import Schedules
     from deployments.watch.spools import Spools
+    from deployments.watch.trusted import Trusted
 
     dead, schedules, spools = DeadRuns(home, config), Schedules(home, config), Spools(home, SPOOLS_EVERY_SECONDS)
     alerts, telemetry = Alerts(home, config, platform_sources(home, config)), Telemetry(home, config)
@@ -59,6 +60,7 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
         "schedules": asked(schedules.tick),
         "spools": spools.tick,
         "integrity": Integrity(home, config.events.integrity_minutes * 60).tick,
+        "trusted": Trusted(home).tick,
         "anomalies": Anomalies(home).tick,
         "periods": Periods(home, config.alerts.champion_revalidated_days).tick,
         "alerts": alerts.tick,

@@ -1,4 +1,4 @@
-"""What is wrong with a model in service: not looked at, degraded, changed, or answering otherwise. For alert_rules.py."""
+"""What is wrong with a model in service: not looked at, degraded, changed, its key revoked, odd answers. For alert_rules.py."""
 
 from __future__ import annotations
 
@@ -63,4 +63,19 @@ def tampered(seen: Seen, limits: AlertsConfig) -> Found:
             model, f"the files of {model[:-VERSION_CUT]} are not what was signed", str(found["said"]), {"model": model}
         )
         for model, found in seen.tampered.items()
+    ]
+
+
+def untrusted(seen: Seen, limits: AlertsConfig) -> Found:
+    """Until another model is served there, it is signed anew, or it is stopped."""
+    if seen.untrusted is None:
+        return None
+    return [
+        Instance(
+            one.endpoint,
+            f"endpoint/{one.endpoint} serves {one.model[:-VERSION_CUT]}, whose signature does not count",
+            one.why,
+            {"endpoint": one.endpoint, "model": one.model},
+        )
+        for one in seen.untrusted
     ]

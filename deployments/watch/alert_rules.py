@@ -14,7 +14,7 @@ from deployments.settings import AlertsConfig
 from deployments.telemetry import instruments as of
 from deployments.telemetry.measure import failing
 from deployments.telemetry.runs import RunView
-from deployments.watch.alert_models import degraded, stale, tampered, unusual_answers
+from deployments.watch.alert_models import degraded, stale, tampered, untrusted, unusual_answers
 from deployments.watch.alert_seen import Found, Instance, Seen, clock
 from tasks.registry import unusual
 from tasks.registry.unusual import Habits, Unusual
@@ -232,6 +232,14 @@ RULES = (
         "critical",
         tampered,
         _fires("model_tampered"),
+    ),
+    Rule(
+        "endpoint_untrusted",
+        "An endpoint serves a model whose key was revoked, is not known or may not sign it; ends when that is so no more.",
+        "Deploy another model, or `headway endpoint stop`. If you stand by the model: `headway sign REF --reason TEXT`.",
+        "critical",
+        untrusted,
+        _fires("endpoint_untrusted"),
     ),
     Rule(
         "platform_part_down",

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from deployments.telemetry.runs import RunView
+from tasks.registry.served import Untrusting
 from tasks.registry.unusual import Habits
 
 
@@ -40,6 +41,8 @@ class Seen:
     """Endpoints that do not answer as they did: `columns` with what moved in each, `model`."""
     tampered: Mapping[str, Mapping[str, Any]] | None = None
     """Models whose files are not what was signed, by reference: `said`."""
+    untrusted: Sequence[Untrusting] | None = None
+    """Endpoints whose model is signed by a key that does not count."""
     habits: Habits | None = None
     """Who read what, who was refused, and where each name was seen."""
     firing: frozenset[str] = frozenset()

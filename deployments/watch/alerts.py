@@ -27,6 +27,7 @@ from tasks.errors import HeadwayError
 from tasks.redaction import redact_value
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, last_revalidated, revalidations
+from tasks.registry.served import untrusted_endpoints
 from tasks.registry.tampering import standing
 from tasks.storage import open_store
 from tasks.storage.store import Store
@@ -89,6 +90,7 @@ class Alerts:
             "broken": self._sources.broken,
             "anomalies": lambda: standing_anomalies(self.home),
             "tampered": lambda: standing(self.home),
+            "untrusted": lambda: untrusted_endpoints(self.home, open_store(self.home)),
             "habits": lambda: self._habits.look(now),
         }
         found = {}

@@ -56,7 +56,7 @@ class Integrity:
         if found:  # reading takes long: it may be mended by now
             found = findings(self.home, store, model)
         stopped = act_on(self.home, store, model, found, source=SOURCE)
-        if found:
+        if any(not one.untrusted for one in found):
             logging.warning("%s is not what was signed: %s", model, told(found))
         for endpoint in stopped:
             logging.warning("endpoint/%s was stopped", endpoint)

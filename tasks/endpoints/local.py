@@ -31,6 +31,7 @@ from tasks.endpoints.servers import (
     ask_back,
     ask_golden,
     await_ready,
+    barring,
     free_port,
     port_free,
     runs,
@@ -257,6 +258,7 @@ class LocalEndpoint:
             "model_ref": older.model_ref,
             "folder": str(older.folder),
             "files": [dict(file) for file in older.files],
+            "unless": str(barring(self.folder, older.model_ref)),
         } if older else None  # fmt: skip
         return [*([previous] if previous else []), *smaller_rungs(folder, ref, files)]
 

@@ -70,6 +70,17 @@ def stop_server(folder: Path) -> None:
         process.stop(one, timeout=GRACE_SECONDS + 10)
 
 
+def rungs_before(endpoint: Path) -> set[str]:
+    """References of the models that answer for another one when that cannot: those which an endpoint served before it."""
+    started = [read_json(folder / "serve.json") or {} for folder in servers_of(endpoint) if runs(folder)]
+    return {str(rung["model_ref"]) for one in started for rung in one.get("ladder", ()) if rung["name"] == "previous"}
+
+
+def barring(endpoint: Path, model_ref: str) -> Path:
+    """The file that keeps a model from answering for another one, while it is there."""
+    return endpoint / "barred" / model_ref.rpartition("@")[2]
+
+
 def copy_of(folder: Path) -> str:
     """The server that this one is a copy of; empty: none."""
     return str((read_json(folder / "serve.json") or {}).get("replica_of", ""))

@@ -7,9 +7,12 @@ the disk is tampering.py. See docs/trust.md, "A revoked key".
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from tasks.artifacts import parse_ref
-from tasks.errors import IntegrityError, Unknown
+from tasks.endpoints.known import endpoint_of, known_endpoints
+from tasks.endpoints.servers import barring, rungs_before
+from tasks.errors import HeadwayError, IntegrityError, Unknown
 from tasks.registry.signatures import require_signed
 from tasks.registry.trust import Untrusted
 from tasks.storage.store import Store, find
@@ -38,3 +41,49 @@ def untrusted(home: Path, store: Store, model: str) -> str:
     except IntegrityError:
         return ""
     return ""
+
+
+class Untrusting(NamedTuple):
+    """An endpoint in service whose model is signed by a key that does not count."""
+
+    endpoint: str
+    model: str
+    why: str
+
+
+def untrusted_endpoints(home: Path, store: Store) -> list[Untrusting]:
+    """The endpoints that serve what a key signed that was revoked since, is not known, or may not sign it."""
+    found = []
+    for name in known_endpoints(home):
+        served = endpoint_of(home, name).serves_from()
+        why = untrusted(home, store, served.model_ref) if served else ""
+        if served and why and (served.running or _answers(home, name)):
+            found.append(Untrusting(name, served.model_ref, why))
+    return found
+
+
+def bar_rungs(home: Path, store: Store) -> list[Untrusting]:
+    """Keep models whose key does not count from answering for the one in service, and let those answer whose key counts again.
+
+    Returns what was barred that was not yet.
+    """
+    found = []
+    for name in known_endpoints(home):
+        folder = home / "endpoints" / name
+        for model in sorted(rungs_before(folder)):
+            mark, why = barring(folder, model), untrusted(home, store, model)
+            if why and not mark.exists():
+                mark.parent.mkdir(exist_ok=True)
+                mark.touch()
+                found.append(Untrusting(name, model, why))
+            elif not why:
+                mark.unlink(missing_ok=True)
+    return found
+
+
+def _answers(home: Path, name: str) -> bool:
+    """Whether an endpoint that runs elsewhere serves; one that cannot be asked now does, as far as anybody knows."""
+    try:
+        return endpoint_of(home, name).observe() is not None
+    except (HeadwayError, ValueError):
+        return True

@@ -19,6 +19,7 @@ from tasks.events.event import Event
 from tasks.events.ledger import Ledger
 from tasks.process import locked, read_json, write_json
 from tasks.registry.audit import audited
+from tasks.registry.served import untrusted
 from tasks.registry.signatures import require_signed
 from tasks.registry.verification import problems_of
 from tasks.revalidation_config import IntegrityConfig
@@ -38,6 +39,8 @@ class Finding(Value):
     place: str
     """The folder, or the address in the store."""
     problems: tuple[Problem, ...]
+    untrusted: bool = False
+    """Whether every byte is as it was signed, and only the key counts no more."""
 
 
 def findings(home: Path, store: Store, model: str) -> list[Finding]:
@@ -56,8 +59,10 @@ def findings(home: Path, store: Store, model: str) -> list[Finding]:
             if served.running
         ]
         return [Finding(where=STORE, place=store.uri, problems=(lost,)), *unproven]
-    there = [Finding(where=STORE, place=store.uri_of(manifest), problems=tuple(problems))] if problems else []
-    return there + _where_served(home, store, manifest, stored=problems)
+    only_key = bool(problems) and problems[0].problem == "signature" and untrusted(home, store, model) != ""
+    place = store.uri_of(manifest)
+    there = [Finding(where=STORE, place=place, problems=tuple(problems), untrusted=only_key)] if problems else []
+    return there + _where_served(home, store, manifest, stored=[] if only_key else problems)
 
 
 def problems_where_served(home: Path, store: Store, model: Manifest) -> list[Finding]:
@@ -106,8 +111,10 @@ def _handed_otherwise(served: ServedFrom, model: Manifest) -> list[Problem]:
 def act_on(home: Path, store: Store, model: str, found: list[Finding], *, source: str) -> list[str]:
     """Say what was found, once, and stop what serves from changed files where that is wanted; names the endpoints stopped.
 
+    A key that counts no more changed nothing: what is served goes on being served, and an alert of its own says so (served.py).
     `source` is who found it, as headway/FLOW. Without a finding, what stood before is over. Raises what the store raises.
     """
+    found = [one for one in found if not one.untrusted]
     with locked(home / "locks" / "integrity"):
         _tell(home, model, found, source=source)
     if not found or not stops(home, store, model):
@@ -156,7 +163,11 @@ def _signed_config(home: Path, store: Store, model: Manifest) -> dict[str, Any]:
 
 def told(found: list[Finding]) -> str:
     """Findings in one line: the first places and files."""
-    said = [f"{one.where}: {problem.path} ({problem.problem})" for one in found for problem in one.problems]
+    said = [
+        f"{one.where}: {problem.actual if one.untrusted else f'{problem.path} ({problem.problem})'}"
+        for one in found
+        for problem in one.problems
+    ]
     return ", ".join(said[:5]) + (f" and {len(said) - 5} more" if len(said) > 5 else "")
 
 

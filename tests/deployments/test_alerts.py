@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import run_folders as folders
+from made_versions import make
 
 from deployments.settings import AlertsConfig, PlatformConfig
 from deployments.watch.alert_events import CLEARED, FIRED
@@ -28,6 +29,9 @@ from tasks.registry.audit_chain import append, check
 from tasks.registry.journal import StoreJournal
 from tasks.registry.refs import move_ref
 from tasks.registry.revalidations import note_revalidation
+from tasks.registry.signatures import sign
+from tasks.registry.trust import add_key, revoke_key
+from tasks.signing.keys import LocalKey, ensure_key
 from tasks.storage import open_store
 
 pytestmark = pytest.mark.unit
@@ -240,6 +244,38 @@ def test_an_endpoint_that_answers_otherwise_and_files_that_were_changed_fire_whi
     process.write_json(world.home / "platform" / "anomalies.json", {"api": followed})
     assert world.look(120) == []
     assert world.told()[2:] == [("cleared", "endpoint_anomaly"), ("cleared", "model_tampered")]
+
+
+def test_an_endpoint_fires_whose_models_key_was_revoked_until_the_model_is_signed_anew_or_it_is_stopped(
+    world, tmp_path
+):
+    store, folder = open_store(world.home), world.home / "endpoints" / "api" / "servers" / "a"
+    model = make(store, tmp_path / "model", "model/tiny", {"model.onnx": "weights"})
+    sign(store, world.home, model)
+    process.write_json(folder / "serve.json", {"model_folder": str(tmp_path), "model_ref": model.ref})
+    me = {"pid": os.getpid(), "started": process.process_started(os.getpid()), "boot_id": process.boot_id()}
+    process.write_json(folder / "handle.json", me)
+    (folder / "public.json").touch()
+    process.write_json(
+        world.home / "endpoints" / "api" / "endpoint.json", {"model_ref": model.ref, "folder": str(folder)}
+    )
+    assert world.look() == []
+    other = LocalKey(ensure_key(tmp_path / "other"))
+    add_key(world.home, "other", other.public_key(), ("*/*",))
+    revoke_key(world.home, "home", "it leaked", by="anna")
+    assert world.look(60) == ["endpoint_untrusted/api"]
+    assert f"serves {model.ref[:-52]}" in firing(world.home)[0]["summary"]
+    trust = world.home / "trust.yaml"
+    trust.write_text(f"{trust.read_text()}sign_with:\n  key: {tmp_path / 'other' / 'signing.pem'}\n")
+    sign(store, world.home, model)
+    assert world.look(120) == [] and world.told() == [
+        ("fired", "endpoint_untrusted"),
+        ("cleared", "endpoint_untrusted"),
+    ]
+    revoke_key(world.home, "other", "it leaked, too")
+    assert world.look(180) == ["endpoint_untrusted/api"]
+    (folder / "handle.json").unlink()
+    assert world.look(240) == []
 
 
 def test_a_part_that_does_not_run_fires_until_it_does(world):

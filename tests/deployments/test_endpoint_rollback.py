@@ -1,6 +1,7 @@
 """`headway rollback endpoint/NAME` as a person types it, with real servers, while clients ask 50 times a second."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from endpoint_stand import Clients
@@ -8,6 +9,7 @@ from support import Home
 from tiny_model import export_tiny, files_of
 from waiting import until
 
+from deployments.watch.trusted import Trusted
 from tasks.artifacts import Model
 from tasks.config import RetrainConfig
 from tasks.deploy import deploy as deploy_stage
@@ -102,7 +104,16 @@ def test_no_rollback_to_a_model_whose_key_was_revoked(home, model, versions):
     one, two = versions
     deploy(home, model, one.ref)
     deploy(home, model, two.ref)
+    (unless,) = (
+        Path(rung["unless"])
+        for path in home.path.glob("endpoints/api/servers/*/serve.json")
+        for rung in read_json(path)["ladder"]
+    )
+    Trusted(home.path).tick(0.0)
+    assert not unless.exists()
     revoked(home, kept=two)
+    Trusted(home.path).tick(0.0)
+    assert unless.exists()
     for options in (("--dry-run",), ("--reason", "two is rude")):
         refused = home.run("rollback", "endpoint/api", *options)
         assert refused.code == 5
@@ -116,6 +127,8 @@ def test_no_rollback_to_a_model_whose_key_was_revoked(home, model, versions):
     (home.folder_of(one.ref) / "statement.json").unlink()
     assert home.run("rollback", "endpoint/api", "--reason", "two is rude").code == 5
     home.ok("sign", one.ref, "--reason", "it is ours")
+    Trusted(home.path).tick(0.0)
+    assert not unless.exists()
     assert home.ok("rollback", "endpoint/api", "--reason", "two is rude").said["after"] == one.ref
 
 

@@ -15,6 +15,7 @@ from waiting import limit
 from deployments.duties import take
 from deployments.settings import PlatformConfig
 from deployments.watch.__main__ import duties
+from deployments.watch.alerts import SLOW_SECONDS, Alerts, Sources, firing
 from deployments.watch.anomalies import EVERY_SECONDS, Anomalies
 from deployments.watch.background import LOWEST, Background
 from deployments.watch.integrity import Integrity
@@ -35,7 +36,9 @@ from tasks.registry.refs import move_ref
 from tasks.registry.revalidations import note_revalidation
 from tasks.registry.signatures import sign
 from tasks.registry.tampering import act_on, findings, problems_where_served, standing, take_out_of_service
+from tasks.registry.trust import add_key, revoke_key
 from tasks.settings import digest
+from tasks.signing.keys import LocalKey, ensure_key
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 
@@ -197,6 +200,33 @@ def test_an_endpoint_goes_on_where_the_signed_configuration_says_so_and_only_the
     manifest.write_text(json.dumps(said | {"provenance": said["provenance"] | {"config_digest": "0" * 64}}))
     look(home)
     assert "signature" in standing(home)[model.ref]["said"] and endpoint_of(home, "api").observe() is None
+
+
+def test_a_revoked_key_changes_no_file_so_the_endpoint_goes_on_and_an_alert_names_it_and_its_model(home, exported):
+    model = crown(home, exported)
+    at = serve(home, model)
+    told = []
+    sources = Sources(late=lambda now: [], down=lambda: [], tell=told.append)
+    alerts = Alerts(home, PlatformConfig.model_validate({"alerts": {"disk_free_gb": 0}}), sources)
+    now = time.time()
+    alerts.tick(now)
+    add_key(home, "new", LocalKey(ensure_key(home / "new")).public_key(), ("*/*",))
+    revoke_key(home, "home", "the laptop was stolen", by="anna")
+    look(home)
+    assert endpoint_of(home, "api").observe() == at and standing(home) == {} and events(home, "model.tampered") == []
+    (found,) = findings(home, open_store(home), model.ref)
+    assert (found.where, found.untrusted) == ("store", True)
+    assert told == []
+    alerts.tick(now + SLOW_SECONDS)
+    (alert,) = firing(home)
+    assert (alert["alert"], alert["severity"]) == ("endpoint_untrusted", "critical")
+    assert alert["labels"] == {"endpoint": "api", "model": model.ref}
+    assert "by anna: the laptop was stolen" in alert["details"] and len(told) == 1
+    flip(stored(home, model) / "model.onnx.data")  # and what is changed is stopped all the same
+    look(home)
+    assert endpoint_of(home, "api").observe() is None and len(events(home, "model.tampered")) == 1
+    alerts.tick(now + 2 * SLOW_SECONDS)
+    assert [alert["alert"] for alert in firing(home)] == ["model_tampered"]
 
 
 def test_an_endpoint_that_serves_something_else_by_now_is_left_alone(home, exported):

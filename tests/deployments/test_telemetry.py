@@ -816,6 +816,9 @@ FAULTS = {
     "model_tampered": {
         'headway_alert_firing{alert="model_tampered",instance="model/tiny@1",severity="critical"}': "1x10 _x20"
     },
+    "endpoint_untrusted": {
+        'headway_alert_firing{alert="endpoint_untrusted",instance="tiny",severity="critical"}': "1x10 _x20"
+    },
     "platform_part_down": {
         'headway_alert_firing{alert="platform_part_down",instance="worker",severity="critical"}': "1x10 _x20"
     },

@@ -55,6 +55,8 @@ class Rung:
 
     A smaller variant without that file is proven by answering the full model's prompts in any way.
     """
+    unless: Path | None = None
+    """It answers nothing while this file is there: its key was revoked, for example."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,11 @@ class _Floor:
 
     @property
     def up(self) -> bool:
-        return self.runtime is not None and self.runtime.up
+        return self.runtime is not None and self.runtime.up and not self.barred
+
+    @property
+    def barred(self) -> bool:
+        return self.rung.unless is not None and self.rung.unless.exists()
 
     @property
     def bytes(self) -> int:
@@ -114,7 +120,7 @@ class Ladder:
 
     async def lost(self) -> None:
         """Never return; raise IntegrityError once the full model's files were found changed and no rung below may answer."""
-        while self.refused is None or not all(floor.refused for floor in self._lower):
+        while self.refused is None or not all(floor.refused or floor.barred for floor in self._lower):
             await asyncio.sleep(LOOK_SECONDS)
         raise self.refused
 
@@ -206,7 +212,7 @@ class Ladder:
     async def _load_lower(self) -> None:
         """The best lower rung that is not loaded, for which there is memory; a rung whose files were changed is never one."""
         for floor in self._lower:
-            if floor.runtime or floor.refused or not self._fits(floor, times=1.0):
+            if floor.runtime or floor.refused or floor.barred or not self._fits(floor, times=1.0):
                 continue
             try:
                 await self._load(floor)

@@ -41,6 +41,8 @@ class RungSettings(_Read):
     """None: whoever mounted the folder has verified it."""
     golden: tuple[GoldenSettings, ...] = ()
     """Empty: those of golden.json in the folder."""
+    unless: Path | None = None
+    """It answers nothing while this file is there."""
 
 
 class ServeSettings(_Read):
@@ -110,4 +112,6 @@ def read_settings(folder: Path) -> ServeSettings:
 
 def _rung(one: RungSettings) -> Rung:
     golden = tuple(Golden(prompt=each.prompt, tokens=each.tokens) for each in one.golden)
-    return Rung(name=one.name, model_ref=one.model_ref, folder=one.folder, files=one.files, golden=golden)
+    return Rung(
+        name=one.name, model_ref=one.model_ref, folder=one.folder, files=one.files, golden=golden, unless=one.unless
+    )

@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from api_stand import serving
@@ -201,6 +202,28 @@ def test_the_previous_model_answers_until_the_full_one_is_proven_again(run, ladd
         assert (await whole(taken.runtime, asked(golden[0]))).ending.tokens == golden[0].tokens
         await until(lambda: ladder.ready)
         assert ladder.take().rung == "full" and ladder.reason == "" and ladder.up == {REF: True, BEFORE: True}
+
+    run(crash())
+
+
+def test_a_previous_model_that_is_barred_answers_for_nobody_and_answers_again_when_it_is_not(
+    run, ladder_of, model, tmp_path
+):
+    barred = tmp_path / "barred"
+    barred.touch()
+    ladder = ladder_of(rung("full", model), replace(rung("previous", model, BEFORE), unless=barred))
+
+    async def crash():
+        os.kill(ladder.take().runtime.pid, signal.SIGKILL)
+        await until(lambda: not ladder.ready)
+        assert ladder.take() is None and not ladder.answers and ladder._lower[0].runtime is None
+        await until(lambda: ladder.ready)
+        barred.unlink()
+        os.kill(ladder.take().runtime.pid, signal.SIGKILL)
+        await until(lambda: not ladder.ready and ladder.take())
+        assert ladder.take().rung == "previous"
+        barred.touch()
+        assert ladder.take() is None or ladder.take().rung == "full"
 
     run(crash())
 
