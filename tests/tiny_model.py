@@ -33,7 +33,7 @@ import itertools
 for i in range(10):
     print(i, first([i]), Stack(range(i)).values)
 """
-SEED = 39  # greedy completions of this seed vary, and the first one ends by itself
+SEED = 25  # greedy completions of this seed vary, and the first one ends by itself
 
 
 def make_tokenizer():

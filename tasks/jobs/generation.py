@@ -16,6 +16,7 @@ from typing import Any
 
 import onnxruntime_genai as genai
 
+from tasks.formats.opening import opening_of
 from tasks.jobs.serving.contents import Contents, read_contents
 from tasks.jobs.serving.decoder import Decoder
 from tasks.jobs.serving.runtime import Ask, Ending, Unfit, require_text
@@ -23,6 +24,7 @@ from tasks.jobs.serving.sampling import entropy
 from tasks.jobs.serving.text import ByteLevelText
 
 genai.disable_telemetry_events()
+PROBE = "a"
 __all__ = ["ByteLevelText", "Completion", "Generation", "entropy"]
 TOKENIZER_BYTES = 256 << 20
 """Files above this size are no part of a tokenizer."""
@@ -48,7 +50,11 @@ class Generation:
         contents = model if isinstance(model, Mapping) else read_contents(model, None)
         settings = json.loads(contents["genai_config.json"])["model"]
         self._tokenizer = _tokenizer(contents)
-        self.text = ByteLevelText(json.loads(contents["tokenizer.json"]))
+        rules = json.loads(contents["tokenizer.json"])
+        self.text = ByteLevelText(rules)
+        self.opening = list(opening_of(rules))
+        """Tokens that stand before every prompt, as before every document that was measured; none where the model stores none."""
+        self._opens_itself = self._words(PROBE)[: len(self.opening)] == self.opening
         self.decoder = Decoder(contents, settings, threads=threads, rows=rows)
         self.context_length = int(settings["context_length"])
         """Tokens of prompt and completion together."""
@@ -56,16 +62,25 @@ class Generation:
         self.end_tokens: list[int] = ends if isinstance(ends, list) else [ends]
 
     def encode(self, prompt: str) -> list[int]:
-        """Tokens of a prompt; raises ValueError when there is nothing to complete or no room left for an answer."""
+        """Tokens of a prompt behind those that open a document, which one that begins with them does not get twice.
+
+        Raises ValueError when there is nothing to complete or no room left for an answer.
+        """
         require_text(prompt)
-        tokens = [int(token) for token in self._tokenizer.encode(prompt)]
+        count = len(self.opening)
+        tokens = self._words(prompt)[count if self._opens_itself else 0 :]
         if not tokens:
             raise Unfit("the prompt has no token that this model knows")
+        if tokens[:count] != self.opening:
+            tokens = [*self.opening, *tokens]
         if len(tokens) >= self.context_length:
             raise Unfit(
                 f"the prompt has {len(tokens)} tokens; prompt and answer may have {self.context_length}: shorten it"
             )
         return tokens
+
+    def _words(self, text: str) -> list[int]:
+        return [int(token) for token in self._tokenizer.encode(text)]
 
     def complete(
         self, prompt: list[int], max_tokens: int, *, temperature: float = 0.0, measure: bool = False

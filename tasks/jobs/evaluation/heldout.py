@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tasks.evaluation_config import EvaluationConfig
 from tasks.formats.mmididx import open_tokens
+from tasks.formats.opening import store_opening
 from tasks.process import read_json
 from tasks.tokenizing.tokenizer import around
 
@@ -108,7 +109,7 @@ def encode_for(checkpoint: Path, tokens: Path, heldout: Heldout) -> Encoded:
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    eod_id = PreTrainedTokenizerFast.from_pretrained(str(checkpoint)).eos_token_id
+    eod_id = _end_of(checkpoint)
     if eod_id is None:
         raise ValueError(
             f"{checkpoint} names no eos_token in tokenizer_config.json: add the token that ends a document"
@@ -122,6 +123,28 @@ def encode_for(checkpoint: Path, tokens: Path, heldout: Heldout) -> Encoded:
             )
     documents = [np.array([*encoding.ids, eod_id], dtype=np.int64) for encoding in encodings]
     return Encoded(documents, eod_id, around(tokenizer)[0])
+
+
+def opening_of(checkpoint: Path) -> tuple[int, ...]:
+    """The tokens that a checkpoint's documents open with, as `Encoded.context`; empty where its tokenizer names none."""
+    end = _end_of(checkpoint)
+    return around(Tokenizer.from_file(str(checkpoint / "tokenizer.json")))[0] or (() if end is None else (end,))
+
+
+def open_documents(checkpoint: Path, folder: Path) -> tuple[int, ...]:
+    """Have the tokenizer in a folder, a copy of the checkpoint's, put before a text what documents open with; returns that."""
+    opening, tokenizer = opening_of(checkpoint), Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    if opening and not around(tokenizer)[0]:
+        token = tokenizer.id_to_token(opening[0])
+        assert token is not None, "it was found by its name"
+        store_opening(folder, token, opening[0])
+    return opening
+
+
+def _end_of(checkpoint: Path) -> int | None:
+    """The token that ends a document."""
+    found: int | None = PreTrainedTokenizerFast.from_pretrained(str(checkpoint)).eos_token_id
+    return found
 
 
 def _require_documents(found: int, config: EvaluationConfig, *, available: int) -> None:

@@ -48,6 +48,7 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
             )
     model = HFLM(
         pretrained=order["checkpoint"],
+        tokenizer=order["tokenizer"],
         device=order["device"],
         dtype=order["dtype"],
         batch_size=8,

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from typing import Any
 from tasks.errors import Missing
 from tasks.jobs.evaluation.given_files import digest_of, place_of
 from tasks.jobs.evaluation.given_yaml import check_plain
+from tasks.jobs.evaluation.heldout import open_documents
 from tasks.jobs.evaluation.suites import Bench, Suite, SuiteTimeout
 
 SETTING = "evaluation.lm_eval"
@@ -96,6 +98,7 @@ def _run(bench: Bench, folder: Path) -> dict[str, Any]:
         "tasks": list(config.tasks),
         "limit": config.limit,
         "checkpoint": str(bench.rank.inputs["checkpoint"].resolve()),
+        "tokenizer": str(_tokenizer(bench.rank.inputs["checkpoint"], folder)),
         "context": bench.context,
         "prefix_token_id": bench.opening[-1],
         "threads": bench.rank.settings["threads"],
@@ -124,6 +127,16 @@ def _run(bench: Bench, folder: Path) -> dict[str, Any]:
         return {"error": f"no result (exit code {process.returncode}): see lm-eval.log of the job"}
     found: dict[str, Any] = json.loads(said.read_text(encoding="utf-8"))
     return found
+
+
+def _tokenizer(checkpoint: Path, folder: Path) -> Path:
+    """A copy of the checkpoint's tokenizer that opens every text as the documents are opened which it is measured on."""
+    copy = folder / ".tokenizer"
+    copy.mkdir()
+    for path in checkpoint.glob("*token*.json"):
+        shutil.copyfile(path, copy / path.name)
+    open_documents(checkpoint, copy)
+    return copy
 
 
 def _wait(bench: Bench, process: subprocess.Popen[bytes]) -> None:

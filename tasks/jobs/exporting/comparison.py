@@ -19,6 +19,7 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 
+from tasks.jobs.evaluation.heldout import opening_of
 from tasks.jobs.exporting.graph import MODEL
 from tasks.jobs.generation import Completion, Generation
 
@@ -47,12 +48,15 @@ class Original:
         from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
         self.tokenizer = PreTrainedTokenizerFast.from_pretrained(checkpoint)
+        self._opening = list(opening_of(checkpoint))
         self.network = AutoModelForCausalLM.from_pretrained(
             checkpoint, dtype=torch.float32, local_files_only=True
         ).eval()
 
     def encode(self, prompt: str) -> list[int]:
-        return [int(token) for token in self.tokenizer(prompt)["input_ids"]]
+        """Tokens of a prompt behind those that its documents are measured with; once, where it begins with them."""
+        tokens = [int(token) for token in self.tokenizer(prompt, add_special_tokens=False)["input_ids"]]
+        return tokens if tokens[: len(self._opening)] == self._opening else [*self._opening, *tokens]
 
     @torch.no_grad()
     def logits(self, tokens: list[int]) -> NDArray[np.float32]:

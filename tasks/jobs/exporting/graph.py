@@ -14,6 +14,7 @@ import onnx
 import onnxruntime_genai as genai
 
 from tasks.formats.onnx_data import require_plain_folder
+from tasks.jobs.evaluation.heldout import open_documents
 
 MODEL = "model.onnx"
 DATA = "model.onnx.data"
@@ -43,6 +44,7 @@ def build(checkpoint: Path, output: Path, *, precision: str) -> None:
         else:
             _build(checkpoint, output, precision=precision, cache=cache)
     copy_settings(checkpoint, output)
+    settle(checkpoint, output)
     forget_where_it_was_built(output / MODEL, genai.__version__)
     require_plain_folder(output)
 
@@ -63,6 +65,16 @@ def copy_settings(checkpoint: Path, output: Path) -> None:
     else:
         config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
         GenerationConfig.from_model_config(config).to_json_file(output / "generation_config.json")
+
+
+def settle(checkpoint: Path, output: Path) -> None:
+    """Write what the builder does not know into the output's settings: the tokens that the checkpoint's documents open with."""
+    opening = open_documents(checkpoint, output)
+    path = output / "genai_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    if opening:
+        settings["model"]["bos_token_id"] = opening[0]  # where config.json names none, the builder writes 1
+    path.write_text(json.dumps(settings, indent=4), encoding="utf-8")
 
 
 def forget_where_it_was_built(path: Path, producer: str) -> None:

@@ -23,7 +23,8 @@ def reference_of(
     """Statistics of the greedy answers to the golden prompts and to `prompts` beginnings of held-out documents."""
     asked = [generation.encode(prompt) for prompt in golden]
     if sample is not None:
-        asked += [text for text in map(_beginning, sample.encoded.documents[:prompts]) if text]
+        beginnings = map(_beginning, sample.encoded.documents[:prompts])
+        asked += [[*generation.opening, *text] for text in beginnings if text]
     found = []
     for tokens in asked:
         limit = min(max_tokens, generation.context_length - len(tokens))

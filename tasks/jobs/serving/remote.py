@@ -1,7 +1,8 @@
 """A Runtime over another server that speaks OpenAI's completions: vLLM, or DeepSpeed-MII's where a user still has it.
 
 Answers come by SSE (WHATWG HTML, "Server-sent events"). It loads nothing: whoever runs that server has chosen its model, and
-verified it. Which server answers is chosen in ladder.py and serve.py.
+verified it; what opens a prompt is in that model's tokenizer (tasks/formats/opening.py), which the server
+reads itself. Which server answers is chosen in ladder.py and serve.py.
 """
 
 from __future__ import annotations

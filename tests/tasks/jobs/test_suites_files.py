@@ -156,6 +156,25 @@ def harness_data(folder):
     return folder
 
 
+def test_a_prompt_of_the_harness_opens_as_a_document_does(tmp_path, measured):
+    pytest.importorskip("lm_eval")
+    rows = [{"question": "def first(", "answer": "values"}, {"question": "<|endoftext|>import", "answer": "os"}]
+    (tmp_path / "data").mkdir()
+    save(tmp_path / "data" / "capitals.jsonl", rows)
+    task = TASK.replace("multiple_choice", "loglikelihood").replace('doc_to_choice: "{{choices}}"\n', "")
+    task = task.replace("metric: acc, aggregation: mean", "metric: perplexity, aggregation: perplexity")
+    (tmp_path / "data" / "capitals.yaml").write_text(task.replace("answer\n", '"{{answer}}"\n'))
+    bench = suite_bench(tmp_path, measured, lm_eval={"tasks": ["capitals"], "data": str(tmp_path / "data")})
+    told = lm_eval(bench).metrics
+    right = []
+    for row in rows:
+        prompt, end = (bench.tokenizer.encode(text).ids for text in (row["question"], row["answer"]))
+        read = torch.tensor([[*([] if prompt[0] == EOD else [EOD]), *prompt, *end]])
+        chances = torch.log_softmax(bench.model(read).logits[0, :-1].double(), -1).gather(-1, read[0, 1:, None])
+        right.append(float(chances[-len(end) :].sum().detach()))
+    assert told["capitals_perplexity"] == pytest.approx(math.exp(-sum(right) / 2), rel=1e-4)
+
+
 @pytest.mark.long
 def test_tasks_of_ones_own_and_of_the_harness_run_by_name_from_files(tmp_path, measured):
     pytest.importorskip("lm_eval")

@@ -18,6 +18,7 @@ from serving_stand import asked, until, whole
 from stand import free_ports
 from tiny_model import CONTEXT, make_checkpoint
 
+from tasks.jobs.evaluation.heldout import open_documents
 from tasks.jobs.serving.decoder import ROWS
 from tasks.jobs.serving.model_process import ProcessRuntime
 from tasks.jobs.serving.remote import RemoteRuntime
@@ -43,6 +44,7 @@ def over_vllm(folder, model):
         pytest.skip("vLLM is not installed here: it needs a GPU")
     port = free_ports("vllm")["vllm"]
     checkpoint = make_checkpoint(folder / "checkpoint")
+    open_documents(checkpoint, checkpoint)
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
     process = subprocess.Popen([*argv, "--port", str(port), "--dtype", "float32", "--enforce-eager"])
     try:
