@@ -14,6 +14,7 @@ import numpy as np
 
 from benchmarks.operating_characteristics import Line
 from tasks.comparison.rules import relative_check
+from tasks.comparison.seeds import noise as estimated
 from tasks.comparison.sides import Side
 from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
 
@@ -22,24 +23,35 @@ MARGIN = ComparisonConfig().max_loss_to_champion
 CONFIG = EvaluationConfig(bootstrap_samples=1000)
 DOCUMENTS = (5, 20, 200)
 NOISES = (0.0, 0.01, 0.02)
+SEEDS = (2, 3, 5, 10)
+"""Trainings from which the noise of seeds is estimated."""
 SUITE_METRIC, SUITE_MARGIN = "code.pass_share", 0.1
 PROBLEMS = (20, 200, 1000)
 OF_DOCUMENTS = 0.01
 """Relative standard deviation of the bits of a document, beside its truth, of either model."""
 
 
-def verdicts(documents: int, noise: float, loss: float, *, known: bool, trials: int) -> Counter[str]:
-    """How often the check says passed, failed and insufficient of a recipe that is worse by `loss`."""
+def verdicts(
+    documents: int, noise: float, loss: float, *, known: bool, trials: int, seeds: int | None = None
+) -> Counter[str]:
+    """How often the check says passed, failed and insufficient of a recipe that is worse by `loss`.
+
+    The noise is `known` exactly, not known, or with `seeds` what `headway seeds` says of so many other trainings of the recipe.
+    """
     chance = np.random.default_rng([SEED, documents, round(noise * 1e4), round(loss * 1e4)])
-    return Counter(_verdict(chance, documents, noise, loss, known=known) for _ in range(trials))
+    return Counter(_verdict(chance, documents, noise, loss, known=known, seeds=seeds) for _ in range(trials))
 
 
-def _verdict(chance: np.random.Generator, documents: int, noise: float, loss: float, *, known: bool) -> str:
+def _verdict(
+    chance: np.random.Generator, documents: int, noise: float, loss: float, *, known: bool, seeds: int | None
+) -> str:
     sizes = chance.lognormal(6.0, 0.8, documents).round() + 20
     bits = 2.0 * sizes * chance.normal(1.0, 0.15, documents).clip(0.5)
     mine = _side("candidate", sizes, bits * (1 + loss), chance, noise)
     theirs = _side("champion", sizes, bits, chance, noise)
     seed_noise = noise if known else None
+    if seeds:
+        seed_noise = estimated((2.0 * chance.normal(1.0, noise, seeds)).tolist(), confidence=CONFIG.confidence)
     return relative_check("bits_per_byte", MARGIN, mine, theirs, CONFIG, seed_noise=seed_noise).outcome
 
 
@@ -72,12 +84,14 @@ def _suite(name: str, right: np.ndarray) -> Side:
 
 
 def rows(quick: bool) -> Iterator[Line]:
-    """Recipes that are worse by the margin, then equal ones; with the noise known, and not."""
+    """Recipes that are worse by the margin, then equal ones; with the noise known, not known, and estimated."""
     trials = 100 if quick else 2000
     for known in (True, False):
         for noise in NOISES if known else NOISES[1:]:
             for documents in DOCUMENTS:
                 yield from _pair(documents, noise, known=known, trials=trials)
+    for seeds in SEEDS:
+        yield from _pair(200, 0.02, known=True, trials=trials, seeds=seeds)
     for problems in PROBLEMS:
         for truth, loss in (("equal", 0.0), ("ten points worse", 0.1)):
             found = suite_verdicts(problems, loss, trials)
@@ -86,11 +100,12 @@ def rows(quick: bool) -> Iterator[Line]:
             yield Line("gate, suite", stated, said, f"{truth}, {problems} problems, half right", SEED, trials)
 
 
-def _pair(documents: int, noise: float, *, known: bool, trials: int) -> Iterator[Line]:
-    where = f"{documents} documents, noise of seeds {noise:.0%}, {'known' if known else 'not known (as before)'}"
+def _pair(documents: int, noise: float, *, known: bool, trials: int, seeds: int | None = None) -> Iterator[Line]:
+    how = f"estimated from {seeds} seeds" if seeds else "known" if known else "not known (as before)"
+    where = f"{documents} documents, noise of seeds {noise:.0%}, {how}"
     stated = "<= 5 %, nominal 2.5 %" if known else "nothing"
-    worse = verdicts(documents, noise, MARGIN, known=known, trials=trials)
-    equal = verdicts(documents, noise, 0.0, known=known, trials=trials)
+    worse = verdicts(documents, noise, MARGIN, known=known, trials=trials, seeds=seeds)
+    equal = verdicts(documents, noise, 0.0, known=known, trials=trials, seeds=seeds)
     yield Line(
         "gate",
         f"passed: {stated}",

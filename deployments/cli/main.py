@@ -40,6 +40,7 @@ from deployments.cli import (
     quota,
     retrain,
     scaling,
+    seeds,
     simulate,
     submit,
     tokenizer,
@@ -117,6 +118,7 @@ app.command("quota")(quota.quota)
 app.command("cost")(cost.cost)
 app.command("rightsize")(cost.rightsize)
 app.command("scaling")(scaling.scaling)
+app.command("seeds")(seeds.seeds)
 app.command("train-log")(train_log.train_log)
 app.command("approve")(approve.approve)
 app.add_typer(dataset.app, name="dataset")

@@ -92,8 +92,8 @@ def _of_seeds(noise: float | None, config: EvaluationConfig) -> str:
     """What the interval says of other seeds of training."""
     if noise is None:
         return (
-            "The noise of seeds is not known, so the interval is of documents alone: train the recipe with other seeds, and "
-            "set comparison.seed_noise to the relative standard deviation of bits per byte."
+            "The noise of seeds is not known, so the interval is of documents alone: train the recipe with two or more other "
+            "seeds, and set comparison.seed_noise to what `headway seeds` says."
         )
     of_equals = widened(Estimate(0.0, 0.0, 0.0), noise, confidence=config.confidence).high
     return f"By seeds alone (comparison.seed_noise {noise:.2%}) models of one recipe lie up to {of_equals:.1%} apart."

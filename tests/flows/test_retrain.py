@@ -45,6 +45,19 @@ def test_the_training_is_in_the_scaling_report_beside_its_plan(home, done, tmp_p
     assert home.run("scaling", "none").code == home.run("scaling", "none", "--json").code != 0
 
 
+def test_one_seed_says_nothing_of_the_noise_of_seeds(home, done):
+    told = home.ok("seeds", "tiny")
+    (recipe,) = told.said["recipes"]
+    (run,) = recipe["runs"]
+    assert (
+        run["checkpoint"] in done.stage("train")["outputs"] and run["evaluation"] in done.stage("evaluate")["outputs"]
+    )
+    assert run["bits_per_byte"] == done.stage("evaluate")["metrics"]["bits_per_byte"]
+    assert recipe["deviation"] is recipe["seed_noise"] is None
+    refused = home.run("seeds", "none")
+    assert refused.code != 0 and "no evaluation of a training of none" in str(refused.said["error"])
+
+
 def test_a_measured_machine_without_gpus_is_planned_as_the_stage_does(home, done):
     told = home.ok("plan", "-c", "tiny").said
     planned = done.stage("plan")["metrics"]
