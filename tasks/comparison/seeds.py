@@ -61,8 +61,8 @@ def noise(values: Sequence[float], *, confidence: float) -> float:
     """The relative standard deviation of bits per byte over seeds, made larger for how badly few runs tell it.
 
     The difference of two models over sqrt(2) of the sample's deviation has Student's distribution with one degree of freedom
-    fewer than runs, while `comparison.seed_noise` is taken as known, with a normal quantile: so the deviation is multiplied by the
-    ratio of both quantiles (3 runs: 2.20, 5: 1.42, 10: 1.15 at 95 %). Raises ValueError for fewer than two values.
+    fewer than runs, while `comparison.seed_noise` is taken as known, with a normal quantile: so the deviation is multiplied by
+    the ratio of both quantiles (3 runs: 2.20, 5: 1.42, 10: 1.15 at 95 %). Raises ValueError for fewer than two values.
     """
     if len(values) < 2:
         raise ValueError(f"{len(values)} value(s): a deviation needs trainings with at least two seeds")
