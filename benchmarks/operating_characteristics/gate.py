@@ -14,9 +14,9 @@ import numpy as np
 
 from benchmarks.operating_characteristics import Line
 from tasks.comparison.rules import relative_check
-from tasks.comparison.seeds import noise as estimated
 from tasks.comparison.sides import Side
 from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
+from tasks.report.seeds import noise as estimated
 
 SEED = 20
 MARGIN = ComparisonConfig().max_loss_to_champion

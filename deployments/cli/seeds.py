@@ -9,7 +9,7 @@ import typer
 from deployments.cli.output import say
 
 if TYPE_CHECKING:
-    from tasks.comparison.seeds import Recipe
+    from tasks.report.seeds import Recipe
 
 
 def seeds(
@@ -21,8 +21,8 @@ def seeds(
     Nothing is trained. Train a recipe with other seeds under another name, so that its champion is left alone:
     `headway retrain -c CONFIG --set training.model=NAME-seeds --set training.seed=1 --to evaluate`.
     """
-    from tasks.comparison.seeds import recipes
     from tasks.errors import Missing
+    from tasks.report.seeds import recipes
     from tasks.settings import home
     from tasks.storage import open_store
 

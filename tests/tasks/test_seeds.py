@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks.comparison.seeds import noise, recipes
+from tasks.report.seeds import noise, recipes
 from tasks.settings import digest
 from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Provenance
