@@ -25,7 +25,7 @@ from flows.inputs import checked, configured
 from flows.mixture import beside, mixed_in
 from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
-from tasks.artifacts import Cluster, Endpoint, Evaluation, Model, Pending, Tokens
+from tasks.artifacts import Cluster, Endpoint, Evaluation, Model, Pending, Tokens, as_configured
 from tasks.benchmark import benchmark
 from tasks.config import RetrainConfig
 from tasks.continuing import ContinueFrom
@@ -114,7 +114,8 @@ def chain(name: str, config: RetrainConfig, continue_from: ContinueFrom | None =
     validation = validated(name, config.validation, config.preprocessing, config.cluster)
     tokens = tokenized(validation, config.preprocessing, config.cluster, tokenizer)
     start = start_of(continue_from, config, tokens=tokens, base=base, mixed=mixed)
-    cluster = benchmark(config.cluster, config.benchmark, training=config.training).require()
+    qualified = benchmark(config.cluster, config.benchmark, training=config.training).require()
+    cluster = as_configured(qualified, config.cluster)
     limits = plan(tokens, config.training, config.planning, config.execution, *base, on=cluster).require()
     handed, how = with_origin(beside(base, mixed), start), config.execution
     taking = start.taking if start else None

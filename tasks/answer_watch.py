@@ -28,6 +28,7 @@ from tasks.endpoints.local import outputs_of
 from tasks.errors import IntegrityError
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
+from tasks.registry.signatures import signed_config
 from tasks.revalidation_config import ServiceConfig
 from tasks.service_outputs import anomalies
 from tasks.storage import open_store
@@ -121,10 +122,11 @@ def standing_anomalies(home: Path) -> dict[str, dict[str, Any]]:
 
 
 def service_config(home: Path, model: str) -> ServiceConfig:
-    """How the answers of a model are judged: as its own configuration says, where that can be read."""
+    """How the answers of a model are judged: as its own configuration says, where that can be read and is what was signed."""
     try:
-        manifest = open_store(home).manifest(*parse_ref(model))
-        config = (manifest.provenance.config if manifest else None) or {}
+        store = open_store(home)
+        manifest = store.manifest(*parse_ref(model))
+        config = signed_config(home, store, manifest) if manifest else {}
         return ServiceConfig.model_validate((config.get("revalidation") or {}).get("service") or {})
     except (IntegrityError, ValueError):
         return ServiceConfig()

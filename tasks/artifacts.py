@@ -195,6 +195,25 @@ def unqualified(config: ClusterConfig) -> Cluster:
     )
 
 
+def as_configured(proven: Cluster, config: ClusterConfig) -> Cluster:
+    """Machines that proved themselves, reached and run on as this run's settings say.
+
+    A record in the store vouches for machines. Which programs run, with which variables and by which commands, is never taken
+    from there: whoever can write to the store could have them run anything.
+    """
+    if isinstance(proven, Pending):
+        return proven
+    elastic = config.elastic
+    nodes = min(proven.nodes, elastic.max_nodes if elastic else config.nodes)
+    if elastic and proven.config.elastic:
+        most = min(elastic.max_nodes, proven.config.elastic.max_nodes)
+        elastic = elastic.model_copy(update={"max_nodes": most, "min_nodes": min(elastic.min_nodes, most)})
+    exclude = tuple(dict.fromkeys((*config.exclude, *proven.config.exclude)))
+    now = config.model_copy(update={"nodes": nodes, "exclude": exclude, "elastic": elastic})
+    shape = unqualified(config).model_dump(include={"name", "backend", "ranks_per_node", "threads_per_rank"})
+    return proven.model_copy(update={**shape, "nodes": nodes, "config": now})
+
+
 class Qualification(Gate):
     """The verdict on a cluster."""
 

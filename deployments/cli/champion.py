@@ -1,9 +1,14 @@
-"""What `headway revalidate MODEL` is called with: the settings that its champion was made with, and its newest data."""
+"""What `headway revalidate MODEL` is called with: the settings that its champion was made with, and its newest data.
+
+Where its jobs run, by which programs and with which variables, is this home's own configuration: what lies in the store never
+says what is executed.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from deployments.catalogue import parameters
 from deployments.cli.configuration import validated, with_settings
 from tasks.artifacts import parse_ref
 from tasks.config import RevalidateConfig
@@ -11,13 +16,19 @@ from tasks.errors import IntegrityError, Unknown
 from tasks.redaction import require_no_secrets
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, learnt_from
+from tasks.registry.signatures import signed_config
 from tasks.settings import home
 from tasks.storage import open_store
 from tasks.storage.store import Store, find
 
+DEFAULT = "local"
+"""The configuration that says where jobs run when none is named."""
+
 
 def of_champion(model: str, data: str, overrides: list[str]) -> dict[str, Any]:
     """Dataset and configuration for the champion of a model. Raises Unknown, naming the models that have one, and ValueError.
+
+    Of a champion that was made on another backend than this machine, the configuration or the backend must be named.
 
     Sections that the release that made it did not have yet start from their defaults.
     """
@@ -27,8 +38,15 @@ def of_champion(model: str, data: str, overrides: list[str]) -> dict[str, Any]:
         known = ", ".join(champions(store)) or "none yet: `headway retrain` makes one"
         raise Unknown(f"model/{model} has no champion", remedy=f"Models that have one: {known}.")
     made_with = _made_with(store, ref)
+    there = (made_with.get("cluster") or {}).get("backend", "local")
+    if there != "local" and not any(one.startswith("cluster.backend=") for one in overrides):
+        raise ValueError(
+            f"{ref[:-52]} was made on the backend {there}; how that is reached and what runs there is not taken from a record: "
+            f"name the configuration, `headway revalidate {model} -c CONFIG`, or measure it here with --set cluster.backend=local"
+        )
     part = {key: value for key, value in made_with.items() if key in RevalidateConfig.model_fields}
-    value = with_settings({**part, "model": model}, overrides)
+    cluster = parameters("revalidate", DEFAULT)["config"]["cluster"]
+    value = with_settings({**part, "cluster": cluster, "model": model}, overrides)
     config = validated(RevalidateConfig, value, f"that {ref[:-52]} was made with")
     told = {"dataset": data or _own_data(store, ref), "config": config.model_dump(mode="json")}
     require_no_secrets(told)
@@ -36,9 +54,9 @@ def of_champion(model: str, data: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def _made_with(store: Store, ref: str) -> dict[str, Any]:
-    """The configuration of a champion; the defaults where its manifest is gone or changed: the flow then says so."""
+    """The configuration of a champion; the defaults where its manifest is not what was signed: the flow then says so."""
     try:
-        return find(store, *parse_ref(ref)).provenance.config or {}
+        return signed_config(home(), store, find(store, *parse_ref(ref)))
     except (IntegrityError, Unknown, ValueError):
         return {}
 

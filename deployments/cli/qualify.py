@@ -266,16 +266,25 @@ def _line(told: dict[str, Any]) -> str:
 
 
 def _drained_by_us(names: list[str]) -> list[ClusterConfig]:
-    """The clusters on which earlier qualifications drained these machines, or any. Raises ValueError when there is none."""
+    """The clusters on which earlier qualifications drained these machines, or any, as jobs of this home reached them.
+
+    Raises ValueError when there is none, and for one that no job of this home went to: the store does not say how it is reached.
+    """
+    from tasks.compute.jobs_book import known_cluster
     from tasks.registry.qualifications import drained
     from tasks.settings import home
     from tasks.storage import open_store
 
-    found = [cluster for cluster, nodes in drained(open_store(home())).values() if not names or nodes & set(names)]
+    found = [name for name, nodes in drained(open_store(home())).items() if not names or nodes & set(names)]
     if not found:
         what = ", ".join(names) or "any machine"
         raise ValueError(f"no qualification of this home has drained {what}: say on which cluster, with -c CONFIG")
-    return found
+    clusters = {name: known_cluster(home(), name) for name in found}
+    if unknown := [name for name, cluster in clusters.items() if cluster is None]:
+        raise ValueError(
+            f"no job of this home went to the cluster {', '.join(unknown)}: say how it is reached, with -c CONFIG"
+        )
+    return [cluster for cluster in clusters.values() if cluster]
 
 
 def _drain(cluster: ClusterConfig, names: list[str], reason: str, as_: str, *, as_json: bool) -> None:

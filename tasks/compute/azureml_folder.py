@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from tasks.compute.job import Job
+from tasks.compute.job import WRITTEN_HERE, Job
 from tasks.compute.nodes import write_nodes
 
 SEEN = Path("{folder}")
@@ -119,5 +119,7 @@ def _with_its_program(job: Job, folder: Path) -> Job:
 
 
 def _is_read_here(name: str) -> bool:
-    """The bytes of checkpoints are not: they are many, and only the machines read them."""
+    """The bytes of checkpoints are not: they are many, and only the machines read them. Nor is what says what runs, and where."""
+    if name.partition("/")[0] in WRITTEN_HERE:
+        return False
     return not name.startswith(CHECKPOINTS) or name.count("/") == 1

@@ -218,6 +218,20 @@ class Backend(Protocol):
         ...
 
 
+WRITTEN_HERE = (
+    "job.json",
+    "config.json",
+    "cluster.json",
+    "job.sbatch",
+    "program",
+    "supervisor.json",
+    "supervisor.lock",
+    "submissions",
+    "settled.json",
+)
+"""Names at the top of a job folder that are written where jobs are submitted, and never brought from where they run."""
+
+
 def require_enough(job: Job) -> None:
     """Raise ValueError when the machines that a job may run on do not suffice any more, because some of them failed since."""
     left = [name for name in job.only_nodes if name not in job.excluded_nodes]

@@ -127,6 +127,13 @@ def cluster_of(folder: Path) -> ClusterConfig | None:
     return ClusterConfig.model_validate(said) if said else None
 
 
+def known_cluster(home: Path, name: str) -> ClusterConfig | None:
+    """How this home reached a cluster last; None when no job of it went there."""
+    marks = sorted((home / "jobs").glob("*/cluster.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = (cluster_of(mark.parent) for mark in marks)
+    return next((cluster for cluster in found if cluster and cluster.name == name), None)
+
+
 def backend_of(folder: Path, opener: Opener) -> Backend:
     """The backend that a job was submitted to. Raises Missing when nobody wrote it down."""
     cluster = cluster_of(folder)

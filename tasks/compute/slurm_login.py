@@ -13,23 +13,12 @@ from pathlib import Path, PurePosixPath
 from tasks.cluster_config import ClusterConfig
 from tasks.compute import connection_files as files
 from tasks.compute.connection import Connection, Ran, Unreachable
-from tasks.compute.job import Job
+from tasks.compute.job import WRITTEN_HERE, Job
 from tasks.compute.slurm_commands import ANSWER_SECONDS, NoAnswer, Said, absent, answered
 from tasks.errors import Missing
 from tasks.process import read_json
 from tasks.settings import digest
 
-OURS = (
-    "job.json",
-    "config.json",
-    "job.sbatch",
-    "program",
-    "supervisor.json",
-    "supervisor.lock",
-    "submissions",
-    "settled.json",
-)
-"""Names at the top of a job folder that are written on this side."""
 LAST_END = (
     "attempt.json",
     "elements",
@@ -90,7 +79,9 @@ class There:
     def fetch(self, folder: Path, *, over: bool) -> None:
         there = str(self.seen(folder))
         try:
-            files.pull(self._connection, there, folder, skip=(*OURS, "checkpoints", *(() if over else ("out",))))
+            files.pull(
+                self._connection, there, folder, skip=(*WRITTEN_HERE, "checkpoints", *(() if over else ("out",)))
+            )
         except Unreachable as error:
             raise NoAnswer(error.message, remedy=error.remedy) from None
         ended = read_json(folder / "nodes" / "0" / "exit.json") or {}

@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tasks.artifacts import Qualification, parse_ref
-from tasks.cluster_config import ClusterConfig
 from tasks.errors import IntegrityError
 from tasks.qualification.gate import as_told
 from tasks.qualification.history import Past
@@ -69,15 +68,13 @@ def told(store: Store, qualification: Qualification) -> dict[str, Any]:
     }
 
 
-def drained(store: Store) -> dict[str, tuple[ClusterConfig, set[str]]]:
-    """Clusters whose machines a qualification drained, by name: how each is reached now, and which machines those were."""
-    found: dict[str, tuple[ClusterConfig, set[str]]] = {}
+def drained(store: Store) -> dict[str, set[str]]:
+    """Machines that a qualification drained, by the name of their cluster."""
+    found: dict[str, set[str]] = {}
     for one in stored(store):
         names = {str(each["node"]) for each in _page(store, one.manifest).get("drained", []) if each["done"]}
-        config = (one.manifest.provenance.config or {}).get("cluster")
-        if names and config:
-            known = found.setdefault(one.manifest.provenance.name, (ClusterConfig.model_validate(config), set()))
-            known[1].update(names)
+        if names:
+            found.setdefault(one.manifest.provenance.name, set()).update(names)
     return found
 
 

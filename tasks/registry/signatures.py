@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tasks.errors import IntegrityError
 from tasks.process import locked
@@ -68,6 +69,17 @@ def require_signed(store: Store, home: Path, manifest: Manifest) -> Statement:
             problems=error.problems,
             remedy=error.remedy or remedy_for(manifest.ref),
         ) from error
+
+
+def signed_config(home: Path, store: Store, model: Manifest) -> dict[str, Any]:
+    """The configuration that a model was made with; empty when it is not the one whose digest was signed.
+
+    Programs, variables and commands in it are not for running: those are this run's own. Raises IntegrityError when no signature
+    counts.
+    """
+    require_signed(store, home, model)
+    config = model.provenance.config or {}
+    return config if digest(config) == model.provenance.config_digest else {}
 
 
 def remedy_for(ref: str) -> str:

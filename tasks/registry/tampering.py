@@ -20,7 +20,7 @@ from tasks.events.ledger import Ledger
 from tasks.process import locked, read_json, write_json
 from tasks.registry.audit import audited
 from tasks.registry.served import untrusted
-from tasks.registry.signatures import require_signed
+from tasks.registry.signatures import signed_config
 from tasks.registry.verification import problems_of
 from tasks.revalidation_config import IntegrityConfig
 from tasks.settings import digest
@@ -147,18 +147,11 @@ def stops(home: Path, store: Store, model: str) -> bool:
     """Whether endpoints that serve changed files of a model are stopped: as its configuration says, when that is as signed."""
     try:
         manifest = store.manifest(*parse_ref(model))
-        config = _signed_config(home, store, manifest) if manifest else {}
+        config = signed_config(home, store, manifest) if manifest else {}
         part = (config.get("revalidation") or {}).get("integrity") or {}
         return IntegrityConfig.model_validate(part).stop_endpoints
     except (IntegrityError, ValueError):  # what is not as it was signed, or cannot be read, has no say
         return True
-
-
-def _signed_config(home: Path, store: Store, model: Manifest) -> dict[str, Any]:
-    """The configuration that a model was made with; empty when it is not the one whose digest was signed."""
-    require_signed(store, home, model)
-    config = model.provenance.config or {}
-    return config if digest(config) == model.provenance.config_digest else {}
 
 
 def told(found: list[Finding]) -> str:

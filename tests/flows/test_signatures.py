@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 from support import Home
 
+from tasks.formats.seal import opened, sealed
 from tasks.registry.refs import read_ref
 from tasks.signing.keys import LocalKey, ensure_key, key_id, load_public_key, pem_of
 from tasks.storage import open_store
@@ -133,6 +134,22 @@ def test_a_key_is_rotated_and_the_old_one_revoked(alone, done, tmp_path):
     told = [(entry["action"], entry["reason"]) for entry in alone.ok("audit-log").said["entries"]]
     for entry in (("trust key", "rotation"), ("revoke key", "rotation"), ("sign", "it is ours")):
         assert entry in told
+
+
+def test_a_record_in_the_store_does_not_choose_the_program_that_runs(home, done, tmp_path):
+    """The qualification's record has the configuration of the cluster: who may write there could name a program."""
+    evil, ran_it = tmp_path / "python", tmp_path / "ran"
+    evil.write_text(f"#!/bin/sh\ntouch {ran_it}\nexit 1\n")
+    evil.chmod(0o755)
+    key = done.stage("benchmark")["key"]
+    record = home.path / "store" / "documents" / "records" / "benchmark" / f"{key}.json"
+    said = json.loads(opened(record.read_bytes(), where="x"))
+    said["value"]["subject"]["config"] |= {"python": str(evil), "environment": {"EVIL": "1"}}
+    with changed(record, sealed(json.dumps(said).encode())):
+        ran = home.retrain("--from", "evaluate", "--to", "evaluate")
+    assert ran.statuses()["benchmark"] == "reused"
+    assert not ran_it.exists()
+    assert (ran.code, ran.statuses()["evaluate"]) == (0, "ran"), ran.stderr
 
 
 def test_only_what_leaves_training_is_signed_and_only_when_it_is_whole(alone, done):

@@ -10,6 +10,7 @@ import pytest
 from azure.ai.ml._restclient.arm_ml_service.models import ClusterUpdateParameters
 from made_versions import make
 
+from tasks.artifacts import as_configured
 from tasks.benchmark import Proof, _hours_since_end, busbw_of, hardware_of, joined, sku_digest, too_old
 from tasks.cluster_config import ClusterConfig
 from tasks.compute.azure_requests import requests
@@ -114,6 +115,7 @@ def test_jobs_go_on_with_the_machines_that_qualified():
     left = left_of(verdict_of(node("a"), node("b"), node("c", "failed"), node("d", "failed")), cluster(), config)
     assert (left.enough, set(left.excluded)) == (True, {"c", "d"})
     subject = subject_of(cluster(exclude=["z"]), config, left)
+    assert as_configured(subject, cluster(exclude=["z"])) == subject
     assert (subject.nodes, subject.world_size, subject.proven) == (2, 4, ("a", "b"))
     assert (subject.config.nodes, subject.config.exclude) == (2, ("z", "c", "d"))
     job = job_of("train", "0" * 64, Program("tasks.jobs.train", {}), on=subject, folders={})
@@ -193,6 +195,7 @@ def test_an_elastic_job_grows_no_further_than_what_qualified():
     assert (on.nodes, on.config.elastic, on.config.slurm.requeue) == (4, None, False)
     assert needed_nodes(slurm, BenchmarkConfig()) == 2
     subject = subject_of(slurm, BenchmarkConfig(), rest(("n1", "n2", "n4"), ["n3"]))
+    assert as_configured(subject, slurm) == subject
     assert (subject.config.elastic.min_nodes, subject.config.elastic.max_nodes) == (2, 3)
 
 
