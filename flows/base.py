@@ -10,15 +10,21 @@ from tasks.artifacts import Checkpoint, Tokenizer, parse_ref
 from tasks.config import RetrainConfig
 from tasks.data_config import PreprocessingConfig
 from tasks.errors import IntegrityError, Unknown
+from tasks.formats.model_folder import require_positions
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find
 
 
 def base_of(store: Store, config: RetrainConfig) -> tuple[Checkpoint, ...]:
-    """The base model, alone, or nothing: what is handed to a stage only where there is one. Raises Unknown."""
+    """The base model, alone, or nothing: what is handed to a stage only where there is one.
+
+    Raises Unknown; ValueError where its learnt positions end before the context that the export is to declare.
+    """
     if not config.training.base:
         return ()
     manifest = find(store, *parse_ref(config.training.base, kind="checkpoint"))
+    if config.export.context_length:
+        require_positions(store.fetch(manifest), config.export.context_length)
     return (Checkpoint(name=manifest.provenance.name, version=manifest.version, uri=store.uri_of(manifest)),)
 
 

@@ -166,6 +166,8 @@ def _of_train(found: _Found, config: RetrainConfig) -> Program:
 def _of_evaluate(found: _Found, config: RetrainConfig) -> Program:
     checkpoint, tokens = _checkpoint(found, config), _tokens(found)
     length, on = config.training.sequence_length, unqualified(config.cluster)
+    if config.training.base:
+        found.pending.append("settings.sequence_length: the base model's own context, where it is longer")
     files = tuple(found.named(Dataset, ref) for ref in config.evaluation.files)
     return evaluate.program(
         checkpoint, tokens, config.evaluation, _mixed(found, config), files, sequence_length=length, on=on

@@ -102,6 +102,18 @@ class RetrainConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _has_positions(self) -> RetrainConfig:
+        """Learnt positions end with the sequence; what a base model has is looked at when it is exported."""
+        length, trained = self.export.context_length, self.training.sequence_length
+        learnt = self.training.network.architecture == "gpt2" and not self.training.base
+        if learnt and length and length > trained:
+            raise ValueError(
+                f"export.context_length {length} is more than a gpt2 network has positions for, training.sequence_length = "
+                f"{trained}: raise that, lower this, or leave it empty"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _can_be_served(self) -> RetrainConfig:
         azureml = self.served.azureml
         named = ("subscription_id", "resource_group", "workspace", "image")

@@ -27,6 +27,7 @@ from tasks.comparison.rules import relative_check, rule_checks
 from tasks.comparison.sides import Side
 from tasks.errors import IntegrityError
 from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
+from tasks.formats.model_folder import declared_context
 from tasks.lifecycle import current
 from tasks.performance.compared import bigram_checks
 from tasks.programs import Program
@@ -37,9 +38,16 @@ from tasks.storage.store import find
 from tasks.tokenizing.tokenizer import open_tokenizer
 from tasks.workbench import fetch, publish, run_job
 
+LONGEST = 1024
+"""Tokens that a model is given at once, where neither its training nor its settings say how many it takes."""
+
 
 def outdated(record: Record, arguments: tuple[Any, ...]) -> bool:
-    """Whether an earlier release measured something else: the head of the split, or what stands before a document as its text."""
+    """Whether an earlier release measured something else: the head of the split, what stands before a document as its text, or
+    prompts of lm-evaluation-harness without that.
+    """
+    if "context" not in record.metrics and arguments[2].lm_eval.tasks:
+        return True
     if "share_of_heldout" in record.metrics:
         return False
     tokens, mixed = arguments[1], arguments[3] if len(arguments) > 3 else ()
@@ -64,9 +72,8 @@ def evaluate(
 
     `files` are datasets that suites read; the settings name them.
     """
-    trained = json.loads((fetch(checkpoint) / "training.json").read_text())
-    length = trained["sequence_length"]
-    job = run_job(program(checkpoint, tokens, config, mixed, files, sequence_length=length, on=on), on=on)
+    context = declared_context(fetch(checkpoint)) or LONGEST
+    job = run_job(program(checkpoint, tokens, config, mixed, files, sequence_length=context, on=on), on=on)
     return publish(job.output, Evaluation, name=checkpoint.name, metrics=job.result["metrics"], subject=checkpoint)
 
 
@@ -80,7 +87,7 @@ def program(
     sequence_length: int,
     on: Cluster,
 ) -> Program:
-    """What measures, on one machine with all of its threads."""
+    """What measures, on one machine with all of its threads. `sequence_length` are the tokens that the model is given at once."""
     threads = on.threads_per_node
     settings = {
         "evaluation": config.model_dump(mode="json"),

@@ -9,13 +9,14 @@ from __future__ import annotations
 from math import isfinite, nan
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Model, Tokens, require_checks
+from tasks.formats.model_folder import declared_context
 from tasks.lifecycle import current
 from tasks.programs import Program
 from tasks.promotion import require_signed, require_signer, sign
 from tasks.registry.ancestry import walk
 from tasks.serving_config import ExportConfig
 from tasks.stage import stage
-from tasks.workbench import publish, run_job
+from tasks.workbench import fetch, publish, run_job
 
 MOST_LOSS = 1e-3
 """Share of bits by which an fp32 model may differ from its checkpoint on held-out text: what float32 sums in another order."""
@@ -35,7 +36,9 @@ def export(checkpoint: Checkpoint, tokens: Tokens, config: ExportConfig, *, unde
     require_signed(checkpoint)
     require_signer(Model, checkpoint.name)
     made_from = lineage_of(checkpoint, tokens)
-    job = run_job(program(checkpoint, tokens, config, made_from=made_from, on=on), on=on)
+    measured = int(under.metrics.get("context", 0)) or declared_context(fetch(checkpoint))
+    _note_context(config, measured)
+    job = run_job(program(checkpoint, tokens, config, made_from=made_from, measured=measured, on=on), on=on)
     metrics: dict[str, float] = job.result["metrics"]
     require_checks("export", export_checks(metrics, config))
     for name, told in job.result["variants"].items():
@@ -47,13 +50,32 @@ def export(checkpoint: Checkpoint, tokens: Tokens, config: ExportConfig, *, unde
 
 
 def program(
-    checkpoint: Checkpoint, tokens: Tokens, config: ExportConfig, *, made_from: tuple[str, ...] = (), on: Cluster
+    checkpoint: Checkpoint,
+    tokens: Tokens,
+    config: ExportConfig,
+    *,
+    made_from: tuple[str, ...] = (),
+    measured: int | None = None,
+    on: Cluster,
 ) -> Program:
-    """What exports, on one machine with all of its threads. `made_from` are the references for the model card."""
+    """What exports, on one machine with all of its threads. `made_from` are the references for the model card; `measured` is the
+    context that the model declares where the settings name none.
+    """
     threads = on.threads_per_node
     settings = {"export": config.model_dump(mode="json"), "threads": threads, "made_from": list(made_from)}
+    settings |= {"measured": measured} if measured else {}
     inputs = {"checkpoint": checkpoint, "tokens": tokens}
     return Program("tasks.jobs.export", settings, inputs, ranks=1, threads=threads)
+
+
+def _note_context(config: ExportConfig, measured: int | None) -> None:
+    """Tell where the settings declare a longer context than was measured."""
+    if config.context_length and measured and config.context_length > measured:
+        said = (
+            f"export.context_length declares {config.context_length} tokens, and the evaluation measured {measured}: "
+            "how good the model is beyond them is not known"
+        )
+        current().observer.happened("export", "longer context", said)
 
 
 def lineage_of(checkpoint: Checkpoint, tokens: Tokens) -> tuple[str, ...]:

@@ -25,6 +25,9 @@ class ExportConfig(Settings):
     """Of the model itself: it must answer as the checkpoint does, and only `fp32` does."""
     max_logit_error: float = Field(1e-4, gt=0)
     """Largest absolute difference of a logit between PyTorch and ONNX Runtime; in proportion where logits are beyond 10."""
+    context_length: int | None = Field(None, ge=16, exclude_if=lambda length: length is None)
+    """Tokens of prompt and answer that the endpoint takes. Empty: as many as the evaluation measured the model up to. A longer
+    context is served whatever the loss there; learnt positions, as GPT-2's, cannot be lengthened."""
     golden_prompts: tuple[str, ...] = ("def ", "import ", "class ", "for i in range(", "return self.")
     """Prompts whose greedy completions must be equal, token for token, and which a new endpoint must answer."""
     golden_tokens: Positive = 24

@@ -91,12 +91,13 @@ def make_gpt2(folder):
     return folder
 
 
-def start_export(job, checkpoint, *, hash_seed=None, tokens=None, **settings):
+def start_export(job, checkpoint, *, hash_seed=None, tokens=None, measured=None, **settings):
     """The real program on a checkpoint; `settings` are ExportConfig's. Without tokens there are no variants."""
     job.mkdir(parents=True)
     export = {"golden_prompts": PROMPTS, "golden_tokens": 24, "variants": [], "speed_seconds": 0.1, **settings}
     inputs = {"checkpoint": str(checkpoint), **({"tokens": str(tokens)} if tokens else {})}
-    config = {"program": "tasks.jobs.export", "settings": {"export": export, "threads": 1}, "inputs": inputs}
+    told = {"export": export, "threads": 1, **({"measured": measured} if measured else {})}
+    config = {"program": "tasks.jobs.export", "settings": told, "inputs": inputs}
     (job / "config.json").write_text(json.dumps(config))
     environment = {**os.environ, "HEADWAY_JOB": str(job), "OMP_NUM_THREADS": "1"}
     environment |= {"PYTHONHASHSEED": hash_seed} if hash_seed else {}

@@ -45,8 +45,7 @@ class ModelFolder:
     @property
     def positions(self) -> int | None:
         """Longest sequence that the model declares; None: it declares none."""
-        found = _first(self.config, "max_position_embeddings", "n_positions")
-        return int(found) if found else None
+        return _positions(self.config)
 
 
 def open_model_folder(folder: Path) -> ModelFolder:
@@ -63,6 +62,32 @@ def open_model_folder(folder: Path) -> ModelFolder:
     for shard in shards:
         tensors |= _header(folder / shard)
     return ModelFolder(config, tensors, shards)
+
+
+def declared_context(folder: Path) -> int | None:
+    """Tokens that a model is to take at once: what its training says, else what its config.json declares; None: it declares none.
+
+    A training of an earlier release says its sequence length alone, and its config.json four times that.
+    """
+    path = folder / "training.json"
+    trained = _json(path) if path.is_file() else {}
+    found = _first(trained, "context", "sequence_length") or declared_positions(folder)
+    return int(found) if found else None
+
+
+def declared_positions(folder: Path) -> int | None:
+    """Longest sequence that a folder's config.json declares; None: it declares none."""
+    return _positions(_json(folder / "config.json"))
+
+
+def require_positions(folder: Path, context: int | None) -> None:
+    """Raise ValueError for a context that the learnt positions of a folder's model do not reach."""
+    known = declared_positions(folder)
+    if context and known and context > known and _json(folder / "config.json").get("model_type") == "gpt2":
+        raise ValueError(
+            f"export.context_length is {context}, and the model has learnt positions for {known} tokens: lower it, or leave "
+            "it empty"
+        )
 
 
 def shape_of(config: dict[str, Any]) -> NetworkConfig:
@@ -152,6 +177,11 @@ def _end_of_tensors(path: Path, tensors: dict[str, Any]) -> int:
             )
         ends = end
     return ends
+
+
+def _positions(config: dict[str, Any]) -> int | None:
+    found = _first(config, "max_position_embeddings", "n_positions")
+    return int(found) if found else None
 
 
 def _first(config: dict[str, Any], *names: str) -> Any:

@@ -24,6 +24,7 @@ from tasks.jobs import ngram
 from tasks.jobs.evaluation.figures import figures, metrics
 from tasks.jobs.evaluation.heldout import HELDOUT, Encoded, Heldout, encode_for, read_heldout
 from tasks.jobs.evaluation.loading import load_measured
+from tasks.jobs.evaluation.positions import by_position, joined, longest
 from tasks.jobs.evaluation.registered import SUITES
 from tasks.jobs.evaluation.scoring import Scored, context_of, score
 from tasks.jobs.evaluation.suites import Bench, run_suites
@@ -60,6 +61,7 @@ def run(rank: Rank) -> dict[str, Any]:
         rank=rank,
         config=config,
     )
+    evaluation |= _context(model, encoded, scored, rank=rank, config=config, context=context)
     evaluation["heldout"] = {"documents": len(heldout.texts), "available": heldout.available, "share": heldout.share}
     evaluation["suites"], seconds = run_suites(bench, SUITES)
     write_json(rank.output / "documents.json", documents)
@@ -68,6 +70,23 @@ def run(rank: Rank) -> dict[str, Any]:
         write_json(rank.output / "sources.json", {"own": rank.settings["source"], "others": told})
     write_json(rank.output / "evaluation.json", evaluation)
     return {"metrics": {**metrics(evaluation), **{f"{name}.seconds": took for name, took in seconds.items()}}}
+
+
+def _context(
+    model: Any, encoded: Encoded, scored: Scored, *, rank: Rank, config: EvaluationConfig, context: int
+) -> dict[str, Any]:
+    """How long a text the model takes, and its bits by position. Joined rows are as long as those that it was trained on.
+
+    One that was trained here takes what was measured; one that came with a longer context keeps that.
+    """
+    path = rank.inputs["checkpoint"] / "training.json"
+    trained = min(int(read_json(path)["sequence_length"]), context) if path.is_file() else 0
+    reached = measured = longest(encoded, context)
+    rows = None
+    if reached < trained and (long := joined(encoded, trained)):
+        rows, measured = score(model, long, context=context, rank=rank).positions, trained
+    told = {"declared": measured if context == trained else context, "measured": measured}
+    return {"context": told, "positions": by_position(scored.positions, rows, config, reached=reached)}
 
 
 def _others(

@@ -1,6 +1,7 @@
 """Program `tasks.jobs.export`: a Hugging Face checkpoint to ONNX with a KV cache, and the proof that both say the same.
 
-settings {"export": ExportConfig, "threads": int, "made_from": [references]}, inputs {"checkpoint": folder, "tokens": folder}.
+settings {"export": ExportConfig, "threads": int, "made_from": [references], "measured": tokens of context}, inputs {"checkpoint":
+folder, "tokens": folder}.
 Without tokens there is no held-out text: nothing is said of bits per byte, and there are no variants. What is built, the golden
 answers and the proof go to the output; speeds only into the result. Judging and signing live in tasks/export.py, the parts of
 the work in tasks/jobs/exporting/. See docs/export.md.
@@ -69,17 +70,19 @@ def run(rank: Rank) -> dict[str, Any]:
 def _causal(rank: Rank, config: ExportConfig, *, threads: int) -> dict[str, Any]:
     checkpoint = rank.inputs["checkpoint"]
     _require_measurable(rank, config)
-    build(checkpoint, rank.output, precision=config.precision)
+    context = config.context_length or rank.settings.get("measured")
+    build(checkpoint, rank.output, precision=config.precision, context=context)
     gc.collect()  # of what the builder left
     rank.progress(1, 4, "built; comparing with PyTorch")
     original, exported = Original(checkpoint), Exported(rank.output, threads=threads)
-    loss = _loss(original, exported, rank, config)
+    loss = _loss(original, exported, rank, config, context=context)
     answers = answer(original, exported, config.golden_prompts, max_tokens=config.golden_tokens)
     golden = golden_of(answers)
     proof = {**parity(answers), **(loss.told if loss else {})}
     speeds = _speeds(original, exported, answers, seconds=config.speed_seconds)
     rank.progress(2, 4, "proven; measuring answers")
     sample = loss.sample if loss else None
+    exported_context = exported.generation.context_length
     reference = reference_of(
         exported.generation,
         config.golden_prompts,
@@ -89,7 +92,7 @@ def _causal(rank: Rank, config: ExportConfig, *, threads: int) -> dict[str, Any]
     )
     del original, exported  # a large model does not fit into memory beside what the variants are built from
     gc.collect()
-    variants, measured = _variants(rank, loss, config, threads=threads)
+    variants, measured = _variants(rank, loss, config, threads=threads, context=context)
     for name, told in (("golden", golden), ("parity", proof)):
         write_json(rank.output / f"{name}.json", told)
     write_json(rank.output / REFERENCE, reference)
@@ -100,8 +103,9 @@ def _causal(rank: Rank, config: ExportConfig, *, threads: int) -> dict[str, Any]
         proof=proof,
         bits=loss.interval if loss else None,
         variants=variants,
+        context=(exported_context, rank.settings.get("measured")),
     )
-    metrics = {**proof, "onnx_bytes": onnx_bytes(rank.output), **speeds, **measured}
+    metrics = {**proof, "context_length": exported_context, "onnx_bytes": onnx_bytes(rank.output), **speeds, **measured}
     shown = {"prompt": answers[0].prompt, "completion": answers[0].onnx.text}
     return {"metrics": metrics, "golden": golden, "sample": shown, "variants": variants}
 
@@ -124,10 +128,13 @@ def _require_measurable(rank: Rank, config: ExportConfig) -> None:
         )
 
 
-def _loss(original: Original, exported: Exported, rank: Rank, config: ExportConfig) -> Loss | None:
+def _loss(
+    original: Original, exported: Exported, rank: Rank, config: ExportConfig, *, context: int | None
+) -> Loss | None:
     if "tokens" not in rank.inputs:
         return None
-    sample = read_sample(rank.inputs["checkpoint"], rank.inputs["tokens"], most_bytes=config.heldout_bytes)
+    checkpoint, tokens = rank.inputs["checkpoint"], rank.inputs["tokens"]
+    sample = read_sample(checkpoint, tokens, most_bytes=config.heldout_bytes, context=context)
     return Loss(sample, bits_of(original.network, sample, rank), bits_of(exported.network, sample, rank))
 
 
@@ -144,12 +151,12 @@ def _speeds(original: Original, exported: Exported, answers: list[Answer], *, se
 
 
 def _variants(
-    rank: Rank, loss: Loss | None, config: ExportConfig, *, threads: int
+    rank: Rank, loss: Loss | None, config: ExportConfig, *, threads: int, context: int | None
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """What is kept of each variant, by name, also written beside the model, and the metrics of all."""
     if loss is None or not config.variants:
         return {}, {}
-    against = Measured(rank.inputs["checkpoint"], loss.original, loss.sample)
+    against = Measured(rank.inputs["checkpoint"], loss.original, loss.sample, context)
     told, metrics = make_variants(against, config, rank, threads=threads)
     write_json(rank.output / VARIANTS, told)
     return told["variants"], metrics

@@ -75,7 +75,8 @@ class Generation:
             tokens = [*self.opening, *tokens]
         if len(tokens) >= self.context_length:
             raise Unfit(
-                f"the prompt has {len(tokens)} tokens; prompt and answer may have {self.context_length}: shorten it"
+                f"the prompt has {len(tokens)} tokens; prompt and answer may have {self.context_length}, which the model "
+                "declares: shorten it, or export the model with a longer export.context_length"
             )
         return tokens
 

@@ -18,10 +18,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from tasks.training_config import TrainingConfig
 
-POSITIONS_PER_SEQUENCE = 4
-"""Positions that the network declares, in training sequences: what is served may be longer than what was trained on,
-and servers refuse what is longer than the declared positions. Rotary embeddings cost nothing for it."""
-
 
 def build_network(config: TrainingConfig, *, vocab_size: int, eod: int) -> nn.Module:
     """A causal language model in float32 whose weights depend on `config.seed` only; seeds torch's generator.
@@ -56,7 +52,7 @@ def _llama(config: TrainingConfig, common: Mapping[str, Any]) -> nn.Module:
             num_hidden_layers=shape.layers,
             num_attention_heads=shape.heads,
             num_key_value_heads=shape.kv_heads,
-            max_position_embeddings=POSITIONS_PER_SEQUENCE * config.sequence_length,
+            max_position_embeddings=config.sequence_length,
             **common,
         )
     )

@@ -25,6 +25,7 @@ def evaluation_section(data: RunReport) -> Html:
     }
     counts["of the held-out text"] = percent(scores.heldout.share) if scores.heldout else None
     counts["top-1 accuracy"] = percent(scores.accuracy.estimate) if scores.accuracy else None
+    counts["context measured, in tokens"] = scores.context.measured if scores.context else None
     counts["calibration error"] = scores.calibration.error if scores.calibration else None
     said = f"lower is better; the whisker is the {scores.confidence:.0%} interval"
     chart = figure(scores_chart(scores, data.champion), "Bits per byte", said)
@@ -34,13 +35,16 @@ def evaluation_section(data: RunReport) -> Html:
 
 
 def _by_slice(data: RunReport, scores: EvaluationReport) -> Html:
-    from tasks.report.evaluation_charts import losses_chart, reliability_chart, slices_chart
+    from tasks.report.evaluation_charts import losses_chart, positions_chart, reliability_chart, slices_chart
 
     compared = data.comparison
     charts = (
         figure(slices_chart(scores.slices), "Bits per byte by slice", "a whisker where there are documents enough"),
         figure(losses_chart(compared.rows), "Loss to the champion", "right of the line is worse")
         if compared
+        else Html(),
+        figure(positions_chart(scores.positions), "Bits a token by position", "tokens read before; it should not rise")
+        if scores.positions
         else Html(),
         figure(reliability_chart(scores.calibration), "Calibration", "on the dashed line it is as sure as it is right")
         if scores.calibration

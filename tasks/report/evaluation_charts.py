@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from tasks.report.charts import ACCENT, INK, LABEL_CHARACTERS, MUTED, ROUND, SOFT, WARN, WIDTH, Bar, bars, svg
 from tasks.report.data import number
-from tasks.report.evaluation_data import Calibration, ComparedSlice, SliceScore
+from tasks.report.evaluation_data import Calibration, ComparedSlice, PositionScore, SliceScore
 from tasks.report.evaluation_words import signed
 
 ROW = 30
@@ -53,6 +53,31 @@ def losses_chart(rows: Sequence[ComparedSlice]) -> str:
 
     said = ", ".join(f"{name} {signed(loss.estimate)}" for name, loss in known)
     return svg("losses", (WIDTH, ROW * len(known) + 40), f"Relative loss to the champion: {said}", draw)
+
+
+def positions_chart(positions: Sequence[PositionScore]) -> str:
+    """Bits a token against how many tokens were read before it, up to the context; hollow where documents were joined for it."""
+    known = [(each, each.bits_per_token) for each in positions if each.bits_per_token is not None]
+    if not known:
+        return ""
+
+    def draw(axes: Any) -> None:
+        lasts = [each.last for each, _ in known]
+        axes.plot(lasts, [bits for _, bits in known], color=ACCENT, linewidth=1.6)
+        for each, bits in known:
+            if each.interval:
+                axes.plot([each.last] * 2, each.interval, color=INK, linewidth=1.2)
+            axes.plot([each.last], [bits], "o", color=ACCENT, markerfacecolor="none" if each.joined else ACCENT)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.set_xlabel("tokens read before, up to")
+        axes.set_ylabel("bits a token")
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y", linewidth=0.8)
+
+    (first, first_bits), (last, last_bits) = known[0], known[-1]
+    said = f"Bits a token by position: {number(first_bits)} up to {first.last}, {number(last_bits)} up to {last.last}"
+    return svg("positions", (WIDTH, 260), said, draw)
 
 
 def reliability_chart(calibration: Calibration) -> str:

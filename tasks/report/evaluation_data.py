@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 Interval = tuple[float, float]
 
@@ -38,6 +38,24 @@ class Calibration(Told):
 
     error: float
     bins: tuple[Bin, ...] = ()
+
+
+class PositionScore(Told):
+    """One row of `positions`: tokens that were predicted with `from` to `to` tokens before them."""
+
+    first: int = Field(alias="from")
+    last: int = Field(alias="to")
+    tokens: int = 0
+    bits_per_token: float | None = None
+    interval: Interval | None = None
+    joined: bool = False
+
+
+class MeasuredContext(Told):
+    """Tokens that the model takes, and how many of them were measured."""
+
+    declared: int
+    measured: int
 
 
 class SliceScore(Told):

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from tasks.artifacts import Check
-from tasks.report.evaluation_data import Calibration, Share, SliceScore, SuiteReport
+from tasks.report.evaluation_data import Calibration, MeasuredContext, PositionScore, Share, SliceScore, SuiteReport
 from tasks.report.qualification_short import qualification_in_short
 
 Interval = tuple[float, float]
@@ -220,6 +220,8 @@ class EvaluationReport(Published):
     slices: tuple[SliceScore, ...] = ()
     suites: Mapping[str, SuiteReport] = {}
     heldout: HeldoutRead | None = None
+    context: MeasuredContext | None = None
+    positions: tuple[PositionScore, ...] = ()
 
 
 class Variant(Published):

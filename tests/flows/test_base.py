@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from base_material import ROWS, make_base
+from tiny_model import make_gpt2
 
 from deployments.base_models import make_base as publish_base
 from flows.base import base_of, tokenizer_of_base, tokenizer_of_tuned
@@ -66,6 +67,21 @@ def test_a_run_encodes_with_the_tokenizer_of_its_base(published):
     assert base_of(store, config(base="")) == () and tokenizer_of_base(store, config(base="")) is None
     with pytest.raises(Unknown, match="checkpoint/none"):
         base_of(store, config(base="checkpoint/none"))
+
+
+def test_a_context_beyond_the_learnt_positions_of_a_base_is_refused_before_anything_runs(published, tmp_path):
+    home, _ = published
+    store = open_store(home)
+    (tmp_path / "gpt2").mkdir()
+    publish_base(store, home, "gpt2", make_gpt2(tmp_path / "gpt2"))
+    longer = {"export": {"context_length": 257}}
+    for base in ("checkpoint/tiny", "checkpoint/gpt2"):
+        wanted = RetrainConfig.model_validate({**config(base=base).model_dump(), **longer})
+        if base == "checkpoint/tiny":
+            assert base_of(store, wanted), "rotary positions can be lengthened"
+        else:
+            with pytest.raises(ValueError, match="export.context_length is 257, .* positions for 256 tokens"):
+                base_of(store, wanted)
 
 
 def test_another_tokenizer_than_the_bases_is_refused(published, base, tmp_path):

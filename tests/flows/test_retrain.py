@@ -24,6 +24,9 @@ def test_the_first_run_runs_every_stage_and_serves_a_model(home, done):
     assert "bits per byte" in page.lower() and "<svg" in page and "http-equiv" in page
     with urllib.request.urlopen(done.said["endpoint"]["url"] + "/readyz", timeout=5) as answer:
         assert json.load(answer)["model"] == done.said["endpoint"]["model"]
+    with urllib.request.urlopen(done.said["endpoint"]["url"] + "/v1/models", timeout=5) as answer:
+        assert json.load(answer)["data"][0]["max_model_len"] == done.stage("evaluate")["metrics"]["context"] == 64
+    assert "Bits a token by position" in page and done.stage("export")["metrics"]["context_length"] == 64
     train = done.stage("train")["job"]
     assert (train["submissions"], train["attempts"], train["adopted"]) == (1, 1, False)
 

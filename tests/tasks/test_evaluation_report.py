@@ -4,7 +4,7 @@ import pytest
 from html_page import Page
 
 from tasks.report.data import RunReport
-from tasks.report.evaluation_charts import losses_chart, reliability_chart, slices_chart
+from tasks.report.evaluation_charts import losses_chart, positions_chart, reliability_chart, slices_chart
 from tasks.report.evaluation_data import Calibration, ComparisonReport, SliceScore
 from tasks.report.evaluation_pictures import draw_comparison
 from tasks.report.evaluation_words import comparison_markdown
@@ -35,11 +35,26 @@ BINS = [
     {"from": 0.0, "to": 0.5, "tokens": 700, "probability": 0.3, "accuracy": 0.25},
     {"from": 0.5, "to": 1.0, "tokens": 300, "probability": 0.8, "accuracy": 0.85},
 ]
+POSITIONS = [
+    {
+        "from": 1,
+        "to": 16,
+        "tokens": 576,
+        "documents": 36,
+        "bits_per_token": 4.85,
+        "interval": [4.6, 5.1],
+        "joined": False,
+    },
+    {"from": 17, "to": 24, "tokens": 80, "documents": 10, "bits_per_token": 3.85, "interval": None, "joined": True},
+    {"from": 25, "to": 32, "tokens": 0, "documents": 0, "bits_per_token": None, "interval": None, "joined": False},
+]
 WHOLE = {
     **EVALUATION,
     "accuracy": {"estimate": 0.4, "interval": [0.39, 0.41]},
     "calibration": {"error": 0.05, "bins": BINS},
     "slices": SLICES,
+    "context": {"declared": 32, "measured": 32},
+    "positions": POSITIONS,
     "suites": {
         "memorisation": {"metrics": {"train_share": 0.0625}, "samples": 16},
         "code": {"metrics": {}, "samples": 0, "failed": "did not end within evaluation.suite_seconds = 5"},
@@ -85,6 +100,7 @@ def test_the_page_tells_slices_calibration_suites_and_the_champion():
     assert "+1.0% (\u22126.0% to \u22124.7%)" in page.text and "2.0000" in page.text
     assert "<b>source</b>" not in text and text.count("Loss to the champion") == 1
     labels = [found["aria-label"] for name, found in page.elements if name == "svg"]
+    assert "Bits a token by position: 4.85 up to 16, 3.85 up to 24" in labels
     assert any(label.startswith("Reliability curve; expected calibration error 0.05") for label in labels)
     ids = page.all("id")
     assert len(ids) == len(set(ids))
@@ -97,6 +113,7 @@ def test_an_evaluation_of_an_older_release_still_makes_a_page():
 
 def test_charts_of_nothing_are_left_out():
     assert slices_chart([]) == "" and losses_chart([]) == "" and reliability_chart(Calibration(error=0.0)) == ""
+    assert positions_chart([]) == ""
     assert losses_chart(ComparisonReport.model_validate(COMPARED).rows[2:]) == ""
     slices = [SliceScore.model_validate(each) for each in SLICES]
     assert slices_chart(slices) == slices_chart(slices)

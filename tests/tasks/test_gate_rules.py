@@ -63,6 +63,7 @@ def evaluation(run, name, *, change=lambda told: told, documents=None, suites=No
     add_certainty(certainty, np.arange(COUNT), np.full(COUNT, 0.6), np.arange(COUNT) % 2 == 0)
     told = {**figures(of, certainty, {}, CONFIG), "suites": suites or {}}
     told["heldout"] = {"documents": 1, "available": 1, "share": 1.0}
+    told["context"] = {"declared": 64, "measured": 64}
     found = metrics(told)
     told = change(told)
     folder = run.home / name

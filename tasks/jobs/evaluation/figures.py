@@ -69,6 +69,7 @@ def metrics(told: Mapping[str, Any]) -> dict[str, float]:
         "calibration_error": told["calibration"]["error"],
         "documents": told["documents"],
         "share_of_heldout": told["heldout"]["share"],
+        "context": told["context"]["declared"],
         **suites,
     }
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tasks.jobs.evaluation.heldout import Encoded
 from tasks.jobs.evaluation.logits import WHOLE_LOGITS, logits_in_parts
+from tasks.jobs.evaluation.positions import Positions
 from tasks.jobs.evaluation.windows import Window, batches, windows
 from tasks.jobs.runtime import Rank
 from tasks.scores import add_certainty, no_certainty
@@ -34,6 +35,7 @@ class Scored:
     """Those that the model held for the likeliest, shape [documents]."""
     certainty: NDArray[np.float64]
     """How sure it was of the likeliest token, shape [documents, bins, 3]: see tasks/scores.py."""
+    positions: Positions
 
 
 def batch_positions(model: Any) -> int:
@@ -52,6 +54,7 @@ def score(model: Any, encoded: Encoded, *, context: int, rank: Rank) -> Scored:
     Raises ValueError where the model gives no finite probability.
     """
     extra, count, done = len(encoded.context) - 1, len(encoded.documents), 0
+    positions = Positions.none(count, context)
     found = windows((encoded.lengths + extra).tolist(), context)
     bits, correct, certainty = np.zeros(count), np.zeros(count, np.int64), no_certainty(count)
     for batch in batches(found, batch_positions(model)):
@@ -59,11 +62,12 @@ def score(model: Any, encoded: Encoded, *, context: int, rank: Rank) -> Scored:
         scored, lost, right, sure = (part.numpy() for part in _scores(model, batch, encoded))
         np.add.at(bits, rows, lost.sum(axis=1) / math.log(2))
         np.add.at(correct, rows, right.sum(axis=1))
+        positions.add(rows, scored, lost)
         add_certainty(certainty, np.repeat(rows, scored.sum(axis=1)), sure[scored], right[scored])
         done += len(batch)
         rank.progress(done, len(found), f"{done} of {len(found)} windows")
     _require_finite(bits)
-    return Scored(bits=bits, tokens=encoded.lengths, correct=correct, certainty=certainty)
+    return Scored(bits=bits, tokens=encoded.lengths, correct=correct, certainty=certainty, positions=positions)
 
 
 @torch.inference_mode()

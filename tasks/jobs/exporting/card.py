@@ -49,13 +49,16 @@ def write_card(
     proof: Mapping[str, Any],
     bits: Estimate | None,
     variants: Mapping[str, Any],
+    context: tuple[int, int | None] | None = None,
 ) -> None:
-    """Write the card. `proof` is what parity.json holds, `bits` bits per byte with interval, `variants` as in variants.json."""
+    """Write the card. `proof` is what parity.json holds, `bits` bits per byte with interval, `variants` as in variants.json,
+    `context` the tokens that the model takes and those that its evaluation measured it up to, where that is known.
+    """
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     encoder = "max_logit_error" in proof and "greedy_equal" not in proof
     matter = _matter(checkpoint, made_from, encoder=encoder)
     lines = ["---", *matter, "---", "", f"# {config['architectures'][0]}, as ONNX", ""]
-    lines += [*_proven(proof, bits), "", *_variants(variants), *_lineage(made_from), "", LIMITS, ""]
+    lines += [*_proven(proof, bits, context), "", *_variants(variants), *_lineage(made_from), "", LIMITS, ""]
     lines.append(ENCODER if encoder else SERVED)
     (output / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -76,7 +79,7 @@ def _matter(checkpoint: Path, made_from: Sequence[str], *, encoder: bool) -> lis
     ]
 
 
-def _proven(proof: Mapping[str, Any], bits: Estimate | None) -> list[str]:
+def _proven(proof: Mapping[str, Any], bits: Estimate | None, context: tuple[int, int | None] | None) -> list[str]:
     rows = {"Largest error of a logit, against PyTorch": f"{proof['max_logit_error']:.1e}"}
     if "greedy_equal" in proof:
         rows["Greedy completions equal"] = f"{proof['greedy_equal']} of {proof['greedy_total']}"
@@ -84,6 +87,10 @@ def _proven(proof: Mapping[str, Any], bits: Estimate | None) -> list[str]:
         rows["Bits per byte on held-out text"] = (
             f"{bits.estimate:.4f} (95 % interval {bits.low:.4f} to {bits.high:.4f})"
         )
+    if context is not None:
+        declared, measured = context
+        beyond = f" (measured up to {measured:,})" if measured and declared > measured else ""
+        rows["Tokens of prompt and answer"] = f"{declared:,}{beyond}"
     return ["## Metrics", "", "| | |", "| --- | --- |", *(f"| {name} | {said} |" for name, said in rows.items())]
 
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnxruntime_genai as genai
 
+from tasks.formats.model_folder import declared_positions, require_positions
 from tasks.formats.onnx_data import require_plain_folder
 from tasks.jobs.evaluation.heldout import open_documents
 
@@ -28,23 +31,25 @@ OPTIONS: dict[str, dict[str, Any]] = {
 hurts most (the last matrix, and some layers). What it costs is in docs/export.md."""
 
 
-def build(checkpoint: Path, output: Path, *, precision: str) -> None:
+def build(checkpoint: Path, output: Path, *, precision: str, context: int | None = None) -> None:
     """Write the ONNX model, its data, genai_config.json, the tokenizer, config.json and generation_config.json.
 
-    Raises ValueError for a checkpoint that cannot be exported; IntegrityError when the graph's data is not all beside it.
+    `context` are the tokens that it declares, by default as many as config.json says. Raises ValueError for a checkpoint that
+    cannot be exported; IntegrityError when the graph's data is not all beside it.
     """
     _require_supported(checkpoint)
+    require_positions(checkpoint, context)
     output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory() as cache, _with_room(checkpoint, context) as folder:
         if architecture(checkpoint) == GPT2:
             # Imported here, as in _build: it takes seconds, and it reads HF_HUB_OFFLINE.
             from tasks.jobs.gpt2_graph import build_gpt2
 
-            build_gpt2(checkpoint, output, precision=precision, cache=cache, more=OPTIONS.get(precision, {}))
+            build_gpt2(folder, output, precision=precision, cache=cache, more=OPTIONS.get(precision, {}))
         else:
-            _build(checkpoint, output, precision=precision, cache=cache)
+            _build(folder, output, precision=precision, cache=cache)
     copy_settings(checkpoint, output)
-    settle(checkpoint, output)
+    settle(checkpoint, output, context)
     forget_where_it_was_built(output / MODEL, genai.__version__)
     require_plain_folder(output)
 
@@ -67,13 +72,33 @@ def copy_settings(checkpoint: Path, output: Path) -> None:
         GenerationConfig.from_model_config(config).to_json_file(output / "generation_config.json")
 
 
-def settle(checkpoint: Path, output: Path) -> None:
-    """Write what the builder does not know into the output's settings: the tokens that the checkpoint's documents open with."""
+@contextmanager
+def _with_room(checkpoint: Path, context: int | None) -> Iterator[Path]:
+    """The checkpoint; where it declares fewer positions, a folder of its files whose config.json declares `context` of them: the
+    builder writes a table of so many rotations.
+    """
+    if not context or context <= (declared_positions(checkpoint) or context):
+        yield checkpoint
+        return
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        for path in checkpoint.iterdir():
+            (folder / path.name).symlink_to(path.resolve())
+        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").unlink()
+        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": context}), encoding="utf-8")
+        yield folder
+
+
+def settle(checkpoint: Path, output: Path, context: int | None) -> None:
+    """Write what the builder does not know: the tokens that the checkpoint's documents open with, and how many a model takes."""
     opening = open_documents(checkpoint, output)
     path = output / "genai_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
     if opening:
         settings["model"]["bos_token_id"] = opening[0]  # where config.json names none, the builder writes 1
+    if context:
+        settings["model"]["context_length"] = settings["search"]["max_length"] = context
     path.write_text(json.dumps(settings, indent=4), encoding="utf-8")
 
 

@@ -33,15 +33,19 @@ class Sample:
     seed: int
 
 
-def read_sample(checkpoint: Path, tokens: Path, *, most_bytes: int) -> Sample:
-    """The first held-out documents. Raises ValueError when there is none, or the tokenizer cannot write their text."""
+def read_sample(checkpoint: Path, tokens: Path, *, most_bytes: int, context: int | None = None) -> Sample:
+    """The first held-out documents, for windows of `context` tokens at most.
+
+    Raises ValueError when there is none, or the tokenizer cannot write their text.
+    """
     config = EvaluationConfig(max_bytes=most_bytes, min_documents=1)
     heldout = read_heldout(tokens, config)
     trained = read_json(checkpoint / "training.json") if (checkpoint / "training.json").is_file() else None
+    length = int((trained or {}).get("sequence_length", LONGEST))
     return Sample(
         heldout,
         encode_for(checkpoint, tokens, heldout),
-        int((trained or {}).get("sequence_length", LONGEST)),
+        min(length, context or length),
         config.confidence,
         config.bootstrap_samples,
         config.seed,

@@ -46,6 +46,8 @@ class Measured:
     """Loaded for each variant, once it is built: the builder needs the memory."""
     bits: NDArray[Any]
     sample: Sample
+    context: int | None = None
+    """Tokens that it declares."""
 
 
 def onnx_bytes(folder: Path) -> int:
@@ -64,7 +66,7 @@ def make_variants(
         folder = rank.output / FOLDER / name
         try:
             gc.collect()  # of what the last variant left
-            _build(against.checkpoint, folder, name)
+            _build(against.checkpoint, folder, name, context=against.context)
             gc.collect()  # and the builder
             told[name], speeds = _measure(folder, against, config, rank, threads=threads)
         except REFUSALS as error:
@@ -76,12 +78,12 @@ def make_variants(
     return {"limit": config.max_loss_of_variant, "variants": told}, metrics
 
 
-def _build(checkpoint: Path, folder: Path, name: str) -> None:
+def _build(checkpoint: Path, folder: Path, name: str, *, context: int | None) -> None:
     if name in KINDS:
-        build(checkpoint, folder, precision="fp32")
+        build(checkpoint, folder, precision="fp32", context=context)
         halve(folder, name)
     else:
-        build(checkpoint, folder, precision=name)
+        build(checkpoint, folder, precision=name, context=context)
     require_plain_folder(folder)
 
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tasks.formats.model_folder import declared_context
 from tasks.jobs.origins import continued_from
 from tasks.jobs.runtime import Rank
 from tasks.jobs.training.card import write_card
@@ -30,10 +31,12 @@ def write_account(
     facts = {"steps": config.steps, "tokens": tokens, "parameters": parameters}
     lines = [json.dumps({key: record.get(key) for key in LOGGED}) + "\n" for record in records]
     (rank.output / "training_log.jsonl").write_text("".join(lines), encoding="utf-8")
-    settings = {"seed": config.seed, "sequence_length": config.sequence_length}
+    base = rank.inputs.get("base")
+    context = max(config.sequence_length, (declared_context(base) or 0) if base else 0)
+    settings = {"seed": config.seed, "sequence_length": config.sequence_length, "context": context}
     told = {**facts, **settings, **({"continued_from": origin} if origin else {})}
     (rank.output / "training.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
     figures = {"loss": records[-1]["loss"], **facts}
     card = {**figures, "made_from": rank.settings.get("made_from", {}), "continued_from": origin}
-    write_card(rank.output, config, card, base=rank.inputs.get("base"))
+    write_card(rank.output, config, card, base=base)
     return figures

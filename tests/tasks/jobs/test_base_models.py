@@ -9,6 +9,7 @@ from base_material import ROWS, make_base, write_tokens_of
 from safetensors.torch import load_file
 from training_runs import Forks, content, error, numbers, said_by
 
+from tasks.formats.model_folder import declared_context
 from tasks.jobs.checkpoint_files import manifests
 from tasks.training_config import LoraConfig, TrainingConfig
 
@@ -108,6 +109,9 @@ def test_what_was_made_of_a_base_loads_as_the_base_does(full, base):
         == AutoTokenizer.from_pretrained(base)("def x").input_ids
     )
     assert not (full / "out" / "modeling_tiny.py").exists()
+    assert declared_context(base) == declared_context(full / "out") == 256 > FULL.sequence_length, (
+        "the base's own context"
+    )
 
 
 def test_the_card_says_what_it_was_made_of_and_keeps_the_license(lora, full):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,6 +21,7 @@ from tasks.formats.mmididx import TokenWriter
 from tasks.jobs import evaluate
 from tasks.jobs.evaluation.heldout import Encoded, encode_for, read_heldout
 from tasks.jobs.evaluation.loading import load_model
+from tasks.jobs.evaluation.positions import ends
 from tasks.jobs.evaluation.scoring import score
 from tasks.jobs.evaluation.windows import batches as in_batches
 from tasks.jobs.evaluation.windows import windows
@@ -217,6 +219,63 @@ def test_long_documents_equal_a_loop_over_tokens_with_the_windows_context(tokens
         for place in range(window.scored_from, window.end)
     )
     assert bits[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_bits_by_position_equal_a_loop_over_tokens(tokens, checkpoint, tmp_path):
+    rank, eod_id = job(tmp_path, tokens, checkpoint), 0
+    document = read_heldout(tokens, EvaluationConfig()).encoded.documents[0].tolist()
+    long = (document * 20)[:70]
+    model, encoded = load_model(checkpoint), Encoded([np.array(document), np.array(long)], eod_id)
+    found = score(model, encoded, context=SEQUENCE, rank=rank).positions
+    assert ends(SEQUENCE) == [16, 24, 32] and ends(300) == [16, 24, 32, 48, 64, 96, 128, 192, 256, 300]
+    bits, counts = np.zeros(SEQUENCE + 1), np.zeros(SEQUENCE + 1)
+    for window in windows([70], SEQUENCE):
+        for place in range(window.scored_from, window.end):
+            bits[place - window.start + 1] += naive_bits(model, long, eod_id, position=place, start=window.start)
+            counts[place - window.start + 1] += 1
+    for bucket, (first, last) in enumerate([(1, 16), (17, 24), (25, 32)]):
+        assert found.tokens[1, bucket] == counts[first : last + 1].sum()
+        assert found.bits[1, bucket] == pytest.approx(bits[first : last + 1].sum(), rel=1e-5)
+    assert found.tokens[0].tolist() == [len(document), 0, 0] and len(document) <= 16
+
+
+def trained(checkpoint, folder, **told):
+    copy = Path(shutil.copytree(checkpoint, folder))
+    (copy / "training.json").write_text(json.dumps(told))
+    return copy
+
+
+def test_positions_that_no_document_reaches_are_measured_on_joined_ones(tokenizer, checkpoint, tmp_path):
+    short = [text for text in HELDOUT if len(text) < 60]
+    save_tokens(tmp_path / "short", tokenizer, short)
+    measured = trained(checkpoint, tmp_path / "trained", sequence_length=SEQUENCE)
+    metrics = evaluate.run(job(tmp_path, tmp_path / "short", measured, probe_samples=0, min_documents=1))["metrics"]
+    evaluation, _ = outputs(tmp_path)
+    lengths = [len(tokenizer.encode(text).ids) + 1 for text in short]
+    assert max(lengths) < SEQUENCE < sum(lengths)
+    assert evaluation["context"] == {"declared": SEQUENCE, "measured": SEQUENCE} and metrics["context"] == SEQUENCE
+    first, *_, last = evaluation["positions"]
+    assert (first["from"], first["joined"], last["to"], last["joined"]) == (1, False, SEQUENCE, True)
+    assert first["tokens"] == sum(min(length, 16) for length in lengths)
+    rows = sum(lengths) // SEQUENCE
+    assert last["tokens"] == 8 * rows and last["documents"] == rows and last["bits_per_token"] > 0
+
+
+def test_a_context_that_was_not_measured_is_not_declared_unless_the_model_came_with_it(tokenizer, checkpoint, tmp_path):
+    save_tokens(tmp_path / "few", tokenizer, ["x", "y"])
+    said = {}
+    for name, told in (
+        ("trained", {"sequence_length": SEQUENCE}),
+        ("tuned", {"sequence_length": 4, "context": SEQUENCE}),
+    ):
+        (tmp_path / name).mkdir()
+        measured = trained(checkpoint, tmp_path / f"{name}-checkpoint", **told)
+        evaluate.run(job(tmp_path / name, tmp_path / "few", measured, probe_samples=0, min_documents=1))
+        said[name] = outputs(tmp_path / name)[0]
+    count = 1 + len(tokenizer.encode("x").ids)
+    assert said["trained"]["context"] == {"declared": count, "measured": count}
+    assert said["tuned"]["context"] == {"declared": SEQUENCE, "measured": 4}
+    assert said["tuned"]["positions"][-1]["bits_per_token"] is None
 
 
 @pytest.mark.parametrize("sequence_length", [1, 2, 5, 32, 33])
