@@ -43,10 +43,11 @@ LONGEST = 1024
 
 
 def outdated(record: Record, arguments: tuple[Any, ...]) -> bool:
-    """Whether an earlier release measured something else: the head of the split, what stands before a document as its text, or
-    prompts of lm-evaluation-harness without that.
+    """Whether an earlier release measured something else: the head of the split, what stands before a document as its text,
+    prompts of lm-evaluation-harness without that, or suites without what became of each problem, by which they are compared.
     """
-    if "context" not in record.metrics and arguments[2].lm_eval.tasks:
+    asked: EvaluationConfig = arguments[2]
+    if "context" not in record.metrics and (asked.lm_eval.tasks or asked.code.problems or asked.labelled):
         return True
     if "share_of_heldout" in record.metrics:
         return False

@@ -11,11 +11,12 @@ from benchmarks.operating_characteristics import gate
 from tasks.artifacts import Checkpoint, Evaluation
 from tasks.config import RetrainConfig
 from tasks.errors import GateFailed, IntegrityError
-from tasks.evaluate import compare
+from tasks.evaluate import compare, outdated
 from tasks.evaluation_config import ComparisonConfig, EvaluationConfig, GateRule
 from tasks.jobs.evaluation.figures import figures, metrics
 from tasks.lifecycle import lifecycle
 from tasks.outcomes import Unobserved
+from tasks.registry.records import Record
 from tasks.scores import add_certainty, no_certainty, paired_difference
 from tasks.storage.manifest import Provenance
 
@@ -435,6 +436,25 @@ def test_a_champion_that_does_not_tell_its_problems_is_measured_again(run):
     scores = evaluation(run, "m", seed=2, suites=by_problem("10" * 10))
     [(_, said)] = failed(scores, {"metric": "code.pass_share", "max_loss_to_champion": 0.1}, champion=champion)
     assert said == "not told problem by problem on one side"
+
+
+def test_an_evaluation_of_before_is_reused_only_where_no_suite_is_told_otherwise_since():
+    """Else a candidate with problems would meet a reused champion without them, and the gate would close for ever."""
+
+    def again(metrics, **asked):
+        old = Record(
+            stage="evaluate", key="k", arguments={}, inputs=(), context=(), outputs=(), value={}, metrics=metrics,
+            seconds=1.0, created=0.0,
+        )  # fmt: skip
+        return outdated(old, (None, None, EvaluationConfig(**asked)))
+
+    suites = (
+        {"code": {"problems": "shipped"}},
+        {"labelled": [{"file": "dataset/d"}]},
+    )
+    before, now = {"share_of_heldout": 1.0}, {"share_of_heldout": 1.0, "context": 128.0}
+    assert not again(before) and all(again(before, **asked) for asked in suites)
+    assert not any(again(now, **asked) for asked in suites)
 
 
 def test_suites_of_twenty_neither_condemn_an_equal_model_nor_pass_a_worse_one():
