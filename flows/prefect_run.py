@@ -140,7 +140,7 @@ def _automatic(cause: str) -> str:
 def starters(store: Store) -> frozenset[str] | None:
     """Persons who started the running flow run, or handed it to the platform; None where an account did that no policy asked.
 
-    None of them is known, and the set empty, for a run of a schedule, an event, or Prefect's page.
+    The set is empty for a run of a schedule, an event, or Prefect's page.
     """
     now = actor()
     if now.identity != "automatic":
@@ -151,8 +151,10 @@ def starters(store: Store) -> frozenset[str] | None:
         return frozenset()
     began = run.created.timestamp() if run.created else 0.0
     recent = takewhile(lambda entry: entry.time > began - HANDED_OVER_SECONDS, entries(store))
-    handed = (entry for entry in recent if entry.action == "start run" and entry.identity == "person")
-    return frozenset(entry.who for entry in handed if entry.what.endswith(f"under the key {run.idempotency_key}"))
+    words = f"under the key {run.idempotency_key}"
+    handed = [entry for entry in recent if entry.action == "start run" and entry.what.endswith(words)]
+    known = all(entry.identity == "person" for entry in handed)
+    return frozenset(entry.who for entry in handed) if known else None
 
 
 def cancelled() -> bool:

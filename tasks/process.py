@@ -34,7 +34,7 @@ IDLE_POLL_SECONDS = 0.5
 START_ROUNDS = 20
 AFTERWARDS_SECONDS = 120.0
 PR_SET_PDEATHSIG = 1
-PLACES = ("HEADWAY_HOME", "HEADWAY_POLICY", "HEADWAY_TRUST")
+PLACES = ("HEADWAY_HOME", "HEADWAY_POLICY", "HEADWAY_TRUST", "HEADWAY_STORES")
 """Variables that hold a path, which may be relative to where we are."""
 GIVEN_UP = 76
 """Exit code by which a program says that starting it again here is of no use."""

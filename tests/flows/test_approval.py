@@ -231,6 +231,23 @@ def test_who_handed_a_run_to_the_platform_does_not_approve_its_deploy_alone(home
     assert asking.said()["approval"]["person"] == "anna"
 
 
+def test_where_nobody_was_asked_who_hands_a_run_over_only_who_may_promote_approves_its_deploy(home, start, tmp_path):
+    policy, tokens = policy_of(home, tmp_path, ("root", ["approve", "promote"]), ("anna", ["approve"]))
+    policy.write_text(policy.read_text().replace("- run\n", "", 1))
+    warm, key = start(expire_minutes=0.02), secrets.token_hex(8)
+    audit(open_store(home.path), "start run", what=f"asking/one on the platform, under the key {key}")
+    flow = warm.said() and warm.runs()[0]["flow_id"]
+    made = {"flow_id": flow, "idempotency_key": key, "state": {"type": "PENDING"}, "parameters": {}}
+    handed = warm.call("flow_runs/", made)
+    asking = start(resume=handed["id"], policy=policy, person="prefect", exercises="promote")
+    run = asking.waits()
+    assert asking.answer(run, person="anna", token=tokens["anna"]) == "ACCEPT"
+    run = asking.waits(again_after=run["state"]["state_details"]["pause_key"])
+    assert "nobody knows who started the run" in asking.form(run)[0]
+    assert asking.answer(run, person="root", token=tokens["root"]) == "ACCEPT"
+    assert asking.said()["approval"]["person"] == "root"
+
+
 def test_where_promote_is_asked_for_and_approve_is_not_who_decides_a_deploy_shows_a_token(
     home, start, tmp_path, monkeypatch
 ):

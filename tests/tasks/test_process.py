@@ -72,17 +72,20 @@ def test_its_working_directory_is_its_folder_and_stays_when_the_one_that_it_was_
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
-    monkeypatch.setenv("HEADWAY_HOME", "home")
+    places = ("HEADWAY_HOME", "HEADWAY_POLICY", "HEADWAY_TRUST", "HEADWAY_STORES")
+    for name in places:
+        monkeypatch.setenv(name, name.lower())
     monkeypatch.setenv("PYTHONPATH", "modules")
     code = (
-        "import os, sys; print(os.getcwd(), os.environ['HEADWAY_HOME'], os.environ['PYTHONPATH'].split(os.pathsep)[1])"
+        "import os; print(os.getcwd(), os.environ['PYTHONPATH'].split(os.pathsep)[1]); "
+        f"print(*(os.environ[name] for name in {places}))"
     )
     start(folder, ProcessSpec(argv=[sys.executable, "-S", "-c", code]))
     monkeypatch.chdir(tmp_path)
     gone.rmdir()
     ended(folder)
     said = (folder / "process.log").read_text().split()
-    assert said == [str(folder), str(gone / "home"), str(gone / "modules")]
+    assert said == [str(folder), str(gone / "modules"), *(str(gone / name.lower()) for name in places)]
 
 
 def test_what_runs_is_not_started_a_second_time(folder):
