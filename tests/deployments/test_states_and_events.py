@@ -20,6 +20,7 @@ from live_prefect import environment, kill, lines, live, until
 from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.filters import FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import StateType
+from prefect.settings import PREFECT_WORKER_PREFETCH_SECONDS
 from prefect.states import AwaitingRetry, Paused, Scheduled
 from waiting import limit
 
@@ -82,6 +83,8 @@ def staged(folder: str, asks: bool = False):
 """
 DAY, MINUTES = 86_400.0, 180.0
 """How long a `down` lasts. Three minutes: a time of a schedule, minutes ahead, passes meanwhile by less than the two of grace."""
+PREFETCHED = int(PREFECT_WORKER_PREFETCH_SECONDS.value())
+"""A worker starts a run so many seconds before its time: what is due sooner is at work already."""
 STATES = ("running", "approval", "queued", "scheduled", "retrying", "paused", "deleted")
 ANSWER = {"decision": "approve", "reason": "it is good", "person": "anna", "token": ""}
 
@@ -162,7 +165,7 @@ class Table:
         week.name = "Suspended"
         client.set_flow_run_state(self.runs["paused"], week, force=True)
         until(lambda: self.state(client, "queued").name == "AwaitingConcurrencySlot")
-        soon = datetime.now(UTC) + timedelta(seconds=8)
+        soon = datetime.now(UTC) + timedelta(seconds=PREFETCHED + 5)
         client.set_flow_run_state(
             self.runs["retrying"], AwaitingRetry(scheduled_time=soon, message=f"{RESUMED} (1 of 3)")
         )
@@ -345,11 +348,11 @@ def schedule_edited(table):
 
 
 def limit_reached(table):
-    """As many are at work as may be; then, of a deployment that refuses, another run."""
+    """As many are at work as may be, before the time of the retry comes."""
     table.settings = table.settings.model_copy(update={"parallel_runs": 1})
     with table.platform.client() as client:
         worker.allow(client, 1)
-        time.sleep(12.0)
+        time.sleep(PREFETCHED + 2)
         assert not table.starts("retrying"), "one at work is as many as may be"
 
 
