@@ -95,15 +95,15 @@ def test_an_endpoint_that_others_reach_is_asked_by_any_name(endpoint):
     assert (status, json.loads(body)["model"]) == (200, BLUE)
 
 
-def test_slow_bodies_of_whoever_has_no_key_hold_no_connection(endpoint):
-    endpoint.config["gateway"] = {"limits": {"connections": 6, "read_seconds": 1}}
+@pytest.mark.parametrize("announced, refused", [("Content-Length: 9", 413), ("Transfer-Encoding: chunked", 408)])
+def test_slow_bodies_of_whoever_has_no_key_hold_no_connection(endpoint, announced, refused):
+    endpoint.config["gateway"] = {"limits": {"read_seconds": 1}}
     endpoint.serve()
-    held = [socket.create_connection(("127.0.0.1", endpoint.port)) for _ in range(6)]
-    for one, path in zip(held, ("", "livez", "readyz", "v1/models", "metrics", "nothing"), strict=True):
-        one.sendall(b"GET /%s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n" % path.encode())
-    until(lambda: ask(endpoint.port, BODY)[0] == 200, timeout=10)
-    for one in held:
-        one.close()
+    for path in ("", "livez", "readyz", "v1/models", "metrics", "nothing"):
+        with socket.create_connection(("127.0.0.1", endpoint.port), timeout=limit(10)) as slow:
+            slow.sendall(f"GET /{path} HTTP/1.1\r\nHost: localhost\r\n{announced}\r\n\r\n".encode())
+            assert slow.makefile("rb").read().startswith(b"HTTP/1.1 %d " % refused)  # all of it: the connection ends
+    assert ask(endpoint.port, BODY)[0] == 200
 
 
 def test_answers_of_score_are_measured_too(endpoint):
