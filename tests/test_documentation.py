@@ -255,9 +255,10 @@ def test_configuration_is_what_the_classes_say():
 
 
 @pytest.mark.unit
-def test_every_promise_has_its_test_in_make_test():
+@pytest.mark.parametrize("head", ["promise", "finding"])
+def test_every_promise_and_finding_has_its_test_in_make_test(head):
     """Each test of the table is there, and neither it nor all of its cases are left to `make long` or `make soak`."""
-    told = [test for _, cell in rows(ROOT / "docs" / "testing.md", "promise", "tests") for test in names(cell)]
+    told = [test for _, cell in rows(ROOT / "docs" / "testing.md", head, "tests") for test in names(cell)]
     wrong = []
     for test in told:
         file, _, name = test.partition("::")

@@ -7,6 +7,11 @@ import sys
 import pytest
 from support import Home
 
+from flows.backup import backup
+from tasks.errors import Refused
+from tasks.registry.audit import acting
+from tasks.registry.policy import add_person
+
 FLOW = """
 import json
 from deployments.platform import prefect_server
@@ -80,3 +85,11 @@ def test_the_flow_backs_up_and_proves_it(fresh, five, tmp_path):
     assert said["drill"]["rpo_seconds"] < 120 and said["drill"]["audit_entries"] >= 7
     entry = fresh.ok("audit-log", "--what", "backup").said["entries"][0]
     assert entry["action"] in ("backup", "prune backups") and entry["outcome"] == "done"
+
+
+def test_the_flow_asks_for_publish_as_the_command_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
+    add_person(tmp_path, "anna", ("override",))
+    add_person(tmp_path, "ben", ("run",))
+    with acting("ben"), pytest.raises(Refused, match="ben may not publish"):
+        backup.fn(config={"to": "nightly"})

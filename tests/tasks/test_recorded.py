@@ -33,12 +33,19 @@ def made(tmp_path, monkeypatch):
     """Both stages ran once, with seed 7."""
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
     with lifecycle("retrain", RetrainConfig(), subject="x", stages=("plan", "train")) as run:
-        for made in (told, of_its_place):
-            made._reuse_or_execute(run, run.outcome_for(made.name), made._call((7,), {"on": HERE}))
+        for one in (told, of_its_place):
+            one._reuse_or_execute(run, run.outcome_for(one.name), one._call((7,), {"on": HERE}))
+    return run
 
 
 def dry():
     return lifecycle("retrain", RetrainConfig(), subject="x", stages=("plan", "train"), dry=True)
+
+
+def test_a_stage_that_ran_for_the_first_time_says_why_in_words_that_are_true_after_it(made):
+    """The note in Prefect's page has both, one beside the other."""
+    for outcome in made.outcomes.values():
+        assert (outcome.status, outcome.why) == ("ran", "nothing like it is recorded")
 
 
 def test_what_is_recorded_is_known_before_it_runs():
