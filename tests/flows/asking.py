@@ -30,7 +30,12 @@ from tasks.registry.audit import acting  # noqa: E402
 @flow(name="asking", persist_result=False)
 def asking(subject: str, config: ApprovalConfig) -> dict:
     with lifecycle(
-        "asking", config, subject=subject.split("/")[1][:20], stages=(), cancelled=cancelled, flow_run=flow_run()
+        "asking",
+        config,
+        subject=subject.split("/")[1].partition("@")[0],
+        stages=(),
+        cancelled=cancelled,
+        flow_run=flow_run(),
     ):
         about = {
             "subject": subject,
