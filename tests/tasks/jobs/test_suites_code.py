@@ -211,8 +211,9 @@ def test_memory_is_bounded_by_whatever_way_it_is_asked_for():
     shared += "    kept[-1].write(b'x' * size)\n"
     assert run_code(shared, EXAMPLES, short) == "raised"
     detached = "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.shmat.restype = ctypes.c_void_p\nfor _ in range(12):\n"
-    detached += "    made = libc.shmget(0, 64 << 20, 0o1600)\n    assert made != -1\n    place = libc.shmat(made, None, 0)\n"
-    detached += "    ctypes.memset(place, 1, 64 << 20)\n    libc.shmdt(ctypes.c_void_p(place))\n"
+    detached += "    made = libc.shmget(0, 64 << 20, 0o1600)\n    assert made != -1\n"
+    detached += "    place = libc.shmat(made, None, 0)\n    ctypes.memset(place, 1, 64 << 20)\n"
+    detached += "    libc.shmdt(ctypes.c_void_p(place))\n"
     assert run_code(detached + GOOD, EXAMPLES, short) == "raised", "768 MiB through 256"
     for folder in ("/dev/shm", "/tmp", "/", "/run"):
         assert refused(f"open({folder + '/x'!r}, 'wb').write(b'x' * (1 << 20))"), folder
