@@ -210,10 +210,11 @@ def read_json(path: Path) -> Any:
 def locked(path: Path, *, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold a file's lock against other processes; it is let go when this process dies.
 
-    While somebody else holds it, `waiting` is called again and again; what it raises ends the wait.
+    While somebody else holds it, `waiting` is called again and again; what it raises ends the wait. A link is not followed, and
+    what the file holds stays: in a shared folder somebody else may have put it there. Raises OSError for a link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+") as file:
         while not _lock(file):
             waiting()
             time.sleep(POLL_SECONDS)

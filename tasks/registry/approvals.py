@@ -19,7 +19,7 @@ from pydantic import Field
 
 from tasks.artifacts import Value, parse_ref
 from tasks.config import ApprovalConfig
-from tasks.errors import Refused
+from tasks.errors import IntegrityError, Refused
 from tasks.process import locked, write_text
 from tasks.registry import audit_chain
 from tasks.registry.audit import audit, audited
@@ -30,6 +30,7 @@ from tasks.settings import canonical_json, digest
 from tasks.storage.store import Store
 
 KEY = "keys/approvals.key"
+KEY_BYTES = 64
 """In the home, made at the first approval; in no backup without the private keys. Without it, people are asked again."""
 
 
@@ -233,5 +234,11 @@ def _mac(home: Path, said: Mapping[str, Any]) -> str:
     path = home / KEY
     with locked(home / "locks" / "approvals"):
         if not path.exists():
-            write_text(path, secrets.token_hex(32))
-    return hmac.new(path.read_bytes(), canonical_json(said).encode(), "sha256").hexdigest()
+            write_text(path, secrets.token_hex(KEY_BYTES // 2))
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise IntegrityError(
+            f"{path} holds {len(key)} bytes, and no key of {KEY_BYTES}: approvals cannot be told from forged ones",
+            remedy="Find out who changed it, and remove it: approvals that were given until now are then asked for once more.",
+        )
+    return hmac.new(key, canonical_json(said).encode(), "sha256").hexdigest()

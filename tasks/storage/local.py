@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.errors import Missing
+from tasks.errors import IntegrityError, Missing
 from tasks.formats.seal import sealed
 from tasks.process import locked
 from tasks.storage.manifest import (
@@ -144,11 +144,11 @@ class LocalStore:
 
     def attachment(self, manifest: Manifest, name: str) -> bytes | None:
         path = self._place(manifest) / name
-        return path.read_bytes() if path.is_file() else None
+        return self._own(path).read_bytes() if path.is_file() else None
 
     def read(self, key: str) -> Document | None:
         try:
-            data = self._document(key).read_bytes()
+            data = self._own(self._document(key)).read_bytes()
         except FileNotFoundError:
             return None
         return Document(key, data, _etag(data))
@@ -168,6 +168,17 @@ class LocalStore:
         base = self.root / "documents"
         found = (p.relative_to(base).as_posix() for p in self._document(prefix).rglob("*") if p.is_file())
         return sorted(key for key in found if not Path(key).name.startswith("."))
+
+    def _own(self, path: Path) -> Path:
+        """A path, if it leads to no file outside of the store: a link in it would hand out what only this home may read.
+
+        Raises IntegrityError.
+        """
+        if not path.resolve().is_relative_to(self.root.resolve()):
+            raise IntegrityError(
+                f"{path} is a link that leads out of the store", remedy="Find out who made it, and remove it."
+            )
+        return path
 
     def _place(self, manifest: Manifest) -> Path:
         return self.root / "artifacts" / manifest.content.kind / manifest.provenance.name / manifest.version

@@ -5,12 +5,13 @@ import time
 
 import pytest
 
-from tasks.errors import Refused
+from tasks.errors import IntegrityError, Refused
 from tasks.registry import policy as rules
 from tasks.registry.approvals import Approval, Asked, asked_about, keep, require_standing, spend, standing
 from tasks.registry.audit import acting, audit, entries
 from tasks.registry.refs import move_ref, read_ref
 from tasks.storage import open_store
+from tasks.storage.manifest import Provenance
 
 pytestmark = pytest.mark.unit
 MODEL, TERMS = f"model/tiny@{'a' * 64}", {"endpoint": "tiny", "settings": "b" * 64}
@@ -126,6 +127,40 @@ def test_a_writer_of_the_store_makes_none_not_even_with_an_entry_of_the_log(tmp_
     entry = audit(store, said["action"], approval=said["approval"], what=said["what"])
     put(store, key, {**value, "entry": {"number": entry.number, "hash": entry.hash}})
     assert counts(tmp_path) is None
+
+
+def test_a_link_in_the_store_empties_no_key_of_the_home_and_an_empty_key_seals_nothing(tmp_path, store):
+    given = give(tmp_path)
+    key, lock = tmp_path / "keys" / "approvals.key", tmp_path / "store" / ".lock"
+    sound = key.read_bytes()
+    lock.unlink(missing_ok=True)
+    lock.symlink_to(key)
+    with pytest.raises(OSError, match=r"\.lock"):
+        store.replace("refs/tiny", b"{}", etag=None)
+    assert key.read_bytes() == sound and counts(tmp_path) == given
+    key.write_bytes(b"")
+    with pytest.raises(IntegrityError, match="holds 0 bytes"):
+        counts(tmp_path)
+
+
+def test_a_link_in_the_store_hands_out_no_file_of_the_home(tmp_path, store):
+    private = tmp_path / "keys" / "signing.pem"
+    private.parent.mkdir()
+    private.write_text("private")
+    documents = tmp_path / "store" / "documents"
+    documents.mkdir(parents=True, exist_ok=True)
+    (documents / "linked.json").symlink_to(private)
+    (documents / "keys").symlink_to(private.parent)
+    for key in ("linked.json", "keys/signing.pem"):
+        with pytest.raises(IntegrityError, match="leads out of the store"):
+            store.read(key)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.txt").write_text("text")
+    manifest = store.publish(source, kind="dataset", inputs=(), provenance=Provenance(name="tiny"))
+    (store.root / "artifacts" / "dataset" / "tiny" / manifest.version / "signatures.json").symlink_to(private)
+    with pytest.raises(IntegrityError, match="leads out of the store"):
+        store.attachment(manifest, "signatures.json")
 
 
 @pytest.mark.parametrize("later", [0, 1])
