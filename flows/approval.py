@@ -122,9 +122,9 @@ def using(given: Approval, *, done: Callable[[], bool] = lambda: False) -> Itera
         yield
     except Exception:
         if done():
-            spend(current().store, given)
+            spend(current().home, current().store, given)
         raise
-    spend(current().store, given)
+    spend(current().home, current().store, given)
 
 
 def _told(run: Lifecycle, asked: Asked, given: Approval) -> Approval:

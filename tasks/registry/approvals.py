@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,8 @@ from tasks.storage.store import Store
 
 KEY = "keys/approvals.key"
 KEY_BYTES = 64
+USED = "keys/approvals.used"
+DONE = "what it allowed was done, and it counts once"
 """In the home, made at the first approval; in no backup without the private keys. Without it, people are asked again."""
 
 
@@ -141,7 +144,7 @@ def standing(home: Path, store: Store, asked: Asked) -> Approval | None:
     """The newest approval of exactly this that counts now. Raises Refused for a policy that cannot be trusted."""
     policy = load_policy(home)
     for given, entry in _given(home, store, asked):
-        if not _void(store, policy, asked, given, entry):
+        if not _void(home, store, policy, asked, given, entry):
             return given
     return None
 
@@ -149,7 +152,9 @@ def standing(home: Path, store: Store, asked: Asked) -> Approval | None:
 def require_standing(home: Path, store: Store, asked: Asked, given: Approval) -> None:
     """Raise Refused, with the reason, unless an approval counts still."""
     policy, kept = load_policy(home), _given(home, store, asked)
-    why = next((_void(store, policy, asked, given, entry) for each, entry in kept if each == given), "it is not kept")
+    why = next(
+        (_void(home, store, policy, asked, given, entry) for each, entry in kept if each == given), "it is not kept"
+    )
     if why:
         raise Refused(
             f"the approval that {given.person} gave does not count any more: {why}",
@@ -157,19 +162,31 @@ def require_standing(home: Path, store: Store, asked: Asked, given: Approval) ->
         )
 
 
-def spend(store: Store, given: Approval) -> None:
-    """What an approval was for is done: from now on it counts for nothing, and the same run again asks again."""
+def spend(home: Path, store: Store, given: Approval) -> None:
+    """What an approval was for is done: from now on it counts for nothing, and the same run again asks again.
+
+    The home notes it as well: who can write to the store can cut off the end of the audit log.
+    """
+    with open(os.open(home / USED, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a") as used:
+        used.write(f"{given.digest}\n")
     what = words(given.kind, given.subject, given.terms)
     audit(store, SPENT, right=given.right, what=what, approval=given.digest)
 
 
-def _void(store: Store, policy: Policy, asked: Asked, given: Approval, entry: Link) -> str:
+def _used(home: Path, given: Approval) -> bool:
+    path = home / USED
+    return path.exists() and given.digest in path.read_text(encoding="utf-8").split()
+
+
+def _void(home: Path, store: Store, policy: Policy, asked: Asked, given: Approval, entry: Link) -> str:
     """Why an approval does not count; empty while it does."""
     hours = min(asked.hours, DEFAULT_HOURS if given.valid_hours is None else given.valid_hours)
     if time.time() - given.time >= hours * 3600:
         return f"it was given more than {hours:g} hours ago"
     if why := asked.refusal(policy, given.person, proven=given.proven):
         return why
+    if _used(home, given):
+        return DONE
     return _decided_since(store, asked, given, entry)
 
 
@@ -185,7 +202,7 @@ def _decided_since(store: Store, asked: Asked, given: Approval, entry: Link) -> 
     for each in later:
         mine = each.get("approval") == given.digest
         if mine and each.get("action") == SPENT:
-            return "what it allowed was done, and it counts once"
+            return DONE
         if not mine and _decides(each, stands, given.subject):
             return (
                 f"{each.get('action')} of {each.get('what')} came after it: entry {each.get('number')} of the audit log"

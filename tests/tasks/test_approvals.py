@@ -1,6 +1,7 @@
 """What an approval counts for, for how long, by whose right; and that who can write to the store makes none."""
 
 import json
+import shutil
 import time
 
 import pytest
@@ -238,10 +239,19 @@ def house(tmp_path):
 
 def test_an_approval_is_used_once(house):
     assert house.counts() == house.given
-    spend(house.store, house.given)
+    spend(house.home, house.store, house.given)
     assert house.counts() is None and "was done, and it counts once" in house.refusal()
     again = give(house.home, before=house.stands())
     assert house.counts() == again
+
+
+def test_a_used_approval_counts_no_more_where_the_end_of_the_audit_log_was_cut_off(house, tmp_path):
+    documents, before = house.home / "store" / "documents", tmp_path / "before"
+    shutil.copytree(documents, before)
+    spend(house.home, house.store, house.given)
+    shutil.rmtree(documents)
+    shutil.copytree(before, documents)
+    assert house.counts() is None and "was done, and it counts once" in house.refusal()
 
 
 def test_a_run_that_died_in_the_middle_of_what_was_approved_goes_on_with_the_approval(house):
