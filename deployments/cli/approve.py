@@ -14,16 +14,14 @@ from deployments.cli.person import As
 
 
 def approve(
-    flow_run: Annotated[
-        str, typer.Argument(help="Id of the flow run, or its first digits; without it, the only one.")
-    ] = "",
+    flow_run: Annotated[str, typer.Argument(help="Id of the flow run that is answered, or its first digits.")] = "",
     yes: Annotated[bool, typer.Option("--approve", help="Approve.")] = False,
     no: Annotated[bool, typer.Option("--reject", help="Reject: the run ends, and what serves stays.")] = False,
     reason: Annotated[str, typer.Option("--reason", help="Why, for the audit log.")] = "",
     as_: As = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """List what waits for an approval; with --approve or --reject, answer. The token is asked for, or in HEADWAY_TOKEN."""
+    """List what waits for an approval; with a flow run and --approve or --reject, answer. The token is asked for, or in HEADWAY_TOKEN."""
     from tasks.settings import home
 
     token = os.environ.pop("HEADWAY_TOKEN", "")
@@ -63,13 +61,15 @@ def _question(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choose(waiting: list[dict[str, Any]], flow_run: str) -> dict[str, Any]:
-    fitting = [one for one in waiting if one["flow_run"].startswith(flow_run)]
+    fitting = [one for one in waiting if flow_run and one["flow_run"].startswith(flow_run)]
     if len(fitting) == 1:
         return fitting[0]
     names = ", ".join(one["flow_run"][:8] for one in waiting)
     if not waiting:
         raise ValueError("nothing waits for an approval; `headway status` shows what runs")
-    raise ValueError(f"{flow_run or 'no flow run'} does not mean one that waits; name one of {names}")
+    if not flow_run:
+        raise ValueError(f"say which flow run is answered, for another one may have taken its place: one of {names}")
+    raise ValueError(f"{flow_run} does not mean one that waits; name one of {names}")
 
 
 def _person(chosen: dict[str, Any], decision: str, reason: str, name: str, token: str) -> dict[str, str]:

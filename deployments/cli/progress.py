@@ -72,10 +72,11 @@ class Progress:
 
     def waiting(self, reason: str, question: str, since: float, exercises: str) -> None:
         self.quiet()
-        page = (self.run.flow_run or {}).get("url", "") if self.run else ""
+        flow_run = (self.run.flow_run or {}) if self.run else {}
         self.console.print(f"? {harmless(question)}", soft_wrap=True, markup=False)
-        self.console.print(f"  Waiting for {reason}: {page}", soft_wrap=True, markup=False)
-        self.console.print("  or, in another terminal: headway approve --approve --reason '...'", markup=False)
+        self.console.print(f"  Waiting for {reason}: {flow_run.get('url', '')}", soft_wrap=True, markup=False)
+        answer = f"headway approve {flow_run.get('id', '')[:8]} --approve --reason '...'"
+        self.console.print(f"  or, in another terminal: {answer}", markup=False)
 
     def quiet(self) -> None:
         """Stop moving: somebody is asked a question, or the stage is over."""
