@@ -21,7 +21,7 @@ def approve(
     as_: As = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """List what waits for an approval; with a flow run and --approve or --reject, answer. Asks for the token, or HEADWAY_TOKEN."""
+    """List what waits for an approval; with a flow run and --approve or --reject, answer. HEADWAY_TOKEN may hold the token."""
     from tasks.settings import home
 
     token = os.environ.pop("HEADWAY_TOKEN", "")
