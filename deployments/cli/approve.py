@@ -61,14 +61,16 @@ def _question(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choose(waiting: list[dict[str, Any]], flow_run: str) -> dict[str, Any]:
-    fitting = [one for one in waiting if flow_run and one["flow_run"].startswith(flow_run)]
-    if len(fitting) == 1:
-        return fitting[0]
-    names = ", ".join(one["flow_run"][:8] for one in waiting)
     if not waiting:
         raise ValueError("nothing waits for an approval; `headway status` shows what runs")
+    names = ", ".join(one["flow_run"][:8] for one in waiting)
     if not flow_run:
-        raise ValueError(f"say which flow run is answered, for another one may have taken its place: one of {names}")
+        raise ValueError(
+            f"name the flow run that is answered, for another one may have taken its place: one of {names}"
+        )
+    fitting = [one for one in waiting if one["flow_run"].startswith(flow_run)]
+    if len(fitting) == 1:
+        return fitting[0]
     raise ValueError(f"{flow_run} does not mean one that waits; name one of {names}")
 
 

@@ -31,10 +31,11 @@ from tasks.settings import canonical_json, digest
 from tasks.storage.store import Store
 
 KEY = "keys/approvals.key"
+"""In the home, made at the first approval; in no backup without the private keys. Without it, people are asked again."""
 KEY_BYTES = 64
 USED = "keys/approvals.used"
+"""In the home: a line for each approval that was used."""
 DONE = "what it allowed was done, and it counts once"
-"""In the home, made at the first approval; in no backup without the private keys. Without it, people are asked again."""
 
 
 SPENT = "use approval"

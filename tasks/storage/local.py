@@ -170,11 +170,12 @@ class LocalStore:
         return sorted(key for key in found if not Path(key).name.startswith("."))
 
     def _own(self, path: Path) -> Path:
-        """A path, if it leads to no file outside of the store: a link in it would hand out what only this home may read.
+        """A path below `documents` or `artifacts`, if no link on its way leads out of that folder, which may be a link itself.
 
-        Raises IntegrityError.
+        Who can write to the store could have private files of the home read through such a link. Raises IntegrityError.
         """
-        if not path.resolve().is_relative_to(self.root.resolve()):
+        base = self.root / path.relative_to(self.root).parts[0]
+        if not path.resolve().is_relative_to(base.resolve()):
             raise IntegrityError(
                 f"{path} is a link that leads out of the store", remedy="Find out who made it, and remove it."
             )

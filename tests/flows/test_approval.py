@@ -213,16 +213,20 @@ def test_who_may_not_decide_is_refused_as_somebody_unknown_and_asked_again_and_n
         assert holding(home.path, secret) == []
 
 
+def handed_over(start, warm, key, policy):
+    """A run that `headway run` made under this key, as the platform takes it up; `warm` was a run of the same flow."""
+    made = {"flow_id": warm.said() and warm.runs()[0]["flow_id"], "idempotency_key": key, "parameters": {}}
+    run = warm.call("flow_runs/", {**made, "state": {"type": "PENDING"}})
+    return start(resume=run["id"], policy=policy, person="prefect", exercises="promote")
+
+
 def test_who_handed_a_run_to_the_platform_does_not_approve_its_deploy_alone(home, start, tmp_path):
     """It goes on there as `prefect`; the audit log has who handed it over, under the key of the flow run."""
     policy, tokens = policy_of(home, tmp_path, ("root", []), ("anna", ["approve"]), ("rita", ["run", "approve"]))
     warm, key = start(expire_minutes=0.02), secrets.token_hex(8)
     with acting("rita"):
         audit(open_store(home.path), "start run", what=f"asking/one on the platform, under the key {key}")
-    flow = warm.said() and warm.runs()[0]["flow_id"]
-    made = {"flow_id": flow, "idempotency_key": key, "state": {"type": "PENDING"}, "parameters": {}}
-    handed = warm.call("flow_runs/", made)
-    asking = start(resume=handed["id"], policy=policy, person="prefect", exercises="promote")
+    asking = handed_over(start, warm, key, policy)
     run = asking.waits()
     assert asking.answer(run, person="rita", token=tokens["rita"]) == "ACCEPT"
     run = asking.waits(again_after=run["state"]["state_details"]["pause_key"])
@@ -236,10 +240,7 @@ def test_where_nobody_was_asked_who_hands_a_run_over_only_who_may_promote_approv
     policy.write_text(policy.read_text().replace("- run\n", "", 1))
     warm, key = start(expire_minutes=0.02), secrets.token_hex(8)
     audit(open_store(home.path), "start run", what=f"asking/one on the platform, under the key {key}")
-    flow = warm.said() and warm.runs()[0]["flow_id"]
-    made = {"flow_id": flow, "idempotency_key": key, "state": {"type": "PENDING"}, "parameters": {}}
-    handed = warm.call("flow_runs/", made)
-    asking = start(resume=handed["id"], policy=policy, person="prefect", exercises="promote")
+    asking = handed_over(start, warm, key, policy)
     run = asking.waits()
     assert asking.answer(run, person="anna", token=tokens["anna"]) == "ACCEPT"
     run = asking.waits(again_after=run["state"]["state_details"]["pause_key"])
@@ -455,6 +456,8 @@ def test_a_new_model_waits_before_it_takes_the_endpoint(home, done):
     [waiting] = until(lambda: [w for w in home.ok("approve").said["waiting"] if w["flow"] == "retrain"], timeout=180)
     assert "endpoint/tiny" in waiting["question"]
     assert home.run("approve", "--approve").code == 2  # without a reason
+    unnamed = home.run("approve", "--approve", "--reason", "not read")
+    assert unnamed.code == 2 and "name the flow run" in unnamed.stderr
     assert home.ok("endpoint", "list").said["endpoints"][0]["model"] == before
     assert home.ok("approve", waiting["flow_run"][:8], "--reject", "--reason", "not today").said["decision"] == "reject"
     out, err = command.communicate(timeout=60)

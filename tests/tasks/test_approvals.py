@@ -162,6 +162,10 @@ def test_a_link_in_the_store_hands_out_no_file_of_the_home(tmp_path, store):
     (store.root / "artifacts" / "dataset" / "tiny" / manifest.version / "signatures.json").symlink_to(private)
     with pytest.raises(IntegrityError, match="leads out of the store"):
         store.attachment(manifest, "signatures.json")
+    moved = documents.rename(tmp_path / "another disk")
+    documents.symlink_to(moved)  # as somebody does whose disk is full
+    store.create("mine.json", b"{}")
+    assert store.read("mine.json")
 
 
 @pytest.mark.parametrize("later", [0, 1])
