@@ -1,28 +1,35 @@
 """A person's approval, once for all flows: the run pauses with a form, reminds, and expires. See docs/approval.md.
 
 How Prefect shows the form is flows/pause.py, who may approve is tasks/registry/policy.py. An approval is kept, so it is asked for
-once: a run that is resumed, retried or started again goes on with it while it counts (tasks/registry/approvals.py).
+once: a run that is resumed, retried or started again goes on with it while it counts (tasks/registry/approvals.py). While a run
+waits without a process its question lies in its folder; deployments/watch/waiting.py reminds of it, and ends the time to answer.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
+from uuid import UUID
 
 from prefect.events import emit_event
+from pydantic import Field, ValidationError
 
-from flows.pause import Form, NeverAnswered, Pause
+from flows.pause import Form, NeverAnswered, Pause, withdraw
 from flows.prefect_run import starters
 from tasks.artifacts import Value, parse_ref
 from tasks.config import ApprovalConfig
-from tasks.errors import GateFailed, Refused
+from tasks.errors import GateFailed, Refused, Suspended
 from tasks.lifecycle import Lifecycle, current
+from tasks.prefect_notes import Away, ask
 from tasks.registry.approvals import Approval, Asked, keep, spend, standing, words
 from tasks.registry.audit import acting, audit, audited, by_somebody
 from tasks.registry.policy import Right, authorise, load_policy
+from tasks.runlog import read_question, write_question
 from tasks.settings import digest
 
+KEY_DIGITS = 12
 LOOK_EVERY_SECONDS = 2.0
 NEEDED = "headway.approval.needed"
 """The Prefect event of a question and of each reminder; notifications are automations on it."""
@@ -43,10 +50,22 @@ class Question(Value):
     expires: float
     valid_hours: float
     remind_seconds: float
+    flow: str
+    flow_run: str
+    url: str
+    versions: dict[str, str] = Field(default_factory=dict)
+    """What the references stand for that its run was given, where the run waits without a process."""
+    reminded: float = 0.0
+    """When people were told of it last, where its run waits without a process."""
 
     @property
     def about(self) -> str:
         return words(self.kind, self.subject, self.terms)
+
+    @property
+    def key(self) -> str:
+        """The same for every question that one answer fits, and only for those."""
+        return digest([self.about, self.before, self.right, self.exercises])[:KEY_DIGITS]
 
     def form(self, refused: str) -> str:
         """The text above the form, in Markdown."""
@@ -55,8 +74,28 @@ class Question(Value):
         counts = f"An approval counts once, within {self.valid_hours:g} hours, for exactly this: `{self.about}`."
         stands = [f"- {name}: `{what}`" for name, what in self.before.items()]
         while_ = "\n".join(["It counts while this stands, and nobody decides about it:", "", *stands]) if stands else ""
-        parts = (f"**{self.text}**", again, self.details, counts, while_, f"Without an answer the run ends at {until}.")
+        ends = f"Without an answer the run ends at {until}; time in which the platform is down comes on top."
+        parts = (f"**{self.text}**", again, self.details, counts, while_, ends)
         return "\n\n".join(part for part in parts if part)
+
+    def reminder(self) -> dict[str, Any]:
+        """The event that tells people, as `emit_event` takes it, and Prefect's API but for its id and time."""
+        return {
+            "event": NEEDED,
+            "resource": {
+                "prefect.resource.id": f"headway.approval.{self.flow_run}",
+                "prefect.resource.name": self.text,
+            },
+            "payload": {
+                "question": self.text,
+                "url": self.url,
+                "minutes_left": round((self.expires - time.time()) / 60, 1),
+                "kind": self.kind,
+                "subject": self.subject,
+                "flow": self.flow,
+                "flow_run": self.flow_run,
+            },
+        }
 
 
 def approve(
@@ -107,10 +146,14 @@ def approve(
         expires=now + config.expire_minutes * 60,
         remind_seconds=config.remind_minutes * 60,
         valid_hours=config.valid_hours,
+        flow=run.flow,
+        flow_run=(run.flow_run or {})["id"],
+        url=(run.flow_run or {})["url"],
     )
+    question, refused = _asked_before(run, question)
     with run.standing_aside():
-        with _pause(run, question) as pause:
-            answer, proven = _decided(run, question, asked, pause)
+        pause = Pause(question.kind, question.key, run.home)
+        answer, proven = _decided(run, question, asked, pause, refused)
         approval = _conclude(run, question, answer, proven)
     return _told(run, asked, approval)
 
@@ -122,9 +165,9 @@ def using(given: Approval, *, done: Callable[[], bool] = lambda: False) -> Itera
         yield
     except Exception:
         if done():
-            spend(current().home, current().store, given)
+            spend(current().store, given)
         raise
-    spend(current().home, current().store, given)
+    spend(current().store, given)
 
 
 def _told(run: Lifecycle, asked: Asked, given: Approval) -> Approval:
@@ -136,18 +179,22 @@ def _told(run: Lifecycle, asked: Asked, given: Approval) -> Approval:
     return given
 
 
-@contextmanager
-def _pause(run: Lifecycle, question: Question) -> Iterator[Pause]:
-    pause = Pause(f"{question.kind}-{digest(question.about)[:10]}", run.home)
-    try:
-        yield pause
-    finally:
-        pause.leave()
+def _asked_before(run: Lifecycle, question: Question) -> tuple[Question, str]:
+    """The question with the time to answer that it had when the run was suspended; a changed one, and that it has changed."""
+    kept = read_question(run.home / "runs" / question.flow_run)
+    if kept is None:
+        return question, ""
+    with suppress(ValidationError):  # that of another release
+        before = Question.model_validate(kept)
+        if question.key == before.key:
+            return question.model_copy(update={"asked": before.asked, "expires": before.expires}), ""
+    with suppress(Away):
+        ask(lambda client: withdraw(client, run.home, UUID(question.flow_run)))
+    return question, "What was asked has changed since then."
 
 
-def _decided(run: Lifecycle, question: Question, asked: Asked, pause: Pause) -> tuple[Form, bool]:
+def _decided(run: Lifecycle, question: Question, asked: Asked, pause: Pause, refused: str = "") -> tuple[Form, bool]:
     """The answer of somebody who may give it, and whether a token proved who; anybody else is told so, and the question stays."""
-    refused = ""
     while True:
         answer = _answer(run, question, pause, refused)
         try:
@@ -171,42 +218,32 @@ def _require_may_decide(run: Lifecycle, question: Question, asked: Asked, answer
 
 
 def _answer(run: Lifecycle, question: Question, pause: Pause, refused: str) -> Form:
-    """Wait for an answer, and remind."""
+    """Wait for an answer, and remind. Raises GateFailed when nobody gave one in time, Suspended to wait without a process."""
     remind_at = 0.0
-    while time.time() < question.expires:
+    while True:
         try:
             answer = pause.turn(question.form(refused), question.expires)
         except NeverAnswered:
             break
+        except Suspended:
+            run.observer.waiting("approval", question.text, question.asked, question.exercises, question.key)
+            kept = question.model_copy(update={"versions": run.versions})
+            write_question(run.home / "runs" / question.flow_run, kept.model_dump())
+            raise
         if answer is not None:
             return answer
+        if time.time() >= question.expires:
+            break
         if time.time() >= remind_at:
             remind_at = time.time() + question.remind_seconds
-            run.observer.waiting("approval", question.text, question.asked, question.exercises)
-            _remind(run, question)
+            run.observer.waiting("approval", question.text, question.asked, question.exercises, question.key)
+            emit_event(**question.reminder())
         time.sleep(LOOK_EVERY_SECONDS)
     raise GateFailed(
         f"nobody answered in time: {question.text}",
         stage="approve",
         checks=[{"name": "approval", "measured": "no answer", "limit": "approved"}],
         remedy="Start the run again: it reuses what is finished, and asks again. approval.expire_minutes is how long it waits.",
-    )
-
-
-def _remind(run: Lifecycle, question: Question) -> None:
-    identity, page = (run.flow_run or {})["id"], (run.flow_run or {})["url"]
-    emit_event(
-        event=NEEDED,
-        resource={"prefect.resource.id": f"headway.approval.{identity}", "prefect.resource.name": question.text},
-        payload={
-            "question": question.text,
-            "url": page,
-            "minutes_left": round((question.expires - time.time()) / 60, 1),
-            "kind": question.kind,
-            "subject": question.subject,
-            "flow": run.flow,
-            "flow_run": identity,
-        },
     )
 
 

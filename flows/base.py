@@ -11,6 +11,7 @@ from tasks.config import RetrainConfig
 from tasks.data_config import PreprocessingConfig
 from tasks.errors import IntegrityError, Unknown
 from tasks.formats.model_folder import require_positions
+from tasks.lifecycle import pinned
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find
 
@@ -22,7 +23,7 @@ def base_of(store: Store, config: RetrainConfig) -> tuple[Checkpoint, ...]:
     """
     if not config.training.base:
         return ()
-    manifest = find(store, *parse_ref(config.training.base, kind="checkpoint"))
+    manifest = pinned(store, config.training.base, kind="checkpoint")
     if config.export.context_length:
         require_positions(store.fetch(manifest), config.export.context_length)
     return (Checkpoint(name=manifest.provenance.name, version=manifest.version, uri=store.uri_of(manifest)),)
@@ -59,7 +60,7 @@ def tokenizer_given(store: Store, config: PreprocessingConfig) -> Tokenizer | No
 
 
 def _tokenizer(store: Store, ref: str) -> Tokenizer:
-    manifest = find(store, *parse_ref(ref, kind="tokenizer"))
+    manifest = pinned(store, ref, kind="tokenizer")
     return Tokenizer(name=manifest.provenance.name, version=manifest.version, uri=store.uri_of(manifest))
 
 

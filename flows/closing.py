@@ -15,7 +15,7 @@ from tasks.artifacts import Endpoint
 from tasks.errors import HeadwayError
 from tasks.lifecycle import Lifecycle, code_version
 from tasks.lineage.links import run_page
-from tasks.outcomes import interrupted, status_of
+from tasks.outcomes import interrupted
 from tasks.prefect_notes import flush, hand_in, new_artifact
 from tasks.report.gather import utc, write_report
 
@@ -49,7 +49,7 @@ def _fields(run: Lifecycle) -> dict[str, Any]:
     endpoint: Endpoint | None = run.results.get("endpoint")
     return {
         "title": f"{run.flow} {run.results.get('dataset', '').partition('@')[0] or run.subject}",
-        "status": status_of(run.error),
+        "status": run.status,
         "started": utc(run.began),
         "seconds": run.seconds,
         "dataset": run.results.get("dataset", ""),

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from flows.prefect_run import config_of_deployment
 from tasks.artifacts import Check, Dataset, Validation, parse_ref
 from tasks.errors import Unknown
-from tasks.lifecycle import current
+from tasks.lifecycle import current, pinned
 from tasks.settings import Settings
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find
@@ -52,7 +52,7 @@ def resolve(name: str) -> Dataset:
 def datasets(names: Iterable[str]) -> tuple[Dataset, ...]:
     """The datasets of some references. Raises Unknown."""
     store = current().store
-    found = (find(store, *parse_ref(name, kind="dataset")) for name in names)
+    found = (pinned(store, name, kind="dataset") for name in names)
     return tuple(Dataset(name=m.provenance.name, version=m.version, uri=store.uri_of(m)) for m in found)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.artifacts import Checkpoint, Tokens, parse_ref
+from tasks.lifecycle import pinned
 from tasks.storage.manifest import Manifest
-from tasks.storage.store import Store, find
+from tasks.storage.store import Store
 from tasks.training_config import TrainingConfig
 
 
@@ -33,7 +34,7 @@ def mixed_in(store: Store, dataset: str, config: TrainingConfig, *, heldout_frac
 
     Raises Unknown for one that there is not, ValueError for one that holds out another fraction of its documents.
     """
-    found = [find(store, *parse_ref(ref, kind="tokens")) for ref in others(dataset, config).values()]
+    found = [pinned(store, ref, kind="tokens") for ref in others(dataset, config).values()]
     for manifest in found:
         _require_same_split(manifest, dataset, heldout_fraction)
     return tuple(Tokens(name=m.provenance.name, version=m.version, uri=store.uri_of(m)) for m in found)

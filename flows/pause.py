@@ -1,28 +1,39 @@
 """The mechanics of a pause with a form: shown in Prefect's page, answered there or by `headway approve`, read once and deleted.
 
-What is asked, and who may answer, is flows/approval.py. See docs/approval.md, "What Prefect keeps".
+A run of a deployment is suspended: its process ends, and a worker takes the run up again when somebody has answered. Any other
+run, as one of the command line, has only its process, which waits. What is asked, and who may answer, is flows/approval.py. See
+docs/approval.md, "What Prefect keeps".
 """
 
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 from uuid import UUID
 
 from prefect.client.schemas.objects import State
+from prefect.client.schemas.responses import SetStateStatus
 from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import Pause as Stop
 from prefect.input import RunInput
 from prefect.input.run_input import keyset_from_base_key
+from prefect.runtime import deployment
 from prefect.runtime import flow_run as runtime
-from prefect.states import Paused, Running
+from prefect.states import Paused, Suspended
 from pydantic import Field, SecretStr, ValidationError
 
 from tasks.errors import Cancelled
+from tasks.errors import Suspended as Waits
 from tasks.prefect_notes import Away, Request, ask, hand_in, log
+from tasks.runlog import drop_question
 
+AWAY_SECONDS = 2.0
+"""Between two tries to reach Prefect's server."""
 MARGIN_SECONDS = 120.0
 """Time that Prefect waits longer than we do: we end a run that nobody approved, with its reasons, and Prefect only a dead one."""
 
@@ -36,41 +47,32 @@ class Form(RunInput):  # type: ignore[misc]
     token: SecretStr = Field(
         SecretStr(""), title="Your personal token", description="Empty where there is no role policy. It is not kept."
     )
+    question: str = Field(
+        title="Question", description="What is answered. An answer to an earlier question is refused."
+    )
 
 
 class NeverAnswered(Exception):
-    """The flow run was ended from outside while it was paused: Prefect does so when the time of a pause is over."""
+    """The time to answer is over, or Prefect ended the flow run while it was paused: it does so when that time is over."""
 
 
 class Pause:
-    """One question of the running flow. State: the lease on a slot of its deployment, kept while the run is paused."""
+    """One question of the running flow. An answer must name its `key`, which no other question of the run has."""
 
-    def __init__(self, name: str, home: Path) -> None:
+    def __init__(self, kind: str, key: str, home: Path) -> None:
         self.flow_run = UUID(str(runtime.get_id()))
-        self.home, self._name = home, name
-        self._lease: UUID | None = None
+        self.home, self._key, self._name = home, key, f"{kind}-{key}"
+        self._suspends = bool(deployment.get_id())
 
     def turn(self, text: str, expires: float) -> Form | None:
-        """Look once: show the form, or take the answer. None while there is none. Raises Cancelled, NeverAnswered."""
+        """Look once: take the answer, or show the form. None while there is none.
+
+        Raises Cancelled; NeverAnswered after `expires`; tasks.errors.Suspended where the run is to wait without a process.
+        """
         try:
             return self._turn(text, expires)
         except Away:
             return None
-
-    def leave(self) -> None:
-        """Name the lease again that was kept from Prefect, so that the end of the run frees it."""
-        lease, self._lease = self._lease, None
-        if lease is None:
-            return
-        details = {"deployment_concurrency_lease_id": lease}
-        try:
-            state = self._state()
-            if state and (state.is_paused() or state.is_running()):
-                ask(lambda c: c.set_flow_run_state(self.flow_run, Running(state_details=details), force=True))
-            else:
-                ask(lambda client: client.release_concurrency_slots_with_lease(lease))
-        except Away:
-            pass  # nobody renews the lease once this process has ended; it runs out after five minutes
 
     def _turn(self, text: str, expires: float) -> Form | None:
         state = self._state()
@@ -83,10 +85,29 @@ class Pause:
         if state.is_paused():
             return None
         answer = self._take()
-        if answer is None:
-            self._keep_lease(state)
-            self._show(text, expires)
-        return answer
+        if answer is not None:
+            return answer
+        if time.time() >= expires:
+            raise NeverAnswered("nobody answered in time")
+        if self._suspends:
+            raise Waits(partial(self._suspend, text))
+        until = datetime.fromtimestamp(expires + MARGIN_SECONDS, UTC)
+        self._show(text, Paused(pause_expiration_time=until))
+        return None
+
+    def _suspend(self, text: str) -> NoReturn:
+        """Show the form, and end the process: the watch ends the time to answer. Raises Prefect's Pause, or Cancelled."""
+        while True:
+            try:
+                shown = self._show(text, Suspended())
+            except Away as away:
+                if away.refused:
+                    raise Cancelled("somebody deleted the flow run in Prefect when it was to wait") from away
+                time.sleep(AWAY_SECONDS)
+                continue
+            if shown.status == SetStateStatus.ACCEPT:
+                raise Stop(state=shown.state)
+            raise Cancelled(f"the flow run does not wait for an approval: Prefect refused, {shown.details.reason}")
 
     def _state(self) -> State[Any] | None:
         """The flow run's state; None when there is no such run any more. Raises Away."""
@@ -100,40 +121,34 @@ class Pause:
 
         return ask(read)
 
-    def _show(self, text: str, expires: float) -> None:
-        """The form is there before the run is paused: a paused run without a form could never be resumed."""
+    def _show(self, text: str, state: State[Any]) -> Any:
+        """The form is there before the run is paused: a paused run without a form could never be resumed. Raises Away."""
         number = len(self._inputs("-schema"))
         keys = keyset_from_base_key(f"paused-{self._name}-{number}")
-        form = Form.with_initial_data(description=text)
-        told = {keys["schema"]: form.model_json_schema(), keys["description"]: text}
+        schema = Form.model_json_schema()
+        schema["properties"]["question"] |= {"enum": [self._key], "default": self._key}
+        told = {keys["schema"]: schema, keys["description"]: text}
         for key, value in told.items():
             self._write(key, value)
-        until = datetime.fromtimestamp(expires + MARGIN_SECONDS, UTC)
-        state = Paused(pause_expiration_time=until, pause_key=f"{self._name}-{number}")
-        state.state_details.run_input_keyset = keys
-        ask(lambda client: client.set_flow_run_state(self.flow_run, state))
+        state.state_details.pause_key, state.state_details.run_input_keyset = f"{self._name}-{number}", keys
+        return ask(lambda client: client.set_flow_run_state(self.flow_run, state))
 
     def _take(self) -> Form | None:
         """The newest answer, if there is one; it may have come while no process of this run lived. All answers are deleted."""
         found = self._inputs("-response")
         if not found:
             return None
-        hand_in(*(self._deletion(one.key) for one in found))
+        hand_in(*(_deletion(self.flow_run, one.key) for one in found))
         empty_write_ahead_log(self.home / "prefect" / "prefect.db")
         newest = max(found, key=lambda one: int(one.key.split("-")[-2]))
         try:
             answer: Form = Form.model_validate(newest.decoded_value)
         except ValidationError:  # an answer to another version of the form
             return None
-        return answer
-
-    def _deletion(self, key: str) -> Request:
-        return lambda client: client.delete_flow_run_input(self.flow_run, key)
+        return answer if answer.question == self._key else None
 
     def _inputs(self, suffix: str) -> list[Any]:
-        prefix = f"paused-{self._name}-"
-        found = ask(lambda c: c.filter_flow_run_input(self.flow_run, key_prefix=prefix, limit=200, exclude_keys=set()))
-        return [one for one in found if one.key.endswith(suffix)]
+        return ask(lambda client: _inputs(client, self.flow_run, f"paused-{self._name}-", suffix))
 
     def _write(self, key: str, value: Any) -> None:
         import orjson
@@ -145,16 +160,22 @@ class Pause:
             if not away.refused:  # it is there already: this was tried before
                 raise
 
-    def _keep_lease(self, state: Any) -> None:
-        """Prefect ends a deployment's lease when a run pauses, and then crashes the run because it has none (3.8.8).
 
-        The engine goes on renewing the lease every few minutes. So the state that Prefect pauses from does not name it; `leave`
-        names it again. The slot is free meanwhile; a second run of the same flow and subject waits in its lifecycle.
-        """
-        lease = state.state_details.deployment_concurrency_lease_id
-        if lease is not None:
-            self._lease = lease
-            ask(lambda client: client.set_flow_run_state(self.flow_run, Running(), force=True))
+def withdraw(client: Any, home: Path, flow_run: UUID) -> None:
+    """Forget what a flow run asked when it was suspended, and every answer that it has not taken."""
+    for one in _inputs(client, flow_run, "paused-", "-response"):
+        client.delete_flow_run_input(flow_run, one.key)
+    empty_write_ahead_log(home / "prefect" / "prefect.db")
+    drop_question(home / "runs" / str(flow_run))
+
+
+def _deletion(flow_run: UUID, key: str) -> Request:
+    return lambda client: client.delete_flow_run_input(flow_run, key)
+
+
+def _inputs(client: Any, flow_run: UUID, prefix: str, suffix: str) -> list[Any]:
+    found = client.filter_flow_run_input(flow_run, key_prefix=prefix, limit=200, exclude_keys=set())
+    return [one for one in found if one.key.endswith(suffix)]
 
 
 def empty_write_ahead_log(path: Path) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import takewhile
 from typing import Any
 from uuid import UUID
 
@@ -22,11 +21,13 @@ from prefect.settings import PREFECT_UI_URL
 from prefect.states import AwaitingRetry, Cancelled
 
 from flows.cause import covered_elsewhere
+from flows.pause import withdraw
 from tasks import process
+from tasks.errors import Suspended
 from tasks.prefect_notes import Away, ask
 from tasks.registry.audit import Actor, acting, actor, entries
 from tasks.registry.policy import Right, require
-from tasks.runlog import read_run
+from tasks.runlog import read_question, read_run
 from tasks.settings import home
 from tasks.storage.store import Store
 
@@ -35,8 +36,6 @@ STOPPED = "Stopped by `headway down`"
 """How the message of every state begins that a planned stop gave a flow run."""
 LATER = timedelta(seconds=90)
 """The worker, which `headway down` stops after the flow runs, does not take them up again before that."""
-HANDED_OVER_SECONDS = 3600.0
-"""How long before a flow run was made `headway run` may have written down who hands it over."""
 _last_asked = 0.0
 _lost: list[BaseException] = []
 """Ctrl-C or SIGTERM that came where Python cannot raise: while an object was being finalised."""
@@ -89,12 +88,26 @@ def started_by(right: Right, what: str, *, cause: str = "") -> Iterator[None]:
         sys.unraisablehook = partial(_keep_interrupt, before)
         try:
             yield
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                _leave_for_later(error)
+        except Suspended as waits:
+            waits.suspend()
+        except Exception:
+            _withdraw()
             raise
+        except BaseException as error:
+            _leave_for_later(error)
+            raise
+        else:
+            _withdraw()
         finally:
             sys.unraisablehook = before
+
+
+def _withdraw() -> None:
+    """Forget what a run that ends asked when it was suspended. While Prefect is away, the watch does it."""
+    running = runtime.get_id()
+    if running and read_question(home() / "runs" / running):
+        with suppress(Away):
+            ask(lambda client: withdraw(client, home(), UUID(running)))
 
 
 def _leave_for_later(error: BaseException) -> None:
@@ -149,10 +162,8 @@ def starters(store: Store) -> frozenset[str] | None:
     run = context.flow_run if context else None
     if run is None or not run.idempotency_key or now.name != "prefect":
         return frozenset()
-    began = run.created.timestamp() if run.created else 0.0
-    recent = takewhile(lambda entry: entry.time > began - HANDED_OVER_SECONDS, entries(store))
     words = f"under the key {run.idempotency_key}"
-    handed = [entry for entry in recent if entry.action == "start run" and entry.what.endswith(words)]
+    handed = [entry for entry in entries(store) if entry.action == "start run" and entry.what.endswith(words)]
     known = all(entry.identity == "person" for entry in handed)
     return frozenset(entry.who for entry in handed) if known else None
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from tasks.artifacts import Endpoint, Evaluation, Model
 from tasks.lifecycle import Lifecycle
-from tasks.outcomes import status_of
 from tasks.prefect_notes import number, table
 from tasks.registry.changes import flat
 from tasks.report.data import duration, short
@@ -28,7 +27,7 @@ SHOWN = {
 def report(run: Lifecycle, *, html: str, mlflow: str | None) -> str:
     """The report of a run in short."""
     parts = [
-        f"# {run.flow} {run.subject}: {status_of(run.error).replace('_', ' ')}",
+        f"# {run.flow} {run.subject}: {run.status.replace('_', ' ')}",
         _error(run.error),
         f"{duration(run.seconds)}. Dataset `{run.results.get('dataset', 'none')}`.",
         _stages(run),

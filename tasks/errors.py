@@ -6,7 +6,8 @@ What is not listed here and is not a `ValueError` is a bug of ours. See docs/DES
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 
 class HeadwayError(Exception):
@@ -80,3 +81,15 @@ class Cancelled(HeadwayError):
     """Somebody stopped the run: Ctrl-C, SIGTERM, or cancel in the Prefect UI."""
 
     exit_code = 130
+
+
+class Suspended(BaseException):
+    """The run waits for a person, and its process ends until then. It is no error: finished stages are reused when it goes on.
+
+    `suspend` tells Prefect so. It is called when everything else of the run is closed: from then on somebody may answer, and
+    another process may go on with the run.
+    """
+
+    def __init__(self, suspend: Callable[[], NoReturn]) -> None:
+        super().__init__("the run waits for a person")
+        self.suspend = suspend

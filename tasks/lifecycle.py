@@ -15,9 +15,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
+from tasks.artifacts import parse_ref
 from tasks.azureml_door import use_files
 from tasks.compute.reconcile import reconcile
-from tasks.errors import Cancelled, GateFailed
+from tasks.errors import Cancelled, GateFailed, Suspended
 from tasks.lineage import words
 from tasks.lineage.spool import Spool
 from tasks.outcomes import Observer, Observers, Outcome, Unobserved, interrupted, status_of
@@ -27,10 +28,11 @@ from tasks.registry.approvals import Approval, Asked
 from tasks.registry.audit import actor
 from tasks.registry.changes import flat
 from tasks.registry.journal import StoreJournal
-from tasks.runlog import RunLog
+from tasks.runlog import RunLog, read_question
 from tasks.settings import Settings, config_digest, experiment, home, stopped_mark, tracking_uri
 from tasks.storage import open_files, open_store
-from tasks.storage.store import Document, Store
+from tasks.storage.manifest import Manifest
+from tasks.storage.store import Document, Store, find
 from tasks.surroundings import surroundings
 
 SUBJECTS = {"qualify": "headway.cluster", "validate": "headway.dataset"}
@@ -73,6 +75,10 @@ class Lifecycle:
     """What a person said yes to in this run, by its place."""
     place: ExitStack = field(default_factory=ExitStack)
     """Holds the lock of the flow and subject while the run is at work."""
+    suspended: bool = False
+    """Whether it ends here only to wait for a person, without a process."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """What the references that the run was given stand for: it keeps to them when it goes on after somebody's answer."""
     results: dict[str, Any] = field(default_factory=dict)
     """What the flow leaves for those who ask afterwards: the endpoint, a sample, the report; `tags` are for MLflow."""
 
@@ -126,8 +132,8 @@ class Lifecycle:
 
     @property
     def status(self) -> str:
-        """How it ended: completed, gate_closed, cancelled or failed."""
-        return status_of(self.error)
+        """How it ended: completed, gate_closed, cancelled or failed; waiting: it goes on when a person has answered."""
+        return "waiting" if self.suspended else status_of(self.error)
 
     @property
     def stopped_at(self) -> str:
@@ -143,6 +149,15 @@ class Lifecycle:
 _current: ContextVar[Lifecycle | None] = ContextVar("headway_lifecycle", default=None)
 _observer: ContextVar[Observer] = ContextVar("headway_observer", default=Unobserved())  # noqa: B039
 _interrupt: ContextVar[Callable[[], bool]] = ContextVar("headway_interrupt", default=lambda: True)
+
+
+def pinned(store: Store, ref: str, *, kind: str) -> Manifest:
+    """The artifact of a reference that the running lifecycle was given: of the newest version where it names none, and of the
+    same one as long as the run lasts, waiting included. Outside of a lifecycle, of the newest version. Raises Unknown."""
+    versions = run.versions if (run := _current.get()) else {}
+    manifest = find(store, *parse_ref(versions.get(f"{kind} {ref}", ref), kind=kind))
+    versions[f"{kind} {ref}"] = manifest.ref
+    return manifest
 
 
 def current() -> Lifecycle:
@@ -200,10 +215,15 @@ def lifecycle(
         stop_on_interrupt=_interrupt.get(),
         flow_run=flow_run,
     )
+    if flow_run:
+        run.versions |= (read_question(base / "runs" / flow_run["id"]) or {}).get("versions", {})
     token = _current.set(run)
     try:
         with _opened(run, observers) if run.spool else nullcontext():
             yield run
+    except Suspended:
+        run.suspended = True
+        raise
     except BaseException as error:
         clean = redacted(error)
         _blame(run, clean)

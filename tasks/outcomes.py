@@ -49,10 +49,10 @@ class Observer(Protocol):
         """Something happened to the stage's job: `kind` as tasks/compute/watching.py names it, and a sentence."""
         ...
 
-    def waiting(self, reason: str, question: str, since: float, exercises: str) -> None:
+    def waiting(self, reason: str, question: str, since: float, exercises: str, key: str) -> None:
         """The run waits for a person: `reason` is "approval"; since when, in seconds since the epoch.
 
-        `exercises` is the right that an answer exercises: promote, where it deploys.
+        `exercises` is the right that an answer exercises: promote, where it deploys. An answer names the question by its `key`.
         """
         ...
 
@@ -78,7 +78,7 @@ class Unobserved:
     def happened(self, stage: str, kind: str, text: str) -> None:
         return None
 
-    def waiting(self, reason: str, question: str, since: float, exercises: str) -> None:
+    def waiting(self, reason: str, question: str, since: float, exercises: str, key: str) -> None:
         return None
 
     def ended(self, outcome: Outcome) -> None:
@@ -110,9 +110,9 @@ class Observers:
         for one in self.all:
             one.happened(stage, kind, text)
 
-    def waiting(self, reason: str, question: str, since: float, exercises: str) -> None:
+    def waiting(self, reason: str, question: str, since: float, exercises: str, key: str) -> None:
         for one in self.all:
-            one.waiting(reason, question, since, exercises)
+            one.waiting(reason, question, since, exercises, key)
 
     def ended(self, outcome: Outcome) -> None:
         for one in self.all:

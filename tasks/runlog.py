@@ -2,7 +2,8 @@
 
 The folder outlives the process. So whoever looks from outside (the platform's watch, its alerts, `headway status`, telemetry)
 can tell a run that works from one that is dead, without asking Prefect or MLflow. ID is Prefect's of the flow run; a retry of
-the same flow run goes on in the same folder. Events: `opened`, `started`, `progress`, `job`, `ended`, `waiting`, `closed`; and
+the same flow run goes on in the same folder. While it waits for a person without a process, `question.json` is what it asks
+(flows/approval.py). Events: `opened`, `started`, `progress`, `job`, `ended`, `waiting`, `closed`; and
 `stopped`, which `headway down` writes before it stops the process.
 """
 
@@ -24,6 +25,7 @@ from tasks.registry.audit import actor
 
 PROGRESS_EVERY_SECONDS = 1.0
 START = '{"event": '
+QUESTION = "question.json"
 
 
 class RunLog:
@@ -55,8 +57,8 @@ class RunLog:
     def happened(self, stage: str, kind: str, text: str) -> None:
         self.write("job", stage=stage, kind=kind, text=text)
 
-    def waiting(self, reason: str, question: str, since: float, exercises: str) -> None:
-        self.write("waiting", **{"for": reason}, question=question, since=since, exercises=exercises)
+    def waiting(self, reason: str, question: str, since: float, exercises: str, key: str) -> None:
+        self.write("waiting", **{"for": reason}, question=question, since=since, exercises=exercises, key=key)
 
     def ended(self, outcome: Outcome) -> None:
         self.write("ended", outcome=outcome.plain())
@@ -97,8 +99,8 @@ class LoggedRun:
 
     @property
     def status(self) -> str:
-        """running, or how it ended: completed, gate_closed, cancelled, failed; `died` when it left no word; `stopped` when
-        `headway down` was why."""
+        """running, or how it ended: completed, gate_closed, cancelled, failed; `waiting` when it ended to go on once a person has
+        answered; `died` when it left no word; `stopped` when `headway down` was why."""
         last = self.last("opened", "closed")
         if (last is None or last["event"] == "opened") and self.alive:
             return "running"
@@ -111,9 +113,45 @@ class LoggedRun:
         last = self.last("opened", "stopped")
         return last is not None and last["event"] == "stopped"
 
+    @property
+    def waits(self) -> dict[str, Any] | None:
+        """The event that tells what it waits for a person for, with a process or without; None when it does not wait."""
+        event = self.last("waiting")
+        standing = event is not None and self.events[-1] is event and (self.alive or not self.here)
+        return event if standing or self.status == "waiting" else None
+
     def last(self, *kinds: str) -> dict[str, Any] | None:
         """The newest event of these kinds."""
         return next((event for event in reversed(self.events) if event["event"] in kinds), None)
+
+
+def suspended(home: Path) -> list[Path]:
+    """Folders of the runs of a home that wait for a person without a process, or are about to, or have just gone on."""
+    return [path.parent for path in (home / "runs").glob(f"*/{QUESTION}")]
+
+
+def read_question(folder: Path) -> dict[str, Any] | None:
+    """What a run waits for without a process; None when it does not."""
+    question: dict[str, Any] | None = process.read_json(folder / QUESTION)
+    return question
+
+
+def write_question(folder: Path, question: dict[str, Any]) -> None:
+    """Keep what a run asks that is about to wait without a process."""
+    process.write_json(folder / QUESTION, question)
+
+
+def drop_question(folder: Path) -> None:
+    """The run does not wait any more."""
+    (folder / QUESTION).unlink(missing_ok=True)
+
+
+def note_cancelled(folder: Path, why: str) -> None:
+    """Write into the log of a run that waits for a person, without a process, that it was ended: nobody else can."""
+    said = {"type": "Cancelled", "message": why, "stage": ""}
+    closed = {"event": "closed", "time": time.time(), "status": "cancelled", "seconds": 0.0, "error": said}
+    with open(folder / "events.jsonl", "a", encoding="utf-8") as events:
+        events.write(json.dumps(closed) + "\n")
 
 
 def note_stopped(folder: Path) -> None:

@@ -70,7 +70,8 @@ def _claimed(client: SyncPrefectClient, home: Path, flow_run: str, given_up: flo
     except ObjectNotFound:
         logged = read_run(home / "runs" / flow_run)
         over = logged.status != "running" or not logged.here
-        return Found("ended", flow_run, f"{logged.status}, deleted") if over else Found("running", flow_run)
+        how = "cancelled" if logged.status == "waiting" else logged.status
+        return Found("ended", flow_run, f"{how}, deleted") if over else Found("running", flow_run)
     return Found("ended", flow_run, _outcome(home, run)) if _final(run, given_up) else Found("running", flow_run)
 
 

@@ -14,64 +14,67 @@ from deployments.cli.person import As
 
 
 def approve(
-    flow_run: Annotated[str, typer.Argument(help="Id of the flow run that is answered, or its first digits.")] = "",
+    question: Annotated[
+        str, typer.Argument(metavar="RUN.QUESTION", help="What is answered, as the list names it.")
+    ] = "",
     yes: Annotated[bool, typer.Option("--approve", help="Approve.")] = False,
     no: Annotated[bool, typer.Option("--reject", help="Reject: the run ends, and what serves stays.")] = False,
     reason: Annotated[str, typer.Option("--reason", help="Why, for the audit log.")] = "",
     as_: As = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """List what waits for an approval; with a flow run and --approve or --reject, answer. HEADWAY_TOKEN may hold the token."""
+    """List what waits for an approval; with a question and --approve or --reject, answer. HEADWAY_TOKEN may hold the token."""
     from tasks.settings import home
 
     token = os.environ.pop("HEADWAY_TOKEN", "")
     waiting = _waiting(home())
     if not yes and not no:
-        lines = [
-            line for one in waiting for line in (f"{one['flow_run'][:8]}  {one['question']}", f"          {one['url']}")
-        ]
+        lines = [line for one in waiting for line in (f"{one['name']}  {one['question']}", f"    {one['url']}")]
         say({"waiting": waiting}, lines or "Nothing waits for an approval.", as_json=as_json)
         return
     if (yes and no) or not reason.strip():
         raise ValueError("say --approve or --reject, and --reason TEXT, which goes into the audit log")
-    chosen = _choose(waiting, flow_run)
+    chosen = _choose(waiting, question)
     decision = "approve" if yes else "reject"
     person = _person(chosen, decision, reason, as_, token)
-    _answer(chosen["flow_run"], {"decision": decision, "reason": reason, **person})
+    _answer(chosen["flow_run"], {"decision": decision, "reason": reason, "question": chosen["key"], **person})
     fields = {"flow_run": chosen["flow_run"], "decision": decision, "person": person["person"]}
     say(fields, f"{decision}: told to {chosen['flow_run']}", as_json=as_json)
 
 
 def _waiting(home: Any) -> list[dict[str, Any]]:
-    """Runs of this home whose last word is that they wait for an approval, and that live."""
+    """Runs of this home that wait for an approval, with a process or without."""
     from tasks.runlog import logged_runs
 
     found = []
     for run in logged_runs(home):
-        event = run.events[-1] if run.events else {}
-        if event.get("event") == "waiting" and event.get("for") == "approval" and (run.alive or not run.here):
+        event = run.waits
+        if event and event.get("for") == "approval":
             where = run.handle.get("flow_run") or {}
             told = {key: run.handle.get(key) for key in ("flow", "subject")}
-            found.append({"flow_run": run.identity, "url": where.get("url"), **told, **_question(event)})
+            name = ".".join(part for part in (run.identity[:8], event.get("key", "")) if part)
+            named = {"name": name, "flow_run": run.identity, "url": where.get("url")}
+            found.append({**named, **told, **_question(event)})
     return found
 
 
 def _question(event: dict[str, Any]) -> dict[str, Any]:
-    return {"question": event["question"], "since": event["since"], "exercises": event.get("exercises", "approve")}
+    told = {key: event.get(key, default) for key, default in (("exercises", "approve"), ("key", ""))}
+    return {"question": event["question"], "since": event["since"], **told}
 
 
-def _choose(waiting: list[dict[str, Any]], flow_run: str) -> dict[str, Any]:
+def _choose(waiting: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """The question that is named by the first digits of its run, a dot, and its key: what was read is what is answered."""
     if not waiting:
         raise ValueError("nothing waits for an approval; `headway status` shows what runs")
-    names = ", ".join(one["flow_run"][:8] for one in waiting)
-    if not flow_run:
-        raise ValueError(
-            f"name the flow run that is answered, for another one may have taken its place: one of {names}"
-        )
-    fitting = [one for one in waiting if one["flow_run"].startswith(flow_run)]
+    names = ", ".join(one["name"] for one in waiting)
+    run, _, key = name.partition(".")
+    fitting = [one for one in waiting if run and one["flow_run"].startswith(run) and one["key"] == key]
     if len(fitting) == 1:
         return fitting[0]
-    raise ValueError(f"{flow_run} does not mean one that waits; name one of {names}")
+    if not key:
+        raise ValueError(f"name the question that is answered, for a run may ask another one by now: one of {names}")
+    raise ValueError(f"{name} does not wait, or not any more; what waits: {names}")
 
 
 def _person(chosen: dict[str, Any], decision: str, reason: str, name: str, token: str) -> dict[str, str]:

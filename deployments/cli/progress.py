@@ -70,7 +70,7 @@ class Progress:
         if kind not in PASSING:
             self.console.print(Text.assemble(("~ ", "yellow"), text), soft_wrap=True)
 
-    def waiting(self, reason: str, question: str, since: float, exercises: str) -> None:
+    def waiting(self, reason: str, question: str, since: float, exercises: str, key: str) -> None:
         self.quiet()
         flow_run = (self.run.flow_run or {}) if self.run else {}
         self.console.print(f"? {harmless(question)}", soft_wrap=True, markup=False)

@@ -17,7 +17,7 @@ from deployments.platform import bridge, mlflow_server, prefect_server, watch, w
 from tasks import process
 from tasks.redaction import redact
 from tasks.registry.policy import in_force
-from tasks.runlog import LoggedRun, logged_runs
+from tasks.runlog import LoggedRun, logged_runs, read_run, suspended
 
 PACKAGES = ("headway", "prefect", "mlflow")
 RUNS = 10
@@ -29,6 +29,8 @@ def state(home: Path) -> dict[str, Any]:
     from deployments.watch.alerts import firing
 
     runs = list(islice(logged_runs(home), RUNS))
+    shown = {run.identity for run in runs}
+    older = [read_run(folder) for folder in suspended(home) if folder.name not in shown]
     return {
         "policy": {**(policy := in_force(home)).model_dump(mode="json"), "words": policy.words},
         **addresses(home),
@@ -36,7 +38,7 @@ def state(home: Path) -> dict[str, Any]:
         "versions": {name: _version(name) for name in PACKAGES},
         "runs": [_run(run) for run in runs],
         "schedules": _schedules(home),
-        "waiting": [_waiting(run) for run in runs if run.status == "running" and _waits(run)],
+        "waiting": [_waiting(run, event) for run in [*runs, *older] if (event := run.waits)],
         "alerts": firing(home),
         "broken_sources": bridge.problems(home),
     }
@@ -123,12 +125,7 @@ def _run_words(run: dict[str, Any]) -> str:
     return f"{run['started']}  {run['flow']} {run['subject']}  {run['status']}{where}  {run['seconds']} s  {run['url'] or ''}"
 
 
-def _waits(run: LoggedRun) -> bool:
-    return bool(run.events) and run.events[-1]["event"] == "waiting"
-
-
-def _waiting(run: LoggedRun) -> dict[str, Any]:
-    said = run.events[-1]
+def _waiting(run: LoggedRun, said: dict[str, Any]) -> dict[str, Any]:
     url = (run.handle.get("flow_run") or {}).get("url")
     return {"run": run.identity, "for": said.get("for"), "question": said.get("question"), "url": url}
 

@@ -42,6 +42,7 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
     from deployments.watch.schedules import Schedules
     from deployments.watch.spools import Spools
     from deployments.watch.trusted import Trusted
+    from deployments.watch.waiting import Waiting
 
     dead, schedules, spools = DeadRuns(home, config), Schedules(home, config), Spools(home, SPOOLS_EVERY_SECONDS)
     alerts, telemetry = Alerts(home, config, platform_sources(home, config)), Telemetry(home, config)
@@ -57,6 +58,7 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
         "parts": lambda now: up.restart_what_died(home, config),
         "telemetry": telemetry.tick,
         "dead flow runs": asked(dead.tick),
+        "waiting flow runs": asked(Waiting(home).tick),
         "schedules": asked(schedules.tick),
         "spools": spools.tick,
         "integrity": Integrity(home, config.events.integrity_minutes * 60).tick,

@@ -228,8 +228,10 @@ def _ours(run: FlowRun) -> bool:
 
 
 def _planned(seen: Sighting) -> bool:
-    """Whether it is `headway down` that the run stopped for."""
-    return seen.log is not None and seen.log.status == "stopped"
+    """Whether it is `headway down` that the run stopped for; it may have been about to wait without a process."""
+    return seen.log is not None and (
+        seen.log.status == "stopped" or (seen.log.stopped and seen.log.status == "waiting")
+    )
 
 
 def _began(state: State[Any]) -> bool:

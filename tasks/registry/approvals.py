@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,7 @@ from tasks.config import ApprovalConfig
 from tasks.errors import IntegrityError, Refused
 from tasks.process import locked, write_text
 from tasks.registry import audit_chain
-from tasks.registry.audit import audit, audited
+from tasks.registry.audit import DECISIONS, SPENT, audit, audited, noted
 from tasks.registry.audit_chain import Link
 from tasks.registry.journal import StoreJournal
 from tasks.registry.policy import Policy, Right, load_policy
@@ -33,15 +32,8 @@ from tasks.storage.store import Store
 KEY = "keys/approvals.key"
 """In the home, made at the first approval; in no backup without the private keys. Without it, people are asked again."""
 KEY_BYTES = 64
-USED = "keys/approvals.used"
-"""In the home: a line for each approval that was used."""
 DONE = "what it allowed was done, and it counts once"
 
-
-SPENT = "use approval"
-"""The action of the audit log's entry that says that what an approval allowed was done."""
-DECISIONS = ("deploy", "stop endpoint", "rollback endpoint", "move_ref")
-"""Actions that end an approval of a change of the same thing, beside the rollback of its model."""
 DEFAULT_HOURS = ApprovalConfig().valid_hours
 """Of an approval that a release before this one kept, which did not write down for how long: the most that it counts."""
 
@@ -163,20 +155,10 @@ def require_standing(home: Path, store: Store, asked: Asked, given: Approval) ->
         )
 
 
-def spend(home: Path, store: Store, given: Approval) -> None:
-    """What an approval was for is done: from now on it counts for nothing, and the same run again asks again.
-
-    The home notes it as well: who can write to the store can cut off the end of the audit log.
-    """
-    with open(os.open(home / USED, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a") as used:
-        used.write(f"{given.digest}\n")
+def spend(store: Store, given: Approval) -> None:
+    """What an approval was for is done: from now on it counts for nothing, and the same run again asks again."""
     what = words(given.kind, given.subject, given.terms)
     audit(store, SPENT, right=given.right, what=what, approval=given.digest)
-
-
-def _used(home: Path, given: Approval) -> bool:
-    path = home / USED
-    return path.exists() and given.digest in path.read_text(encoding="utf-8").split()
 
 
 def _void(home: Path, store: Store, policy: Policy, asked: Asked, given: Approval, entry: Link) -> str:
@@ -186,12 +168,10 @@ def _void(home: Path, store: Store, policy: Policy, asked: Asked, given: Approva
         return f"it was given more than {hours:g} hours ago"
     if why := asked.refusal(policy, given.person, proven=given.proven):
         return why
-    if _used(home, given):
-        return DONE
-    return _decided_since(store, asked, given, entry)
+    return _decided_since(home, store, asked, given, entry)
 
 
-def _decided_since(store: Store, asked: Asked, given: Approval, entry: Link) -> str:
+def _decided_since(home: Path, store: Store, asked: Asked, given: Approval, entry: Link) -> str:
     """What became of it, or of what it is about, after it was given; empty when nothing did.
 
     What it allowed may have been done in part when a run died: the model that was approved may stand there already.
@@ -200,7 +180,7 @@ def _decided_since(store: Store, asked: Asked, given: Approval, entry: Link) -> 
     later = audit_chain.since(store, entry)
     if later is None:
         return "the audit log does not hang together from its entry on"
-    for each in later:
+    for each in (*later, *noted(home, store, given.time)):
         mine = each.get("approval") == given.digest
         if mine and each.get("action") == SPENT:
             return DONE

@@ -10,9 +10,11 @@ import json
 import os
 import pwd
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -21,11 +23,18 @@ from tasks.errors import HeadwayError
 from tasks.redaction import has_form_of_secret, redact, redact_value
 from tasks.registry import audit_chain
 from tasks.registry.audit_chain import Link
+from tasks.settings import home
 from tasks.storage.store import Store
 
 WRITTEN = ("reason", "why", "claimed")
 """What people and errors say in their own words. Only these are redacted: what was done, to what, is what the log is for, and
 whoever names a variable SECRET must not choose what stands there."""
+SPENT = "use approval"
+"""The action of the entry that says that what an approval allowed was done."""
+DECISIONS = ("deploy", "stop endpoint", "rollback endpoint", "move_ref")
+"""Actions that end an approval of a change of the same thing, beside the rollback of its model."""
+NOTED = "keys/decisions.jsonl"
+"""In the home: its own entries of such actions, for who can write to the store can cut off the end of the audit log."""
 AUTOMATIC = ("schedule", "prefect", "bridge")
 """Who starts a flow run without a name: a schedule, or somebody behind the one login of Prefect's page."""
 
@@ -126,7 +135,24 @@ def audit(store: Store, action: str, *, outcome: Literal["done", "refused", "fai
     entry = {"action": action, **_without_secrets(details), "outcome": outcome, **who, "seals": True}
     if policy := _policy.get():
         entry["policy"] = policy
-    return audit_chain.append(store, entry)
+    link = audit_chain.append(store, entry)
+    if action in (SPENT, *DECISIONS, "rollback"):
+        _note({**entry, "number": link.number, "time": time.time(), "store": store.uri})
+    return link
+
+
+def noted(base: Path, store: Store, since: float) -> list[dict[str, Any]]:
+    """This home's own entries about decisions from a time on, oldest first, whatever became of the audit log."""
+    path = base / NOTED
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [one for one in map(json.loads, lines) if one["store"] == store.uri and one["time"] >= since]
+
+
+def _note(entry: dict[str, Any]) -> None:
+    path = home() / NOTED
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a") as file:
+        file.write(json.dumps(entry) + "\n")
 
 
 @contextmanager

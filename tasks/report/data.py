@@ -23,7 +23,7 @@ from tasks.report.published import (
 )
 from tasks.report.training_data import TrainingReport
 
-RunStatus = Literal["completed", "gate_closed", "failed", "cancelled"]
+RunStatus = Literal["completed", "gate_closed", "failed", "cancelled", "waiting"]
 StageStatus = Literal["ran", "reused", "failed", "gate_closed", "pending", "not_run"]
 
 

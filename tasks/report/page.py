@@ -32,6 +32,7 @@ STYLES = {
     "gate_closed": "bad",
     "failed": "bad",
     "cancelled": "warn",
+    "waiting": "warn",
 }
 
 

@@ -43,7 +43,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 from flows.pause import Pause
 from flows.prefect_run import cancelled, started_by
-from tasks.errors import Cancelled
+from tasks.errors import Cancelled, Suspended
 from tasks.process import process_started
 from tasks.runlog import RunLog
 from tasks.settings import home
@@ -70,10 +70,12 @@ def staged(folder: str, asks: bool = False):
     with started_by("run", "staged"):
         log.opened(run)
         if asks:
-            pause = Pause("question", home())
-            while pause.turn("Go on?", time.time() + 86400) is None:
-                time.sleep(0.2)
-            pause.leave()
+            try:
+                while Pause("test", "question", home()).turn("Go on?", time.time() + 86400) is None:
+                    time.sleep(0.2)
+            except Suspended:
+                log.write("closed", status="waiting", seconds=1.0, error=None)
+                raise
         while not asks and not (folder / "go").exists():
             if cancelled():
                 raise Cancelled("the flow run was cancelled")
@@ -86,7 +88,7 @@ DAY, MINUTES = 86_400.0, 180.0
 PREFETCHED = int(PREFECT_WORKER_PREFETCH_SECONDS.value())
 """A worker starts a run so many seconds before its time: what is due sooner is at work already."""
 STATES = ("running", "approval", "queued", "scheduled", "retrying", "paused", "deleted")
-ANSWER = {"decision": "approve", "reason": "it is good", "person": "anna", "token": ""}
+ANSWER = {"decision": "approve", "reason": "it is good", "person": "anna", "token": "", "question": "question"}
 
 
 class Staged(Deployment):
@@ -358,7 +360,7 @@ def limit_reached(table):
 
 GOES_ON = {
     "running": "1 start(s), 1 end(s), Completed",
-    "approval": "1 start(s), 1 end(s), Completed",
+    "approval": "2 start(s), 1 end(s), Completed",
     "queued": "1 start(s), 1 end(s), Completed",
     "scheduled": "0 start(s), 0 end(s), Scheduled",
     "retrying": "1 start(s), 1 end(s), Completed [resumed]",
@@ -367,7 +369,6 @@ GOES_ON = {
 }
 AFTER_DOWN = {
     "running": "2 start(s), 1 end(s), Completed [stopped]",
-    "approval": "2 start(s), 1 end(s), Completed [stopped]",
     "scheduled": "1 start(s), 1 end(s), Completed, Scheduled",
 }
 EVENTS = {
@@ -376,7 +377,6 @@ EVENTS = {
         machine_died,
         {
             "running": "2 start(s), 1 end(s), Completed [notified, resumed]",
-            "approval": "2 start(s), 1 end(s), Completed [notified, resumed]",
         },
     ),
     "server restarted": (server_restarted, {}),

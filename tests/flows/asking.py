@@ -53,7 +53,7 @@ def run() -> dict:
     if not ARGUMENTS.get("resume"):
         return asking(**parameters)
     with get_client(sync_client=True) as client:
-        client.set_flow_run_state(ARGUMENTS["resume"], Pending(), force=not ARGUMENTS.get("queued"))
+        client.set_flow_run_state(ARGUMENTS["resume"], Pending(), force=True)
         known = client.read_flow_run(ARGUMENTS["resume"])
     return run_flow(asking, flow_run=known, parameters=parameters)
 

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from base64 import b64encode
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from persons import policy_of
@@ -19,6 +20,7 @@ from support import everything_reused
 from waiting import limit, until
 
 from tasks.process import locked
+from tasks.registry import audit_chain
 from tasks.registry.audit import acting, audit
 from tasks.storage import open_store
 
@@ -90,7 +92,13 @@ class Asking:
 
     def answer(self, run, **answer):
         """Submit the form as the page does."""
-        return self.call(f"flow_runs/{run['id']}/resume", {"run_input": {**ANSWER, **answer}})["status"]
+        given = {**ANSWER, "question": self.form(run)[1]["properties"]["question"]["default"], **answer}
+        return self.call(f"flow_runs/{run['id']}/resume", {"run_input": given})["status"]
+
+    def name(self, run):
+        """What `headway approve` calls its question."""
+        (name,) = [one["name"] for one in self.home.ok("approve").said["waiting"] if one["flow_run"] == run["id"]]
+        return name
 
     def said(self):
         out, err = self.process.communicate(timeout=90)
@@ -135,10 +143,18 @@ def test_the_form_asks_and_an_approval_lets_the_run_go_on_until_it_is_used(home,
     run = asking.waits()
     text, schema = asking.form(run)
     assert text.startswith("**Go on?**") and "Because of **this**." in text
-    assert set(schema["required"]) == {"decision", "reason", "person"}
+    assert set(schema["required"]) == {"decision", "reason", "person", "question"}
     assert schema["properties"]["token"]["format"] == "password"
     assert all(field["title"] and field["description"] for field in schema["properties"].values())
-    assert asking.answer(run, reason="") == "REJECT" and asking.answer(run, decision="maybe") == "REJECT"
+    for wrong in (
+        {"reason": ""},
+        {"decision": "maybe"},
+        {"question": "0" * 12},
+    ):  # the last one: a form of an earlier question
+        assert asking.answer(run, **wrong) == "REJECT"
+    for name in (run["id"][:8], f"{run['id'][:8]}.{'0' * 12}"):
+        late = home.run("approve", name, "--approve", "--reason", "it was good an hour ago")
+        assert late.code == 2 and asking.name(run) in late.stderr
     waiting = home.ok("approve").said["waiting"]
     assert [one["question"] for one in waiting if one["flow_run"] == run["id"]] == ["Go on?"]
     assert asking.answer(run) == "ACCEPT"
@@ -220,12 +236,18 @@ def handed_over(start, warm, key, policy):
     return start(resume=run["id"], policy=policy, person="prefect", exercises="promote")
 
 
-def test_who_handed_a_run_to_the_platform_does_not_approve_its_deploy_alone(home, start, tmp_path):
-    """It goes on there as `prefect`; the audit log has who handed it over, under the key of the flow run."""
+def test_who_handed_a_run_to_the_platform_does_not_approve_its_deploy_alone(home, start, tmp_path, monkeypatch):
+    """It goes on there as `prefect`; the audit log has who handed it over, under the key of the flow run.
+
+    An entry of a machine whose clock is wrong hides none of those before it.
+    """
     policy, tokens = policy_of(home, tmp_path, ("root", []), ("anna", ["approve"]), ("rita", ["run", "approve"]))
     warm, key = start(expire_minutes=0.02), secrets.token_hex(8)
     with acting("rita"):
         audit(open_store(home.path), "start run", what=f"asking/one on the platform, under the key {key}")
+    with monkeypatch.context() as patched:
+        patched.setattr(audit_chain, "time", SimpleNamespace(time=lambda: 0.0))
+        audit(open_store(home.path), "lease", what="model/tiny")
     asking = handed_over(start, warm, key, policy)
     run = asking.waits()
     assert asking.answer(run, person="rita", token=tokens["rita"]) == "ACCEPT"
@@ -257,7 +279,7 @@ def test_where_promote_is_asked_for_and_approve_is_not_who_decides_a_deploy_show
     monkeypatch.setenv("HEADWAY_POLICY", str(policy))
     asking = start(policy=policy, person="root", exercises="promote")
     run = asking.waits()
-    words = ("approve", run["id"], "--approve", "--as", "anna", "--reason", "it is good")
+    words = ("approve", asking.name(run), "--approve", "--as", "anna", "--reason", "it is good")
     refused = home.run(*words)
     assert refused.code == 2 and "who you are" in refused.stderr
     assert asking.answer(run, person="anna") == "ACCEPT"  # the form, without a token
@@ -293,9 +315,10 @@ def test_a_run_that_is_deleted_in_the_page_while_it_waits_ends_and_an_answer_say
     """It waited on for its whole time, with its lock and place; an answer was HTTP 500, a bug of ours."""
     asking = start()
     run = asking.waits()
+    name = asking.name(run)
     os.kill(asking.process.pid, signal.SIGSTOP)
     asking.call(f"flow_runs/{run['id']}", method="DELETE")
-    ran = home.run("approve", run["id"], "--approve", "--reason", "it is good")
+    ran = home.run("approve", name, "--approve", "--reason", "it is good")
     assert ran.code == 6 and "somebody deleted it" in ran.said["error"]["message"]
     os.kill(asking.process.pid, signal.SIGCONT)
     asking.process.communicate(timeout=limit(60))
@@ -333,32 +356,25 @@ def test_another_run_of_the_same_flow_and_subject_goes_on_while_one_waits(start)
     assert first.said()["approval"]["person"] == "anna"
 
 
-def test_a_run_of_a_deployment_keeps_its_lease_while_it_waits(start):
-    """Prefect ends the lease when a run pauses, and some minutes later crashes the run because it cannot renew it."""
-    warm = start(expire_minutes=0.02)
-    flow = warm.said() and warm.runs()[0]["flow_id"]
-    made = warm.call("deployments/", {"name": "one", "flow_id": flow, "concurrency_limit": 1})
-    queued = warm.call(f"deployments/{made['id']}/create_flow_run", {"state": {"type": "SCHEDULED"}})
-    asking = start(resume=queued["id"], queued=True)
-    run = asking.waits()
-    states = warm.call(f"flow_run_states/?flow_run_id={run['id']}")
-    [lease] = {found for state in states if (found := state["state_details"]["deployment_concurrency_lease_id"])}
-    assert asking.call(f"v2/concurrency_limits/leases/{lease}/renew", {"lease_duration": 300}) is None
-    assert asking.answer(run) == "ACCEPT"
-    assert asking.said()["approval"]["person"] == "anna"
-    assert asking.state(run)["type"] == "COMPLETED"
-    with pytest.raises(urllib.error.HTTPError, match="410"):
-        asking.call(f"v2/concurrency_limits/leases/{lease}/renew", {"lease_duration": 300})
+def waits_for_a_person(home, *words):
+    """A retraining, once it waits for an approval; and the question."""
+    process = home.start("retrain", "-c", "tiny", *words, "--json")
+
+    def waiting():
+        assert process.poll() is None, process.communicate()
+        return [one for one in home.ok("approve").said["waiting"] if one["flow"] == "retrain"]
+
+    [asked] = until(waiting, timeout=180)
+    return process, asked
 
 
 def test_training_waits_for_a_person_who_sees_its_plan(home, done):
     changed = ("--set", "approval.before_train=true", "--set", "training.seed=77")
     plan = {stage["name"]: stage["why"] for stage in home.retrain("--dry-run", *changed).said["stages"]}
     assert "approval required" in plan["train"] and "approval required" not in plan["deploy"]
-    command = home.start("retrain", "-c", "tiny", *changed, "--json")
-    [waiting] = until(lambda: [w for w in home.ok("approve").said["waiting"] if w["flow"] == "retrain"], timeout=180)
+    command, waiting = waits_for_a_person(home, *changed)
     assert waiting["question"].startswith("Train tiny for about")
-    assert home.ok("approve", waiting["flow_run"][:8], "--reject", "--reason", "too dear").said["decision"] == "reject"
+    assert home.ok("approve", waiting["name"], "--reject", "--reason", "too dear").said["decision"] == "reject"
     out, err = command.communicate(timeout=60)
     said = json.loads(out)
     assert command.returncode == 3 and "too dear" in said["error"]["message"], err
@@ -389,22 +405,15 @@ def test_who_may_only_run_gives_the_champion_to_no_endpoint_and_no_settings_that
     assert home.ok("endpoint", "list").said["endpoints"] == before
 
 
-def deploy_waits(home, *words):
-    """A retraining, once it waits for the approval of its deploy; and the question."""
-    process = home.start("retrain", "-c", "tiny", *words, "--json")
-    [waiting] = until(lambda: [w for w in home.ok("approve").said["waiting"] if w["flow"] == "retrain"], timeout=180)
-    return process, waiting
-
-
 @pytest.mark.long
-def test_an_approver_who_is_removed_while_the_deploy_waits_for_its_endpoint_counts_no_more(home, shown):
+def test_an_approver_who_is_removed_while_the_waits_for_a_person_for_its_endpoint_counts_no_more(home, shown):
     before = home.ok("endpoint", "list").said["endpoints"]
     asked = ("--as", "ben", "--set", "deployment.start_timeout_seconds=61", "--set", "approval.before_deploy=true")
     shown("ben")
     with locked(home.path / "endpoints" / "tiny.lock"):
-        process, waiting = deploy_waits(home, *asked)
+        process, waiting = waits_for_a_person(home, *asked)
         shown("anna")
-        home.ok("approve", waiting["flow_run"][:8], "--approve", "--as", "anna", "--reason", "it is the champion")
+        home.ok("approve", waiting["name"], "--approve", "--as", "anna", "--reason", "it is the champion")
         log = home.path / "runs" / waiting["flow_run"] / "events.jsonl"
         until(lambda: '"stage": "deploy", "estimate"' in log.read_text(), timeout=60)
         shown("root")
@@ -421,10 +430,10 @@ def test_other_settings_are_deployed_in_the_name_of_who_approved_them_and_the_fi
     shown("ben")
     assert home.retrain("--as", "ben", "--from", "deploy").code == 2
     asked = ("--as", "ben", *OTHER, "--set", "approval.before_deploy=true")
-    process, waiting = deploy_waits(home, *asked)
+    process, waiting = waits_for_a_person(home, *asked)
     assert "to endpoint/tiny under settings " in waiting["question"]
     shown("anna")
-    home.ok("approve", waiting["flow_run"][:8], "--approve", "--as", "anna", "--reason", "it is the champion")
+    home.ok("approve", waiting["name"], "--approve", "--as", "anna", "--reason", "it is the champion")
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0 and json.loads(out)["stages"][-1]["status"] == "ran", err
     deployed, *_ = home.ok("audit-log", "--what", "endpoint/tiny").said["entries"]
@@ -434,9 +443,9 @@ def test_other_settings_are_deployed_in_the_name_of_who_approved_them_and_the_fi
     shown("root")
     home.ok("endpoint", "stop", "tiny", "--as", "root", "--reason", "bad")
     shown("ben")
-    replayed, waiting = deploy_waits(home, *asked)  # the approval was used, and somebody decided otherwise
+    replayed, waiting = waits_for_a_person(home, *asked)  # the approval was used, and somebody decided otherwise
     shown("root")
-    home.ok("approve", waiting["flow_run"][:8], "--reject", "--as", "root", "--reason", "it was stopped")
+    home.ok("approve", waiting["name"], "--reject", "--as", "root", "--reason", "it was stopped")
     assert replayed.communicate(timeout=120) and replayed.returncode == 3
     shown("ben")
     elsewhere = home.retrain("--dry-run", *asked, "--set", "deployment.endpoint=elsewhere")
@@ -452,14 +461,13 @@ def test_a_new_model_waits_before_it_takes_the_endpoint(home, done):
     changed = ("--set", "approval.before_deploy=true", "--set", "export.golden_tokens=6")
     plan = home.retrain("--dry-run", *changed).said["stages"][-1]
     assert plan["name"] == "deploy" and "approval required" in plan["why"]
-    command = home.start("retrain", "-c", "tiny", *changed, "--json")
-    [waiting] = until(lambda: [w for w in home.ok("approve").said["waiting"] if w["flow"] == "retrain"], timeout=180)
+    command, waiting = waits_for_a_person(home, *changed)
     assert "endpoint/tiny" in waiting["question"]
     assert home.run("approve", "--approve").code == 2  # without a reason
     unnamed = home.run("approve", "--approve", "--reason", "not read")
-    assert unnamed.code == 2 and "name the flow run" in unnamed.stderr
+    assert unnamed.code == 2 and "name the question" in unnamed.stderr
     assert home.ok("endpoint", "list").said["endpoints"][0]["model"] == before
-    assert home.ok("approve", waiting["flow_run"][:8], "--reject", "--reason", "not today").said["decision"] == "reject"
+    assert home.ok("approve", waiting["name"], "--reject", "--reason", "not today").said["decision"] == "reject"
     out, err = command.communicate(timeout=60)
     said = json.loads(out)
     assert command.returncode == 3 and said["status"] == "gate_closed", err

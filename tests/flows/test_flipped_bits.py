@@ -74,7 +74,7 @@ def test_a_finished_home_is_sound(copied):
     assert damage(copied) == ""
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("number", [1, *(pytest.param(each, marks=pytest.mark.long) for each in (2, 3))])
 def test_a_flipped_bit_in_any_file_is_found_and_named(copied, number):
     files = [path for path in files_of(copied) if path.name not in MADE_ANEW]
     assert len(files) > 100

@@ -204,7 +204,8 @@ def approved(platform, run):
         warnings.warn("no Chromium: the answer is given in a terminal", stacklevel=2)
         keys = platform.api(f"flow_runs/{run}")["state"]["state_details"]["run_input_keyset"]
         text = platform.api(f"flow_runs/{run}/input/{keys['description']}")
-        platform.ok("approve", run, "--approve", "--reason", REASON, "--as", PERSON)
+        (name,) = [one["name"] for one in platform.ok("approve").said["waiting"] if one["flow_run"] == run]
+        platform.ok("approve", name, "--approve", "--reason", REASON, "--as", PERSON)
         return text
     pages = platform.path.glob("store/artifacts/revalidation/tiny/*/files/evidence.html")
     pictures = [PICTURES, max(pages, key=os.path.getmtime)] if PICTURES else []

@@ -213,7 +213,7 @@ def test_the_run_that_waited_for_a_person_waits_again_and_goes_on_with_the_answe
     assert (waiting["flow_run"], waiting["subject"]) == (asked["flow_run"], asked["subject"])
     model = asked["question"].partition("model/")[2].split()[0]
     assert f"model/{model}" in waiting["question"]
-    platform.home.ok("approve", asked["flow_run"], "--approve", "--reason", "it waited long enough")
+    platform.home.ok("approve", waiting["name"], "--approve", "--reason", "it waited long enough")
     until(
         lambda: platform.states(asked["flow_run"])[-1][0] == "COMPLETED", why=lambda: platform.states(asked["flow_run"])
     )

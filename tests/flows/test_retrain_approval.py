@@ -71,7 +71,7 @@ def test_the_form_shows_the_evidence_and_a_rejection_spends_nothing(home, revali
     assert "model.degraded" in text and "model/tiny" in text
     stages = [event for event in log(home, asked["flow_run"]) if event["event"] == "started"]
     assert stages == []
-    home.ok("approve", asked["flow_run"][:8], "--reject", "--reason", "the data is broken")
+    home.ok("approve", asked["name"], "--reject", "--reason", "the data is broken")
     said = ended(process)
     assert said["type"] == "FAILED" and "the data is broken" in said["message"]
     assert [event for event in log(home, asked["flow_run"]) if event["event"] == "started"] == []
@@ -80,7 +80,7 @@ def test_the_form_shows_the_evidence_and_a_rejection_spends_nothing(home, revali
 def test_an_approved_one_runs_and_mlflow_and_the_audit_log_say_who_and_why(home, revalidation):
     process = start(home, revalidation)
     asked = waiting(home, process)
-    home.ok("approve", asked["flow_run"][:8], "--approve", "--reason", "it drifted")
+    home.ok("approve", asked["name"], "--approve", "--reason", "it drifted")
     said = ended(process)
     assert said["type"] == "COMPLETED", said
     [used, entry, *_] = [e for e in home.ok("audit-log").said["entries"] if revalidation["ref"] in e["what"]]
@@ -94,7 +94,7 @@ def test_an_approved_one_runs_and_mlflow_and_the_audit_log_say_who_and_why(home,
     assert tags["headway.approval_reason"] == "it drifted" and tags["headway.approved_by"]
     again = start(home, revalidation)  # what was agreed to is done
     asked = waiting(home, again)
-    home.ok("approve", asked["flow_run"][:8], "--reject", "--reason", "it is done")
+    home.ok("approve", asked["name"], "--reject", "--reason", "it is done")
     assert ended(again)["type"] == "FAILED"
 
 
@@ -107,7 +107,7 @@ def test_agreeing_to_a_training_gives_no_right_to_deploy(home, revalidation, tmp
     asked = waiting(home, process)
     text = form(home, asked["flow_run"])
     assert "for endpoint/tiny?" in text and "deployment.degrade" in text
-    home.ok("approve", asked["flow_run"][:8], "--approve", "--as", "root", "--reason", "it drifted")
+    home.ok("approve", asked["name"], "--approve", "--as", "root", "--reason", "it drifted")
     said = ended(process)
     assert said["type"] == "FAILED" and "bridge may not promote" in said["message"], said
 

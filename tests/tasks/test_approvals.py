@@ -19,7 +19,8 @@ MODEL, TERMS = f"model/tiny@{'a' * 64}", {"endpoint": "tiny", "settings": "b" * 
 
 
 @pytest.fixture(autouse=True)
-def unnamed(monkeypatch):
+def unnamed(monkeypatch, tmp_path):
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
     monkeypatch.delenv("HEADWAY_POLICY", raising=False)
 
 
@@ -243,19 +244,27 @@ def house(tmp_path):
 
 def test_an_approval_is_used_once(house):
     assert house.counts() == house.given
-    spend(house.home, house.store, house.given)
+    spend(house.store, house.given)
     assert house.counts() is None and "was done, and it counts once" in house.refusal()
     again = give(house.home, before=house.stands())
     assert house.counts() == again
 
 
-def test_a_used_approval_counts_no_more_where_the_end_of_the_audit_log_was_cut_off(house, tmp_path):
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        (lambda house: spend(house.store, house.given), "was done, and it counts once"),
+        (lambda house: house.deploy(OTHER), "deploy of endpoint/tiny came after it"),
+    ],
+)
+def test_cutting_off_the_end_of_the_audit_log_brings_no_approval_back(house, tmp_path, end, why):
     documents, before = house.home / "store" / "documents", tmp_path / "before"
     shutil.copytree(documents, before)
-    spend(house.home, house.store, house.given)
+    end(house)
     shutil.rmtree(documents)
     shutil.copytree(before, documents)
-    assert house.counts() is None and "was done, and it counts once" in house.refusal()
+    house.served = BEFORE
+    assert house.counts() is None and why in house.refusal()
 
 
 def test_a_run_that_died_in_the_middle_of_what_was_approved_goes_on_with_the_approval(house):

@@ -287,7 +287,7 @@ def test_the_log_of_a_run_is_clean(tmp_path, monkeypatch):
     monkeypatch.setenv("A_TOKEN", "canary-1f2e3d4c")
     log = RunLog(tmp_path, "one")
     log.progress("train", 1, 2, "canary-1f2e3d4c", None)
-    log.waiting("approval", "canary-1f2e3d4c?", 1.0, "promote")
+    log.waiting("approval", "canary-1f2e3d4c?", 1.0, "promote", "0123456789ab")
     log.ended(Outcome("train", why="canary-1f2e3d4c"))
     error = ValueError("canary-1f2e3d4c")
     log.closed(SimpleNamespace(error=error, stopped_at="train", results={}, status="failed", seconds=1.0))

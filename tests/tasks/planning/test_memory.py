@@ -21,7 +21,9 @@ pytestmark = pytest.mark.unit
 
 USABLE = {"V100-32GB": 31.7, "A100-40GB": 39.4, "A100-80GB": 79.1, "H100": 79.1, "H200": 139.8}
 """GiB that torch says a device has."""
-PUBLISHED = yaml.safe_load((Path(__file__).parents[3] / "benchmarks" / "planning_memory.yaml").read_text())["cases"]
+PUBLISHED = yaml.load(
+    (Path(__file__).parents[3] / "benchmarks" / "planning_memory.yaml").read_text(), yaml.CSafeLoader
+)["cases"]
 
 GPT_22B = Network(layers=48, hidden=6144, heads=64, vocab=51200)
 GPT3 = Network(layers=96, hidden=12288, heads=96, vocab=51200)

@@ -1,0 +1,106 @@
+"""Runs that wait for a person without a process: people are reminded, and the time to answer ends.
+
+Such a run is Suspended in Prefect, and its folder holds what it asks (flows/approval.py). When somebody answers, Prefect
+schedules it, and a worker takes it up. When nobody does in time, it is scheduled here, and ends itself with its reasons. One that
+somebody cancelled or deleted meanwhile has no process to write that down: it is done here. Time in which no watch looked, for the
+platform was down, does not count.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import State
+from prefect.exceptions import ObjectNotFound
+from prefect.states import AwaitingRetry
+from pydantic import ValidationError
+
+from deployments.watch.claims import claim
+from deployments.watch.dead_runs import RESUME_SECONDS
+from deployments.watch.flow_runs import at
+from flows.approval import Question
+from flows.pause import withdraw
+from tasks import process
+from tasks.runlog import note_cancelled, read_question, read_run, suspended, write_question
+
+LOOKED = "platform/watch/waiting.json"
+NOTED_EVERY_SECONDS = 30.0
+SETTLED_SECONDS = 60.0
+"""A run that was cancelled for longer stays so."""
+UNWATCHED_SECONDS = 120.0
+"""A watch that starts anew is back sooner than this."""
+
+
+class Waiting:
+    """State: when somebody last looked, in a file and in memory."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._looked = float((process.read_json(home / LOOKED) or {}).get("time", 0.0))
+        self._noted = 0.0
+
+    def tick(self, client: SyncPrefectClient, now: float) -> None:
+        """Look at every run that waits so."""
+        unwatched = now - self._looked if self._looked else 0.0
+        for folder in suspended(self.home):
+            state = _state(client, UUID(folder.name))
+            if _over(state, now):
+                self._ended(client, folder, state)
+            elif state is not None and state.is_paused() and state.state_details.pause_reschedule:
+                self._look(client, folder, state, now, unwatched if unwatched > UNWATCHED_SECONDS else 0.0)
+        self._looked = now
+        if abs(now - self._noted) >= NOTED_EVERY_SECONDS:
+            self._noted = now
+            process.write_json(self.home / LOOKED, {"time": now})
+
+    def _look(self, client: SyncPrefectClient, folder: Path, state: State[Any], now: float, unwatched: float) -> None:
+        """Remind, or end the time to answer. A question of another release, which cannot be read, is asked anew."""
+        try:
+            question = Question.model_validate(read_question(folder))
+        except ValidationError:
+            self._put_back(client, folder, state, now, "Its question is of another release: it asks anew")
+            return
+        if unwatched:
+            later = {"asked": question.asked + unwatched, "expires": question.expires + unwatched}
+            question = question.model_copy(update=later)
+            write_question(folder, question.model_dump())
+        if now >= question.expires:
+            self._put_back(
+                client, folder, state, now, f"Nobody answered until {at(question.expires)}: it goes on to its end"
+            )
+        elif now >= question.reminded + question.remind_seconds:
+            told = {"id": str(uuid4()), "occurred": datetime.fromtimestamp(now, UTC).isoformat(), "related": []}
+            client.request("POST", "/events", json=[{**told, **question.reminder()}]).raise_for_status()
+            write_question(folder, question.model_copy(update={"reminded": now}).model_dump())
+
+    def _put_back(self, client: SyncPrefectClient, folder: Path, state: State[Any], now: float, said: str) -> None:
+        if state.id and claim(client, UUID(folder.name), state.id, now):
+            client.set_flow_run_state(UUID(folder.name), AwaitingRetry(message=said))
+
+    def _ended(self, client: SyncPrefectClient, folder: Path, state: State[Any] | None) -> None:
+        """Write down what nobody else can any more, and forget the question."""
+        if read_run(folder).status == "waiting":
+            how = f"ended the flow run ({state.name})" if state else "deleted the flow run"
+            note_cancelled(folder, f"somebody {how} in Prefect while it waited for an approval")
+        withdraw(client, self.home, UUID(folder.name))
+
+
+def _over(state: State[Any] | None, now: float) -> bool:
+    """Whether a flow run has ended for good: one that crashed, or that a limit cancelled, is put back by dead_runs.py."""
+    if state is None:
+        return True
+    patience = RESUME_SECONDS if state.is_crashed() else SETTLED_SECONDS
+    return bool(state.is_final() and now - state.timestamp.timestamp() > patience)
+
+
+def _state(client: SyncPrefectClient, run: UUID) -> State[Any] | None:
+    """The state of a flow run; None when there is no such run any more."""
+    try:
+        state: State[Any] | None = client.read_flow_run(run).state
+    except ObjectNotFound:
+        return None
+    return state

@@ -1,0 +1,251 @@
+"""A run of the platform that waits for a person, on a real Prefect server with a real worker: it has no process until then.
+
+The flow below asks as those of the product do, with `approve`. What the watch does is done here, with a time that is handed in.
+"""
+
+import importlib
+import json
+import secrets
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from live_prefect import environment, live, until
+from persons import policy_of
+from prefect.states import Cancelling
+from support import Home
+
+from deployments import registration
+from deployments.catalogue import Deployment
+from deployments.platform.state import state
+from deployments.platform.worker import allow
+from deployments.publishing import make_dataset
+from deployments.settings import PlatformConfig
+from deployments.watch.dead_runs import DeadRuns
+from deployments.watch.waiting import UNWATCHED_SECONDS, Waiting
+from tasks import process
+from tasks.runlog import read_run, suspended
+from tasks.storage import open_store
+
+FLOW = """
+import json, os
+from pathlib import Path
+from prefect import flow
+from flows.approval import approve, using
+from flows.prefect_run import cancelled, flow_run, started_by
+from tasks.config import ApprovalConfig
+from tasks.lifecycle import current, lifecycle, pinned
+
+
+def note(folder, name, told):
+    with open(folder / name, "a") as file:
+        file.write(json.dumps(told) + "\\n")
+
+
+@flow(name="suspended", persist_result=False)
+def suspended(folder: str):
+    folder, config = Path(folder), ApprovalConfig(expire_minutes=60.0, remind_minutes=10.0)
+    with (
+        started_by("run", "suspended"),
+        lifecycle("suspended", config, subject=folder.name, stages=(), cancelled=cancelled, flow_run=flow_run()),
+    ):
+        dataset = pinned(current().store, "corpus", kind="dataset")
+        note(folder, "starts", {"pid": os.getpid(), "dataset": dataset.ref})
+        stands = lambda: {"champion": (folder / "champion").read_text()}
+        given = approve(
+            "Go on?", "Because.", config, kind="test", subject=dataset.ref, terms={"in": folder.name}, stands=stands
+        )
+        with using(given):
+            note(folder, "ends", {"person": given.person, "dataset": dataset.ref})
+"""
+HOUR = 3600.0
+
+
+def publish(home, text):
+    path = home.parent / "corpus.txt"
+    path.write_text(text)
+    make_dataset(open_store(home), home / "work", "corpus", [path])
+
+
+ANSWER = {"decision": "approve", "reason": "it is good", "person": "anna", "token": ""}
+
+
+class Asking(Deployment):
+    """A deployment of the catalogue, of the flow above."""
+
+    @property
+    def entrypoint(self):
+        return "suspending.suspended"
+
+
+ASKING = Asking(name="asks", flow="suspended", description="Asks.", overlap="queue", parameters={"folder": ""})
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("suspended")
+    with live(folder / "home") as made, pytest.MonkeyPatch.context() as patch:
+        (folder / "modules" / "suspending.py").write_text(FLOW)
+        patch.syspath_prepend(str(folder / "modules"))
+        patch.setitem(sys.modules, "flows.suspended", importlib.import_module("suspending"))
+        publish(made.home, "some words")
+        with made.client() as client:
+            registration.register(client, [ASKING])
+        made.start_worker()
+        yield made
+
+
+@pytest.fixture
+def client(platform):
+    with platform.client() as made, environment(platform.environment):
+        yield made
+
+
+class Run:
+    """A run that waits, in a folder of its own."""
+
+    def __init__(self, platform, client, folder):
+        self.home, self.client, self.folder = platform.home, client, folder
+        (folder / "champion").write_text("model/a")
+        self.deployment = client.read_deployment_by_name(ASKING.full_name).id
+        self.id = client.create_flow_run_from_deployment(self.deployment, parameters={"folder": str(folder)}).id
+        self.log = self.home / "runs" / str(self.id)
+
+    @property
+    def state(self):
+        return self.client.read_flow_run(self.id).state
+
+    def noted(self, name):
+        path = self.folder / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def waits(self, starts=1):
+        """Until the run is suspended, with no process left of its start of this number."""
+
+        def gone():
+            noted = self.noted("starts")
+            return len(noted) == starts and process.process_started(noted[-1]["pid"]) is None
+
+        until(lambda: self.state.name == "Suspended" and gone(), 60.0, why=lambda: self.state)
+
+    def form(self):
+        keys = self.state.state_details.run_input_keyset
+        return json.loads(self.client.read_flow_run_input(self.id, keys["description"]))
+
+    def answer(self, **answer):
+        question = self.state.state_details.pause_key.split("-")[-2]
+        result = self.client.resume_flow_run(self.id, run_input={**ANSWER, "question": question, **answer})
+        assert result.status.value == "ACCEPT", result
+
+    def answers(self):
+        found = self.client.filter_flow_run_input(self.id, key_prefix="paused-", limit=200, exclude_keys=set())
+        return [one.key for one in found if one.key.endswith("-response")]
+
+    def ended(self):
+        until(lambda: self.state.is_final(), 60.0, why=lambda: self.state)
+        return self.state
+
+
+@pytest.fixture
+def start(platform, client, tmp_path):
+    def begin(name=""):
+        folder = tmp_path / (name or secrets.token_hex(3))
+        folder.mkdir()
+        return Run(platform, client, folder)
+
+    return begin
+
+
+def events(client, run):
+    wanted = {"resource": {"id": [f"headway.approval.{run.id}"]}, "event": {"name": ["headway.approval.needed"]}}
+    wanted["occurred"] = {"until": (datetime.now(UTC) + timedelta(days=1)).isoformat()}
+    return client.request("POST", "/events/filter", json={"filter": wanted}).json()["events"]
+
+
+def test_it_waits_without_process_place_or_slot_and_goes_on_with_what_it_asked_about(platform, client, start):
+    """And people are told at once, and again after a while."""
+    allow(client, 1)
+    try:
+        run, duty, now = start(), Waiting(platform.home), time.time()
+        run.waits()
+        other = start()
+        other.waits()  # with one place for both
+    finally:
+        allow(client, None)
+    assert client.read_deployment(run.deployment).global_concurrency_limit.active_slots == 0
+    listed = {one["run"]: one for one in state(platform.home)["waiting"]}
+    assert listed[str(run.id)]["question"] == "Go on?"
+    waiting = Home(platform.home).ok("approve").said["waiting"]
+    assert {str(run.id), str(other.id)} <= {one["flow_run"] for one in waiting}
+    DeadRuns(platform.home, PlatformConfig()).tick(client, now)
+    for later in (0.0, 60.0, 700.0, 760.0):  # reminded every ten minutes
+        duty.tick(client, now + later)
+    told = until(lambda: len(found := events(client, run)) == 2 and found)
+    assert {event["payload"]["question"] for event in told} == {"Go on?"}
+    publish(platform.home, "other words")
+    run.answer()
+    assert run.ended().is_completed(), run.state
+    assert len({one["dataset"] for one in run.noted("starts")}) == 1 and run.noted("ends")[0]["person"] == "anna"
+    assert run.answers() == [] and run.log not in suspended(platform.home)
+    assert read_run(run.log).status == "completed"
+
+
+def test_an_answer_of_somebody_who_may_not_decide_is_refused_and_the_run_waits_on(platform, client, start, tmp_path):
+    run = start()
+    run.waits()
+    policy, tokens = policy_of(Home(platform.home), tmp_path, ("root", []), ("anna", ["approve"]), ("bert", ["run"]))
+    asked = platform.home / "policy.yaml"
+    asked.write_text(policy.read_text())
+    asked.chmod(0o600)
+    try:
+        for number, (person, why) in enumerate((("bert", "bert may not"), ("anna", "")), start=2):
+            run.answer(person=person, token=tokens[person])
+            if why:
+                run.waits(starts=number)
+                assert why in run.form()
+        assert run.ended().is_completed(), run.state
+    finally:
+        asked.unlink()
+    database = platform.home / "prefect" / "prefect.db"
+    assert run.answers() == [] and not any(token.encode() in database.read_bytes() for token in tokens.values())
+
+
+def test_the_time_to_answer_ends_but_not_while_the_platform_is_down(platform, client, start):
+    run, now = start(), time.time()
+    run.waits()
+    Waiting(platform.home).tick(client, now)
+    Waiting(platform.home).tick(client, now + 24 * HOUR)  # a watch that starts after a day
+    assert run.state.name == "Suspended"
+    question = json.loads((run.log / "question.json").read_text())
+    assert now + 25 * HOUR <= question["expires"] < now + 25.1 * HOUR
+    (run.log / "question.json").write_text(json.dumps({**question, "expires": time.time() - 1}))
+    Waiting(platform.home).tick(client, now + 24 * HOUR + UNWATCHED_SECONDS / 2)
+    ended = run.ended()
+    assert ended.is_failed() and "nobody answered" in ended.message
+    assert read_run(run.log).status == "gate_closed" and run.log not in suspended(platform.home)
+
+
+def test_an_answer_to_what_has_changed_meanwhile_opens_nothing_and_the_run_asks_anew(client, start):
+    run = start()
+    run.waits()
+    (run.folder / "champion").write_text("model/b")
+    run.answer()
+    run.waits(starts=2)
+    assert "What was asked has changed" in run.form() and "model/b" in run.form() and run.answers() == []
+    run.answer(decision="reject", reason="not now")
+    assert run.ended().is_failed() and "not now" in run.state.message and run.noted("ends") == []
+
+
+@pytest.mark.parametrize("how", ["cancelled", "deleted"])
+def test_one_that_is_ended_in_prefects_page_is_written_down_as_cancelled(platform, client, start, how):
+    run = start()
+    run.waits()
+    if how == "cancelled":
+        client.set_flow_run_state(run.id, Cancelling())
+        assert run.state.is_cancelled()
+    else:
+        client.delete_flow_run(run.id)
+    Waiting(platform.home).tick(client, time.time() + 100.0)
+    assert read_run(run.log).status == "cancelled" and run.log not in suspended(platform.home)
+    assert str(run.id) not in {one["run"] for one in state(platform.home)["waiting"]}
