@@ -8,6 +8,7 @@ platform was down, does not count.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -46,28 +47,31 @@ class Waiting:
     def tick(self, client: SyncPrefectClient, now: float) -> None:
         """Look at every run that waits so."""
         unwatched = now - self._looked if self._looked else 0.0
+        if unwatched > UNWATCHED_SECONDS:
+            for folder in suspended(self.home):
+                _give_more_time(folder, unwatched)
+            self._note(now)
         for folder in suspended(self.home):
             state = _state(client, UUID(folder.name))
             if _over(state, now):
                 self._ended(client, folder, state)
             elif state is not None and state.is_paused() and state.state_details.pause_reschedule:
-                self._look(client, folder, state, now, unwatched if unwatched > UNWATCHED_SECONDS else 0.0)
+                self._look(client, folder, state, now)
         self._looked = now
         if abs(now - self._noted) >= NOTED_EVERY_SECONDS:
-            self._noted = now
-            process.write_json(self.home / LOOKED, {"time": now})
+            self._note(now)
 
-    def _look(self, client: SyncPrefectClient, folder: Path, state: State[Any], now: float, unwatched: float) -> None:
+    def _note(self, now: float) -> None:
+        self._looked = self._noted = now
+        process.write_json(self.home / LOOKED, {"time": now})
+
+    def _look(self, client: SyncPrefectClient, folder: Path, state: State[Any], now: float) -> None:
         """Remind, or end the time to answer. A question of another release, which cannot be read, is asked anew."""
         try:
             question = Question.model_validate(read_question(folder))
         except ValidationError:
             self._put_back(client, folder, state, now, "Its question is of another release: it asks anew")
             return
-        if unwatched:
-            later = {"asked": question.asked + unwatched, "expires": question.expires + unwatched}
-            question = question.model_copy(update=later)
-            write_question(folder, question.model_dump())
         if now >= question.expires:
             self._put_back(
                 client, folder, state, now, f"Nobody answered until {at(question.expires)}: it goes on to its end"
@@ -87,6 +91,14 @@ class Waiting:
             how = f"ended the flow run ({state.name})" if state else "deleted the flow run"
             note_cancelled(folder, f"somebody {how} in Prefect while it waited for an approval")
         withdraw(client, self.home, UUID(folder.name))
+
+
+def _give_more_time(folder: Path, seconds: float) -> None:
+    """Nobody reminded of the question for so long, or could be sure to reach the platform."""
+    with suppress(ValidationError):
+        question = Question.model_validate(read_question(folder))
+        later = {"asked": question.asked + seconds, "expires": question.expires + seconds}
+        write_question(folder, question.model_copy(update=later).model_dump())
 
 
 def _over(state: State[Any] | None, now: float) -> bool:

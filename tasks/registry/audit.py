@@ -143,16 +143,18 @@ def audit(store: Store, action: str, *, outcome: Literal["done", "refused", "fai
 
 def noted(base: Path, store: Store, since: float) -> list[dict[str, Any]]:
     """This home's own entries about decisions from a time on, oldest first, whatever became of the audit log."""
-    path = base / NOTED
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [one for one in map(json.loads, lines) if one["store"] == store.uri and one["time"] >= since]
+    path, found = base / NOTED, []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with suppress(ValueError):  # of a machine that lost its power; the line after it begins anew
+            found.append(json.loads(line))
+    return [one for one in found if one["store"] == store.uri and one["time"] >= since]
 
 
 def _note(entry: dict[str, Any]) -> None:
     path = home() / NOTED
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a") as file:
-        file.write(json.dumps(entry) + "\n")
+        file.write(f"\n{json.dumps(entry)}\n")
 
 
 @contextmanager

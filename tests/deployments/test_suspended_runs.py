@@ -9,6 +9,7 @@ import secrets
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
 import pytest
 from live_prefect import environment, live, until
@@ -25,7 +26,7 @@ from deployments.settings import PlatformConfig
 from deployments.watch.dead_runs import DeadRuns
 from deployments.watch.waiting import UNWATCHED_SECONDS, Waiting
 from tasks import process
-from tasks.runlog import read_run, suspended
+from tasks.runlog import read_question, read_run, suspended, write_question
 from tasks.storage import open_store
 
 FLOW = """
@@ -249,3 +250,25 @@ def test_one_that_is_ended_in_prefects_page_is_written_down_as_cancelled(platfor
     Waiting(platform.home).tick(client, time.time() + 100.0)
     assert read_run(run.log).status == "cancelled" and run.log not in suspended(platform.home)
     assert str(run.id) not in {one["run"] for one in state(platform.home)["waiting"]}
+
+
+class Away:
+    """A Prefect that does not answer."""
+
+    def read_flow_run(self, run):
+        raise ConnectionError("away")
+
+
+def test_time_in_which_nobody_looked_is_given_once_though_prefect_does_not_answer_after_it(tmp_path):
+    folder, now = tmp_path / "runs" / str(uuid4()), 1_000_000.0
+    folder.mkdir(parents=True)
+    told = dict.fromkeys(("kind", "subject", "text", "details", "flow", "flow_run", "url"), "x")
+    times = {"asked": now, "expires": now + HOUR, "valid_hours": 1.0, "remind_seconds": 600.0}
+    write_question(folder, {**told, **times, "terms": {}, "before": {}, "right": "approve", "exercises": "promote"})
+    Waiting(tmp_path)._note(now)
+    for _ in range(2):  # a watch, and one that is started after it
+        watch = Waiting(tmp_path)
+        for later in (HOUR, HOUR + 2.0):
+            with pytest.raises(ConnectionError):
+                watch.tick(Away(), now + later)
+    assert read_question(folder)["expires"] == now + 2 * HOUR
