@@ -5,17 +5,18 @@ import random
 from dataclasses import dataclass, field, replace
 
 import pytest
+from fake_megatron import write_checkout
 
 from tasks.corpus.inputs import cut, find_shards
 from tasks.data_config import PreprocessingConfig, TokenizerConfig
 from tasks.formats.mmididx import TokenWriter
-from tasks.jobs import train
+from tasks.jobs import train, train_megatron
 from tasks.jobs.data_crossing import FILE, crossings, require_apart
 from tasks.jobs.preprocess import save_tokenizer, train_tokenizer
 from tasks.jobs.runtime import Rank
 from tasks.process import read_json
 from tasks.tokenizing.splits import split_of
-from tasks.training_config import ExecutionConfig, TrainingConfig
+from tasks.training_config import ExecutionConfig, MegatronConfig, TrainingConfig
 
 FRACTION = 0.2
 SPLITS = ("train", "heldout")
@@ -124,8 +125,12 @@ def test_a_run_is_refused_above_the_share_and_told_below(two, capsys):
     ):
         require_apart(rank, MIXED, ExecutionConfig())
     assert read_json(rank.folder / FILE)[0]["crossed"] == 2
-    with pytest.raises(ValueError, match="2 of"):
-        train.run(replace(rank, settings={"training": MIXED.model_dump(mode="json")}))
+    checkout = write_checkout(two.folder / "megatron-lm")
+    execution = ExecutionConfig(megatron=MegatronConfig(checkout=str(checkout)))
+    settings = {"training": MIXED.model_dump(mode="json"), "execution": execution.model_dump(mode="json")}
+    for engine in (train, train_megatron):
+        with pytest.raises(ValueError, match="2 of"):
+            engine.run(replace(rank, settings=settings))
     require_apart(rank, MIXED, ExecutionConfig(max_crossing_share=share))
     assert "2 of" in capsys.readouterr().out
     (rank.folder / FILE).unlink()
