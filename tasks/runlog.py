@@ -120,6 +120,12 @@ class LoggedRun:
         standing = event is not None and self.events[-1] is event and (self.alive or not self.here)
         return event if standing or self.status == "waiting" else None
 
+    @property
+    def question(self) -> str:
+        """What `headway approve` calls the question that it waits with; one of another release has no key of its own."""
+        key = (self.waits or {}).get("key", "")
+        return f"{self.identity[:8]}.{key}" if key else self.identity[:8]
+
     def last(self, *kinds: str) -> dict[str, Any] | None:
         """The newest event of these kinds."""
         return next((event for event in reversed(self.events) if event["event"] in kinds), None)

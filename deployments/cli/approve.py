@@ -52,8 +52,7 @@ def _waiting(home: Any) -> list[dict[str, Any]]:
         if event and event.get("for") == "approval":
             where = run.handle.get("flow_run") or {}
             told = {key: run.handle.get(key) for key in ("flow", "subject")}
-            name = ".".join(part for part in (run.identity[:8], event.get("key", "")) if part)
-            named = {"name": name, "flow_run": run.identity, "url": where.get("url")}
+            named = {"name": run.question, "flow_run": run.identity, "url": where.get("url")}
             found.append({**named, **told, **_question(event)})
     return found
 

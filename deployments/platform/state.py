@@ -65,7 +65,7 @@ def words(fields: dict[str, Any]) -> list[str]:
     lines = [_part_words(part) for part in fields["parts"]]
     lines += [f"versions: {', '.join(f'{name} {said}' for name, said in fields['versions'].items())}"]
     lines += [f"policy: {fields['policy']['words']}"] if fields["policy"]["named"] else []
-    lines += _section("waiting for a person", [f"{w['run']}: {w['question']}  {w['url']}" for w in fields["waiting"]])
+    lines += _section("waiting for a person", [f"{w['name']}  {w['question']}  {w['url']}" for w in fields["waiting"]])
     lines += _section("alerts", [f"{a['summary']}" for a in fields["alerts"]])
     lines += _section("no events from", [f"{name}: {why}" for name, why in fields["broken_sources"].items()])
     lines += _section("last runs", [_run_words(run) for run in fields["runs"]])
@@ -127,7 +127,13 @@ def _run_words(run: dict[str, Any]) -> str:
 
 def _waiting(run: LoggedRun, said: dict[str, Any]) -> dict[str, Any]:
     url = (run.handle.get("flow_run") or {}).get("url")
-    return {"run": run.identity, "for": said.get("for"), "question": said.get("question"), "url": url}
+    return {
+        "run": run.identity,
+        "name": run.question,
+        "for": said.get("for"),
+        "question": said.get("question"),
+        "url": url,
+    }
 
 
 def _schedules(home: Path) -> list[dict[str, Any]]:

@@ -178,6 +178,7 @@ def test_it_waits_without_process_place_or_slot_and_goes_on_with_what_it_asked_a
     listed = {one["run"]: one for one in state(platform.home)["waiting"]}
     assert listed[str(run.id)]["question"] == "Go on?"
     waiting = Home(platform.home).ok("approve").said["waiting"]
+    assert listed[str(run.id)]["name"] in {one["name"] for one in waiting}
     assert {str(run.id), str(other.id)} <= {one["flow_run"] for one in waiting}
     DeadRuns(platform.home, PlatformConfig()).tick(client, now)
     for later in (0.0, 60.0, 700.0, 760.0):  # reminded every ten minutes
