@@ -65,7 +65,7 @@ def test_a_throttled_rank_is_slower_than_its_peer(tmp_path):
                 until(lambda folder=folder: len(probes(measured(folder), "matmul_fp32")) == 2, running)
             assert [process.wait(60) for process in running] == [0, 0]
         free, slow = (probes(measured(folder), "matmul_fp32")[rank].peers for rank in (0, 1))
-        if slow < 0.7 * free:
+        if free and slow and slow < 0.7 * free:  # neither has a peer where the time was too short to judge
             return
     raise AssertionError(f"{slow} is not below {free}")
 
