@@ -22,15 +22,13 @@ from tasks.config import ApprovalConfig
 from tasks.errors import IntegrityError, Refused
 from tasks.process import locked, write_text
 from tasks.registry import audit_chain
-from tasks.registry.audit import DECISIONS, SPENT, audit, audited, noted
+from tasks.registry.audit import DECISIONS, KEY, SPENT, audit, audited, noted
 from tasks.registry.audit_chain import Link
 from tasks.registry.journal import StoreJournal
 from tasks.registry.policy import Policy, Right, load_policy
 from tasks.settings import canonical_json, digest
 from tasks.storage.store import Store
 
-KEY = "keys/approvals.key"
-"""In the home, made at the first approval; in no backup without the private keys. Without it, people are asked again."""
 KEY_BYTES = 64
 DONE = "what it allowed was done, and it counts once"
 

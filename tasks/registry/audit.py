@@ -33,8 +33,10 @@ SPENT = "use approval"
 """The action of the entry that says that what an approval allowed was done."""
 DECISIONS = ("deploy", "stop endpoint", "rollback endpoint", "move_ref")
 """Actions that end an approval of a change of the same thing, beside the rollback of its model."""
+KEY = "keys/approvals.key"
+"""In the home, made at the first approval; in no backup without the private keys. Without it, people are asked again."""
 NOTED = "keys/decisions.jsonl"
-"""In the home: its own entries of such actions, for who can write to the store can cut off the end of the audit log."""
+"""In a home with approvals: its own entries of such actions, for who can write to the store can cut off the end of the log."""
 AUTOMATIC = ("schedule", "prefect", "bridge")
 """Who starts a flow run without a name: a schedule, or somebody behind the one login of Prefect's page."""
 
@@ -136,7 +138,7 @@ def audit(store: Store, action: str, *, outcome: Literal["done", "refused", "fai
     if policy := _policy.get():
         entry["policy"] = policy
     link = audit_chain.append(store, entry)
-    if action in (SPENT, *DECISIONS, "rollback"):
+    if action in (SPENT, *DECISIONS, "rollback") and (home() / KEY).exists():
         _note({**entry, "number": link.number, "time": time.time(), "store": store.uri})
     return link
 
@@ -151,9 +153,7 @@ def noted(base: Path, store: Store, since: float) -> list[dict[str, Any]]:
 
 
 def _note(entry: dict[str, Any]) -> None:
-    path = home() / NOTED
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a") as file:
+    with open(os.open(home() / NOTED, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a") as file:
         file.write(f"\n{json.dumps(entry)}\n")
 
 
