@@ -129,9 +129,6 @@ def approve(
         stands=stands,
         starters=starters(run.store),
     )
-    given = standing(run.home, run.store, asked)
-    if given:
-        return _told(run, asked, given)
     now = time.time()
     question = Question(
         kind=kind,
@@ -151,9 +148,13 @@ def approve(
         url=(run.flow_run or {})["url"],
     )
     question, refused = _asked_before(run, question)
+    pause = Pause(question.kind, question.key, run.home)
+    answer = pause.answer()  # first of all: it may be a rejection of what somebody else approved
+    given = None if answer else standing(run.home, run.store, asked)
+    if given:
+        return _told(run, asked, given)
     with run.standing_aside():
-        pause = Pause(question.kind, question.key, run.home)
-        answer, proven = _decided(run, question, asked, pause, refused)
+        answer, proven = _decided(run, question, asked, pause, answer, refused)
         approval = _conclude(run, question, answer, proven)
     return _told(run, asked, approval)
 
@@ -193,15 +194,17 @@ def _asked_before(run: Lifecycle, question: Question) -> tuple[Question, str]:
     return question, "What was asked has changed since then."
 
 
-def _decided(run: Lifecycle, question: Question, asked: Asked, pause: Pause, refused: str = "") -> tuple[Form, bool]:
+def _decided(
+    run: Lifecycle, question: Question, asked: Asked, pause: Pause, answer: Form | None, refused: str
+) -> tuple[Form, bool]:
     """The answer of somebody who may give it, and whether a token proved who; anybody else is told so, and the question stays."""
     while True:
-        answer = _answer(run, question, pause, refused)
+        answer = answer or _answer(run, question, pause, refused)
         try:
             with by_somebody():
                 return answer, _require_may_decide(run, question, asked, answer)
         except Refused as error:
-            refused = f"{error.message}."
+            answer, refused = None, f"{error.message}."
 
 
 def _require_may_decide(run: Lifecycle, question: Question, asked: Asked, answer: Form) -> bool:

@@ -7,6 +7,7 @@ docs/approval.md, "What Prefect keeps".
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from contextlib import closing
@@ -73,6 +74,16 @@ class Pause:
             return self._turn(text, expires)
         except Away:
             return None
+
+    def answer(self) -> Form | None:
+        """An answer that came while the run had no process. While Prefect is away, it waits for that: it may be a rejection."""
+        while True:
+            try:
+                return self._take()
+            except Away as away:
+                if away.refused:
+                    return None
+                time.sleep(AWAY_SECONDS)
 
     def _turn(self, text: str, expires: float) -> Form | None:
         state = self._state()
@@ -175,7 +186,7 @@ def _deletion(flow_run: UUID, key: str) -> Request:
 
 def _inputs(client: Any, flow_run: UUID, prefix: str, suffix: str) -> list[Any]:
     found = client.filter_flow_run_input(flow_run, key_prefix=prefix, limit=200, exclude_keys=set())
-    return [one for one in found if one.key.endswith(suffix)]
+    return [one for one in found if re.fullmatch(rf".*-\d+{suffix}", one.key)]
 
 
 def empty_write_ahead_log(path: Path) -> None:

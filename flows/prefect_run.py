@@ -25,6 +25,7 @@ from flows.pause import withdraw
 from tasks import process
 from tasks.errors import Suspended
 from tasks.prefect_notes import Away, ask
+from tasks.registry import audit_chain
 from tasks.registry.audit import Actor, acting, actor, entries
 from tasks.registry.policy import Right, require
 from tasks.runlog import read_question, read_run
@@ -151,9 +152,10 @@ def _automatic(cause: str) -> str:
 
 
 def starters(store: Store) -> frozenset[str] | None:
-    """Persons who started the running flow run, or handed it to the platform; None where an account did that no policy asked.
+    """Persons who started the running flow run, or handed it to the platform; None where nobody can tell.
 
-    The set is empty for a run of a schedule, an event, or Prefect's page.
+    That is so where an account did that no policy asked, or the audit log does not tell any more who handed it over. The set is
+    empty for a run of a schedule, an event, or Prefect's page.
     """
     now = actor()
     if now.identity != "automatic":
@@ -164,7 +166,7 @@ def starters(store: Store) -> frozenset[str] | None:
         return frozenset()
     words = f"under the key {run.idempotency_key}"
     handed = [entry for entry in entries(store) if entry.action == "start run" and entry.what.endswith(words)]
-    known = all(entry.identity == "person" for entry in handed)
+    known = bool(handed) and all(e.identity == "person" and audit_chain.unchanged(store, e.number) for e in handed)
     return frozenset(entry.who for entry in handed) if known else None
 
 

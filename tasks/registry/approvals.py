@@ -178,11 +178,17 @@ def _decided_since(home: Path, store: Store, asked: Asked, given: Approval, entr
     later = audit_chain.since(store, entry)
     if later is None:
         return "the audit log does not hang together from its entry on"
-    for each in (*later, *noted(home, store, given.time)):
+    about = words(given.kind, given.subject, given.terms)
+    for each in (
+        *later,
+        *(one for one in noted(home) if one["time"] >= given.time or one.get("approval") == given.digest),
+    ):
         mine = each.get("approval") == given.digest
         if mine and each.get("action") == SPENT:
             return DONE
-        if not mine and _decides(each, stands, given.subject):
+        if not mine and (
+            _decides(each, stands, given.subject) or (each.get("action"), each.get("what")) == ("reject", about)
+        ):
             return (
                 f"{each.get('action')} of {each.get('what')} came after it: entry {each.get('number')} of the audit log"
             )
@@ -205,14 +211,15 @@ def _given(home: Path, store: Store, asked: Asked) -> Iterator[tuple[Approval, L
     """Approvals of exactly this, newest first, each with its entry of the audit log."""
     journal = StoreJournal(store)
     for key in reversed(journal.list(asked.place)):
-        found = _genuine(home, store, journal.get(key))
+        found = _genuine(home, store, journal, key)
         if found and (found[0].place, found[0].right) == (asked.place, asked.right):
             yield found
 
 
-def _genuine(home: Path, store: Store, kept: dict[str, Any] | None) -> tuple[Approval, Link] | None:
+def _genuine(home: Path, store: Store, journal: StoreJournal, key: str) -> tuple[Approval, Link] | None:
     """What was kept, if this home sealed it, and its entry stands in the audit log and says the same."""
     try:
+        kept = journal.get(key)
         said = {name: kept[name] for name in ("approval", "entry")} if kept else {}
         sealed = hmac.compare_digest(str((kept or {}).get("mac", "")).encode(), _mac(home, said).encode())
         if not sealed:

@@ -138,18 +138,18 @@ def audit(store: Store, action: str, *, outcome: Literal["done", "refused", "fai
     if policy := _policy.get():
         entry["policy"] = policy
     link = audit_chain.append(store, entry)
-    if action in (SPENT, *DECISIONS, "rollback") and (home() / KEY).exists():
-        _note({**entry, "number": link.number, "time": time.time(), "store": store.uri})
+    if action in (SPENT, *DECISIONS, "rollback", "reject") and (home() / KEY).exists():
+        _note({**entry, "number": link.number, "time": time.time()})
     return link
 
 
-def noted(base: Path, store: Store, since: float) -> list[dict[str, Any]]:
-    """This home's own entries about decisions from a time on, oldest first, whatever became of the audit log."""
+def noted(base: Path) -> list[dict[str, Any]]:
+    """This home's own entries about decisions, oldest first, whatever became of the audit log."""
     path, found = base / NOTED, []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         with suppress(ValueError):  # of a machine that lost its power; the line after it begins anew
             found.append(json.loads(line))
-    return [one for one in found if one["store"] == store.uri and one["time"] >= since]
+    return found
 
 
 def _note(entry: dict[str, Any]) -> None:

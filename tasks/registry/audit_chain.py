@@ -111,6 +111,12 @@ def linked(store: Store, link: Link) -> bytes | None:
     return None if _between(link, link.number + 1, after.data) else found.data
 
 
+def unchanged(store: Store, number: int) -> bool:
+    """Whether an entry is what was written: the next one, or the end, names it as it is."""
+    found = store.read(_key(number))
+    return found is not None and linked(store, Link(number, hash_of(found.data))) is not None
+
+
 def since(store: Store, link: Link) -> list[dict[str, Any]] | None:
     """What was written after an entry, oldest first; None where it does not hang together from that entry to the end."""
     head = newest(store)

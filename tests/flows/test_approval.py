@@ -257,6 +257,34 @@ def test_who_handed_a_run_to_the_platform_does_not_approve_its_deploy_alone(home
     assert asking.said()["approval"]["person"] == "anna"
 
 
+def test_where_the_log_of_who_handed_a_run_over_was_changed_only_who_may_promote_approves_its_deploy(
+    home, start, tmp_path
+):
+    policy, tokens = policy_of(home, tmp_path, ("root", []), ("anna", ["approve"]), ("rita", ["run", "approve"]))
+    warm, key = start(expire_minutes=0.02), secrets.token_hex(8)
+    with acting("rita"):
+        entry = audit(open_store(home.path), "start run", what=f"asking/one on the platform, under the key {key}")
+    path = home.path / "store" / "documents" / "audit" / f"{entry.number:08}.json"
+    path.write_text(path.read_text().replace('"who": "rita"', '"who": "anna"'))
+    asking = handed_over(start, warm, key, policy)
+    run = asking.waits()
+    assert asking.answer(run, person="rita", token=tokens["rita"]) == "ACCEPT"
+    run = asking.waits(again_after=run["state"]["state_details"]["pause_key"])
+    assert "nobody knows who started the run" in asking.form(run)[0]
+    path.write_text(path.read_text().replace('"who": "anna"', '"who": "rita"'))
+
+
+def test_a_rejection_counts_though_somebody_approved_the_same_for_another_run(start):
+    first = start()
+    run, subject = first.waits(), first.arguments["subject"]
+    first.process.kill()
+    second = start(subject=subject)
+    assert second.answer(second.waits()) == "ACCEPT" and second.said()["approval"]
+    assert first.answer(run, decision="reject", reason="it leaks names") == "ACCEPT"
+    assert "it leaks names" in start(subject=subject, resume=run["id"]).said()["message"]
+    assert "it leaks names" in start(subject=subject).form_when_it_waits()  # the approval does not count either
+
+
 def test_where_nobody_was_asked_who_hands_a_run_over_only_who_may_promote_approves_its_deploy(home, start, tmp_path):
     policy, tokens = policy_of(home, tmp_path, ("root", ["approve", "promote"]), ("anna", ["approve"]))
     policy.write_text(policy.read_text().replace("- run\n", "", 1))

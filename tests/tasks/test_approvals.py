@@ -8,7 +8,7 @@ import pytest
 
 from tasks.errors import IntegrityError, Refused
 from tasks.registry import policy as rules
-from tasks.registry.approvals import Approval, Asked, asked_about, keep, require_standing, spend, standing
+from tasks.registry.approvals import Approval, Asked, asked_about, keep, require_standing, spend, standing, words
 from tasks.registry.audit import acting, audit, entries
 from tasks.registry.refs import move_ref, read_ref
 from tasks.storage import open_store
@@ -265,6 +265,8 @@ def test_cutting_off_the_end_of_the_audit_log_brings_no_approval_back(house, tmp
     shutil.copytree(before, documents)
     house.served = BEFORE
     assert house.counts() is None and why in house.refusal()
+    spelled = house.home / ".." / house.home.name
+    assert counts(spelled, stands=house.stands) is None
 
 
 def test_a_run_that_died_in_the_middle_of_what_was_approved_goes_on_with_the_approval(house):
@@ -288,6 +290,7 @@ def test_a_run_that_died_in_the_middle_of_what_was_approved_goes_on_with_the_app
         lambda house: audit(house.store, "stop endpoint", what="endpoint/tiny", reason="bad"),
         lambda house: audit(house.store, "rollback endpoint", what="endpoint/tiny", after=BEFORE),
         lambda house: audit(house.store, "rollback", what=BEFORE, before="a" * 64, after="0" * 64),
+        lambda house: audit(house.store, "reject", what=words("deploy", MODEL, TERMS)),
     ],
 )
 def test_a_later_decision_about_the_model_or_the_endpoint_ends_an_approval(house, decision):
