@@ -5,12 +5,16 @@ from __future__ import annotations
 import getpass
 import os
 import sys
+import time
 from typing import Annotated, Any
 
 import typer
 
 from deployments.cli.output import say
 from deployments.cli.person import As
+
+SUSPENDING_SECONDS = 30.0
+"""A run that has said what it waits for is suspended within moments."""
 
 
 def approve(
@@ -118,7 +122,11 @@ def _answer(flow_run: str, answer: dict[str, str]) -> None:
                 f"Prefect has no flow run {flow_run} any more: somebody deleted it",
                 remedy="It ends within seconds. Start the run again: it reuses what is finished, and asks again.",
             ) from error
-        result = client.resume_flow_run(UUID(flow_run), run_input=answer)
+        deadline = time.monotonic() + SUSPENDING_SECONDS
+        while (result := client.resume_flow_run(UUID(flow_run), run_input=answer)).status != SetStateStatus.ACCEPT:
+            if time.monotonic() > deadline or not client.read_flow_run(UUID(flow_run)).state.is_running():
+                break
+            time.sleep(0.5)
     if result.status != SetStateStatus.ACCEPT:
         raise Missing(
             f"the run took no answer: {result.details.reason}", remedy="`headway approve` lists what waits now."
