@@ -23,7 +23,7 @@ from tasks.config import ApprovalConfig
 from tasks.errors import GateFailed, Refused, Suspended
 from tasks.lifecycle import Lifecycle, current
 from tasks.prefect_notes import Away, ask
-from tasks.registry.approvals import Approval, Asked, keep, spend, standing, words
+from tasks.registry.approvals import Approval, Asked, keep, spend, standing, token_of, words
 from tasks.registry.audit import acting, audit, audited, by_somebody
 from tasks.registry.policy import Right, authorise, load_policy
 from tasks.runlog import read_question, write_question
@@ -259,6 +259,7 @@ def _conclude(run: Lifecycle, question: Question, answer: Form, proven: bool) ->
         right=question.right,
         person=answer.person,
         proven=proven,
+        token=token_of(load_policy(run.home), answer.person) if proven else "",
         reason=answer.reason,
         time=time.time(),
         flow_run=(run.flow_run or {})["id"],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from prefect.input.run_input import keyset_from_base_key
 from prefect.runtime import deployment
 from prefect.runtime import flow_run as runtime
 from prefect.states import Paused, Suspended
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr
 
 from tasks.errors import Cancelled
 from tasks.errors import Suspended as Waits
@@ -151,12 +151,12 @@ class Pause:
             return None
         hand_in(*(_deletion(self.flow_run, one.key) for one in found))
         empty_write_ahead_log(self.home / "prefect" / "prefect.db")
-        newest = max(found, key=lambda one: int(one.key.split("-")[-2]))
-        try:
-            answer: Form = Form.model_validate(newest.decoded_value)
-        except ValidationError:  # an answer to another version of the form
-            return None
-        return answer if answer.question == self._key else None
+        for one in sorted(found, key=lambda one: int(one.key.split("-")[-2]), reverse=True):
+            with suppress(ValueError):  # an answer to another version of the form, or no answer at all
+                answer: Form = Form.model_validate(one.decoded_value)
+                if answer.question == self._key:
+                    return answer
+        return None
 
     def _inputs(self, suffix: str) -> list[Any]:
         return ask(lambda client: _inputs(client, self.flow_run, f"paused-{self._name}-", suffix))
@@ -186,7 +186,7 @@ def _deletion(flow_run: UUID, key: str) -> Request:
 
 def _inputs(client: Any, flow_run: UUID, prefix: str, suffix: str) -> list[Any]:
     found = client.filter_flow_run_input(flow_run, key_prefix=prefix, limit=200, exclude_keys=set())
-    return [one for one in found if re.fullmatch(rf".*-\d+{suffix}", one.key)]
+    return [one for one in found if re.fullmatch(rf".*-\d{{1,9}}{suffix}", one.key)]
 
 
 def empty_write_ahead_log(path: Path) -> None:

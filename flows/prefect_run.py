@@ -26,7 +26,7 @@ from tasks import process
 from tasks.errors import Suspended
 from tasks.prefect_notes import Away, ask
 from tasks.registry import audit_chain
-from tasks.registry.audit import Actor, acting, actor, entries
+from tasks.registry.audit import Actor, acting, actor, entries, noted
 from tasks.registry.policy import Right, require
 from tasks.runlog import read_question, read_run
 from tasks.settings import home
@@ -154,8 +154,9 @@ def _automatic(cause: str) -> str:
 def starters(store: Store) -> frozenset[str] | None:
     """Persons who started the running flow run, or handed it to the platform; None where nobody can tell.
 
-    That is so where an account did that no policy asked, or the audit log does not tell any more who handed it over. The set is
-    empty for a run of a schedule, an event, or Prefect's page.
+    That is so where an account did that no policy asked, or the audit log does not tell any more who handed it over: the home
+    that it was handed over in has an entry of its own, which counts first. The set is empty for a run of a schedule, an event, or
+    Prefect's page.
     """
     now = actor()
     if now.identity != "automatic":
@@ -165,6 +166,9 @@ def starters(store: Store) -> frozenset[str] | None:
     if run is None or not run.idempotency_key or now.name != "prefect":
         return frozenset()
     words = f"under the key {run.idempotency_key}"
+    own = [one for one in noted(home()) if one["action"] == "start run" and str(one["what"]).endswith(words)]
+    if own:
+        return frozenset(one["who"] for one in own) if all(one["identity"] == "person" for one in own) else None
     handed = [entry for entry in entries(store) if entry.action == "start run" and entry.what.endswith(words)]
     known = bool(handed) and all(e.identity == "person" and audit_chain.unchanged(store, e.number) for e in handed)
     return frozenset(entry.who for entry in handed) if known else None

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import FlowRunInput
 
 STALE_SECONDS = 60.0
 """A claim older than this, with the flow run still in its state, is that of a watch that died before it acted."""
@@ -26,17 +28,26 @@ def claim(client: SyncPrefectClient, run: UUID, state: UUID, now: float) -> bool
     """Whether the caller, and nobody else, is to act on this state of this flow run."""
     first = f"headway-watch-{state}"
     made = client.filter_flow_run_input(run, key_prefix=first, limit=MOST, exclude_keys=set())
-    claims = {_generation(one.key, first): one.decoded_value for one in made}
+    claims = {number: one for one in made if (number := _generation(one.key, first)) is not None}
     newest = max(claims, default=-1)
-    if claims and abs(now - claims[newest]["time"]) < STALE_SECONDS:
+    if claims and abs(now - _time(claims[newest])) < STALE_SECONDS:
         return False
     mine = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "time": now})
     return _create(client, run, f"{first}-{newest + 1}" if claims else first, mine)
 
 
-def _generation(key: str, first: str) -> int:
-    """0 for the first claim to a state, whose key has no number."""
-    return int(key.removeprefix(first).removeprefix("-") or 0)
+def _generation(key: str, first: str) -> int | None:
+    """0 for the first claim to a state, whose key has no number; None for what no watch wrote."""
+    found = re.fullmatch(r"(?:-(\d{1,9}))?", key.removeprefix(first))
+    return int(found[1] or 0) if found else None
+
+
+def _time(made: FlowRunInput) -> float:
+    """When a claim was made; long ago for one that no watch wrote."""
+    try:
+        return float(made.decoded_value["time"])
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return 0.0
 
 
 def _create(client: SyncPrefectClient, run: UUID, key: str, value: str) -> bool:

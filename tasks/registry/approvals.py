@@ -55,6 +55,8 @@ class Approval(Value):
     flow_run: str
     valid_hours: float | None = None
     """For how long it counts, as its question said; a release before this one did not write it down."""
+    token: str = ""
+    """Of a proven person: the digest of the policy's hash of the token, so that nobody else under this name takes it over."""
     before: dict[str, str] = Field(default={})
     """What stood when it was asked about, by the audit log's names: what each endpoint served, who was champion."""
 
@@ -126,6 +128,7 @@ def keep(home: Path, store: Store, approval: Approval) -> None:
     """Write an approval down, first in the audit log. The caller acts as who gave it, if that was proven."""
     what = words(approval.kind, approval.subject, approval.terms)
     said = {"right": approval.right, "what": what, "claimed": "" if approval.proven else approval.person}
+    _key(home)  # the home keeps its own entry where it has one
     with audited(store, "approve", **said, reason=approval.reason, approval=approval.digest) as entry:
         kept = {"approval": approval.model_dump(exclude_unset=True), "entry": asdict(entry)}
         StoreJournal(store).append(approval.place, {**kept, "mac": _mac(home, kept)})
@@ -166,6 +169,8 @@ def _void(home: Path, store: Store, policy: Policy, asked: Asked, given: Approva
         return f"it was given more than {hours:g} hours ago"
     if why := asked.refusal(policy, given.person, proven=given.proven):
         return why
+    if given.token not in ("", token_of(policy, given.person)):
+        return f"{given.person} has another token since then"
     return _decided_since(home, store, asked, given, entry)
 
 
@@ -178,11 +183,9 @@ def _decided_since(home: Path, store: Store, asked: Asked, given: Approval, entr
     later = audit_chain.since(store, entry)
     if later is None:
         return "the audit log does not hang together from its entry on"
-    about = words(given.kind, given.subject, given.terms)
-    for each in (
-        *later,
-        *(one for one in noted(home) if one["time"] >= given.time or one.get("approval") == given.digest),
-    ):
+    about, own = words(given.kind, given.subject, given.terms), noted(home)
+    its = [at for at, one in enumerate(own) if (one["action"], one.get("approval")) == ("approve", given.digest)]
+    for each in (*later, *own[its[0] + 1 if its else 0 :]):
         mine = each.get("approval") == given.digest
         if mine and each.get("action") == SPENT:
             return DONE
@@ -233,7 +236,16 @@ def _genuine(home: Path, store: Store, journal: StoreJournal, key: str) -> tuple
     return (given, link) if same else None
 
 
+def token_of(policy: Policy, person: str) -> str:
+    """What an approval says of the token of who gave it; empty for somebody whom the policy does not know."""
+    return digest(policy.persons[person].token)[:16] if person in policy.persons else ""
+
+
 def _mac(home: Path, said: Mapping[str, Any]) -> str:
+    return hmac.new(_key(home), canonical_json(said).encode(), "sha256").hexdigest()
+
+
+def _key(home: Path) -> bytes:
     path = home / KEY
     with locked(home / "locks" / "approvals"):
         if not path.exists():
@@ -244,4 +256,4 @@ def _mac(home: Path, said: Mapping[str, Any]) -> str:
             f"{path} holds {len(key)} bytes, and no key of {KEY_BYTES}: approvals cannot be told from forged ones",
             remedy="Find out who changed it, and remove it: approvals that were given until now are then asked for once more.",
         )
-    return hmac.new(key, canonical_json(said).encode(), "sha256").hexdigest()
+    return key

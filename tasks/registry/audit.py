@@ -36,7 +36,9 @@ DECISIONS = ("deploy", "stop endpoint", "rollback endpoint", "move_ref")
 KEY = "keys/approvals.key"
 """In the home, made at the first approval; in no backup without the private keys. Without it, people are asked again."""
 NOTED = "keys/decisions.jsonl"
-"""In a home with approvals: its own entries of such actions, for who can write to the store can cut off the end of the log."""
+"""The home's own entries of such actions, for whoever can write to the store can rewrite the log: of runs that were started here,
+and, in a home with approvals, of those and of what ends them."""
+ENDS = (SPENT, *DECISIONS, "rollback", "reject", "approve")
 AUTOMATIC = ("schedule", "prefect", "bridge")
 """Who starts a flow run without a name: a schedule, or somebody behind the one login of Prefect's page."""
 
@@ -138,13 +140,13 @@ def audit(store: Store, action: str, *, outcome: Literal["done", "refused", "fai
     if policy := _policy.get():
         entry["policy"] = policy
     link = audit_chain.append(store, entry)
-    if action in (SPENT, *DECISIONS, "rollback", "reject") and (home() / KEY).exists():
+    if action == "start run" or (action in ENDS and (home() / KEY).exists()):
         _note({**entry, "number": link.number, "time": time.time()})
     return link
 
 
 def noted(base: Path) -> list[dict[str, Any]]:
-    """This home's own entries about decisions, oldest first, whatever became of the audit log."""
+    """This home's own entries about started runs and decisions, oldest first, whatever became of the audit log."""
     path, found = base / NOTED, []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         with suppress(ValueError):  # of a machine that lost its power; the line after it begins anew
@@ -153,7 +155,9 @@ def noted(base: Path) -> list[dict[str, Any]]:
 
 
 def _note(entry: dict[str, Any]) -> None:
-    with open(os.open(home() / NOTED, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a") as file:
+    path = home() / NOTED
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a") as file:
         file.write(f"\n{json.dumps(entry)}\n")
 
 

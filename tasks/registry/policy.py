@@ -262,10 +262,12 @@ def _identify(store: Store, policy: Policy, name: str, token: str) -> None:
         )
     key = f"tries/{name if name in policy.persons else '-unknown'}.json"
     before = store.read(key)
-    said = json.loads(before.data) if before else {"wrong": 0, "time": 0.0}
-    wrong = int(said["wrong"])
-    wait = _wait(wrong, time.time() - said["time"])
+    wrong, last = _tries(before.data if before else b"")
+    since = time.time() - last
+    wait = _wait(wrong, since)
     if wait > 0:
+        if since < 0:  # a clock that was set back, or somebody who wrote to the store: the wait is counted from now on
+            _note_tries(store, key, wrong)
         raise Refused(f"too many wrong tokens for {name[:64]!r}: wait {math.ceil(wait)} s", remedy="Then try again.")
     try:
         policy.person(name, token)
@@ -276,11 +278,20 @@ def _identify(store: Store, policy: Policy, name: str, token: str) -> None:
         _note_tries(store, key, 0)
 
 
+def _tries(data: bytes) -> tuple[int, float]:
+    """How many wrong tokens in a row, and when the last one came; none of what cannot be read: nobody is locked out by it."""
+    try:
+        said = json.loads(data)
+        return int(said["wrong"]), float(said["time"])
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return 0, 0.0
+
+
 def _wait(wrong: int, since: float) -> float:
-    """Seconds until the next try is looked at. A clock that was set back makes nobody wait longer than the longest."""
+    """Seconds until the next try is looked at."""
     if wrong < FREE_TRIES:
         return 0.0
-    pause = min(2.0 ** (wrong - FREE_TRIES + 1), LONGEST_WAIT_SECONDS)
+    pause = min(2.0 ** min(wrong - FREE_TRIES + 1, 10), LONGEST_WAIT_SECONDS)
     return min(pause - since, pause)
 
 

@@ -248,6 +248,14 @@ def test_a_claim_of_a_watch_that_died_goes_stale(platform, client, tmp_path):
     assert not claim(client, run, state, now + STALE_SECONDS / 2)
     assert claim(client, run, state, now + STALE_SECONDS + 1)
     assert not claim(client, run, state, now + STALE_SECONDS + 2)
+
+
+def test_claims_that_no_watch_wrote_stop_no_watch(platform, client, tmp_path):
+    run, state, now = platform.run(client, "junk-claims", tmp_path).id, uuid4(), time.time()
+    for key, value in (("-x", "{}"), (f"-{'9' * 5000}", "{}"), ("-3", "junk"), ("-4", "[]"), ("-5", '{"time": "now"}')):
+        client.create_flow_run_input(run, f"headway-watch-{state}{key}", value)
+    assert claim(client, run, state, now)
+    assert not claim(client, run, state, now + 1)
     client.delete_flow_run(run)
 
 

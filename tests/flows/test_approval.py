@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from base64 import b64encode
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -229,6 +230,14 @@ def test_who_may_not_decide_is_refused_as_somebody_unknown_and_asked_again_and_n
         assert holding(home.path, secret) == []
 
 
+def hand_over(monkeypatch, home, key, name=""):
+    """What `headway run` writes down in this home, and in the log of the test's store; returns the entry's number."""
+    monkeypatch.setenv("HEADWAY_HOME", str(home))
+    with acting(name) if name else nullcontext():
+        what = f"asking/one on the platform, under the key {key}"
+        return audit(open_store(home), "start run", what=what).number
+
+
 def handed_over(start, warm, key, policy):
     """A run that `headway run` made under this key, as the platform takes it up; `warm` was a run of the same flow."""
     made = {"flow_id": warm.said() and warm.runs()[0]["flow_id"], "idempotency_key": key, "parameters": {}}
@@ -243,8 +252,7 @@ def test_who_handed_a_run_to_the_platform_does_not_approve_its_deploy_alone(home
     """
     policy, tokens = policy_of(home, tmp_path, ("root", []), ("anna", ["approve"]), ("rita", ["run", "approve"]))
     warm, key = start(expire_minutes=0.02), secrets.token_hex(8)
-    with acting("rita"):
-        audit(open_store(home.path), "start run", what=f"asking/one on the platform, under the key {key}")
+    hand_over(monkeypatch, home.path, key, "rita")
     with monkeypatch.context() as patched:
         patched.setattr(audit_chain, "time", SimpleNamespace(time=lambda: 0.0))
         audit(open_store(home.path), "lease", what="model/tiny")
@@ -257,20 +265,25 @@ def test_who_handed_a_run_to_the_platform_does_not_approve_its_deploy_alone(home
     assert asking.said()["approval"]["person"] == "anna"
 
 
+@pytest.mark.parametrize(
+    ("where", "why"), [("elsewhere", "nobody knows who started the run"), ("here", "rita started the run")]
+)
 def test_where_the_log_of_who_handed_a_run_over_was_changed_only_who_may_promote_approves_its_deploy(
-    home, start, tmp_path
+    home, start, tmp_path, monkeypatch, where, why
 ):
+    """In the home where it was handed over, the home itself knows who did, whatever became of the log."""
     policy, tokens = policy_of(home, tmp_path, ("root", []), ("anna", ["approve"]), ("rita", ["run", "approve"]))
     warm, key = start(expire_minutes=0.02), secrets.token_hex(8)
-    with acting("rita"):
-        entry = audit(open_store(home.path), "start run", what=f"asking/one on the platform, under the key {key}")
-    path = home.path / "store" / "documents" / "audit" / f"{entry.number:08}.json"
+    number = hand_over(monkeypatch, home.path, key, "rita")
+    if where == "elsewhere":
+        (home.path / "keys" / "decisions.jsonl").unlink()
+    path = home.path / "store" / "documents" / "audit" / f"{number:08}.json"
     path.write_text(path.read_text().replace('"who": "rita"', '"who": "anna"'))
     asking = handed_over(start, warm, key, policy)
     run = asking.waits()
     assert asking.answer(run, person="rita", token=tokens["rita"]) == "ACCEPT"
     run = asking.waits(again_after=run["state"]["state_details"]["pause_key"])
-    assert "nobody knows who started the run" in asking.form(run)[0]
+    assert why in asking.form(run)[0]
     path.write_text(path.read_text().replace('"who": "anna"', '"who": "rita"'))
 
 
@@ -285,11 +298,13 @@ def test_a_rejection_counts_though_somebody_approved_the_same_for_another_run(st
     assert "it leaks names" in start(subject=subject).form_when_it_waits()  # the approval does not count either
 
 
-def test_where_nobody_was_asked_who_hands_a_run_over_only_who_may_promote_approves_its_deploy(home, start, tmp_path):
+def test_where_nobody_was_asked_who_hands_a_run_over_only_who_may_promote_approves_its_deploy(
+    home, start, tmp_path, monkeypatch
+):
     policy, tokens = policy_of(home, tmp_path, ("root", ["approve", "promote"]), ("anna", ["approve"]))
     policy.write_text(policy.read_text().replace("- run\n", "", 1))
     warm, key = start(expire_minutes=0.02), secrets.token_hex(8)
-    audit(open_store(home.path), "start run", what=f"asking/one on the platform, under the key {key}")
+    hand_over(monkeypatch, home.path, key)
     asking = handed_over(start, warm, key, policy)
     run = asking.waits()
     assert asking.answer(run, person="anna", token=tokens["anna"]) == "ACCEPT"

@@ -8,7 +8,17 @@ import pytest
 
 from tasks.errors import IntegrityError, Refused
 from tasks.registry import policy as rules
-from tasks.registry.approvals import Approval, Asked, asked_about, keep, require_standing, spend, standing, words
+from tasks.registry.approvals import (
+    Approval,
+    Asked,
+    asked_about,
+    keep,
+    require_standing,
+    spend,
+    standing,
+    token_of,
+    words,
+)
 from tasks.registry.audit import acting, audit, entries
 from tasks.registry.refs import move_ref, read_ref
 from tasks.storage import open_store
@@ -91,6 +101,19 @@ def test_the_right_of_who_approved_is_asked_again(tmp_path):
     assert counts(tmp_path).person == "anna"
     rules.remove_person(tmp_path, "anna")
     assert counts(tmp_path) is None
+
+
+def test_somebody_who_is_let_in_under_the_same_name_takes_over_no_approval(tmp_path):
+    for name, may in (("root", ()), ("anna", ("approve",))):
+        rules.add_person(tmp_path, name, may)
+    with acting("anna"):
+        given = give(tmp_path, proven=True, token=token_of(rules.load_policy(tmp_path), "anna"))
+    assert counts(tmp_path) == given
+    rules.remove_person(tmp_path, "anna")
+    rules.add_person(tmp_path, "anna", ("approve",))
+    assert counts(tmp_path) is None
+    with pytest.raises(Refused, match="anna has another token since then"):
+        require_standing(tmp_path, open_store(tmp_path), question(), given)
 
 
 def kept(store):
@@ -267,6 +290,19 @@ def test_cutting_off_the_end_of_the_audit_log_brings_no_approval_back(house, tmp
     assert house.counts() is None and why in house.refusal()
     spelled = house.home / ".." / house.home.name
     assert counts(spelled, stands=house.stands) is None
+
+
+def test_a_clock_that_is_set_back_hides_no_decision_of_the_home(house, tmp_path, monkeypatch):
+    documents, before = house.home / "store" / "documents", tmp_path / "before"
+    shutil.copytree(documents, before)
+    earlier = time.time() - 1000
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "time", lambda: earlier)
+        house.deploy(OTHER)
+    shutil.rmtree(documents)
+    shutil.copytree(before, documents)
+    house.served = BEFORE
+    assert house.counts() is None and "deploy of endpoint/tiny came after it" in house.refusal()
 
 
 def test_a_run_that_died_in_the_middle_of_what_was_approved_goes_on_with_the_approval(house):

@@ -139,6 +139,22 @@ def test_a_clock_that_was_set_back_locks_nobody_out(tmp_path, tokens, monkeypatc
         ask(tmp_path, "run", "anna", tokens["anna"])
 
 
+@pytest.mark.parametrize("junk", [b"", b"junk", b"[]", b'{"wrong": "many", "time": 0}', b'{"wrong": 1e999, "time": 0}'])
+def test_junk_in_the_store_locks_nobody_out(tmp_path, tokens, junk):
+    assert open_store(tmp_path).replace("tries/anna.json", junk, etag=None)
+    assert ask(tmp_path, "run", "anna", tokens["anna"]) == "anna"
+
+
+def test_a_time_to_come_in_the_store_bars_nobody_for_longer_than_the_longest_wait(tmp_path, tokens, monkeypatch):
+    said = json.dumps({"wrong": 10**9, "time": time.time() + 1e9}).encode()
+    assert open_store(tmp_path).replace("tries/anna.json", said, etag=None)
+    with pytest.raises(Refused, match=f"wait {rules.LONGEST_WAIT_SECONDS:.0f} s"):
+        ask(tmp_path, "run", "anna", tokens["anna"])
+    later = time.time() + rules.LONGEST_WAIT_SECONDS
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert ask(tmp_path, "run", "anna", tokens["anna"]) == "anna"
+
+
 def test_guesses_at_names_are_counted_together_and_leave_one_document(tmp_path, tokens):
     for number in range(rules.FREE_TRIES):
         with pytest.raises(Refused, match="belong together"):

@@ -184,7 +184,7 @@ def _write_files(home: Path, files: Path, said: Contents) -> None:
     """Settings, keys, endpoints and MLflow's database, under the paths of this home."""
     for path in _files(files):
         target = home / path.relative_to(files)
-        if target.name == "stores.yaml" and target.exists():
+        if (target.name == "stores.yaml" and target.exists()) or target.name in snapshot.OF_APPROVALS:
             continue
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if target.parent.name == snapshot.KEYS else 0o777)
         partial = target.with_name(f".{target.name}.restoring")

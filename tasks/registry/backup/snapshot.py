@@ -28,6 +28,8 @@ ENDPOINTS = (f"endpoints/*/{ENDPOINT}", "endpoints/*/keys.json")
 ACCESS = "access/*.jsonl"
 MLFLOW = "mlflow/mlflow.db"
 KEYS = "keys"
+OF_APPROVALS = ("approvals.key", "decisions.jsonl")
+"""In no backup: a home that is set back to an earlier day would count approvals again that were used after it."""
 MOVING = ("refs/", "heads/")
 READERS = 16
 PAGES = 4096
@@ -67,7 +69,7 @@ def take_files(home: Path, folder: Path, *, with_keys: bool) -> tuple[str, ...]:
     """
     found = [home / name for name in SETTINGS] + sorted(home.glob(ACCESS))
     found += [path for pattern in ENDPOINTS for path in sorted(home.glob(pattern))]
-    found += sorted((home / KEYS).glob("*" if with_keys else "*.pub"))
+    found += sorted(path for path in (home / KEYS).glob("*" if with_keys else "*.pub") if path.name not in OF_APPROVALS)
     for path in found:
         if path.is_file():
             target = folder / FILES / path.relative_to(home)
