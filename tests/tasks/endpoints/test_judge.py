@@ -82,21 +82,21 @@ def test_a_step_needs_its_requests_and_its_time_and_is_not_judged_without():
 def test_the_last_step_needs_an_answer_of_each_test():
     judge = Judge(STEPS)
     assert names(judge.look(seen(60), seen(), waited=30, last=True)) == ["errors"]
-    assert judge.look(seen(140), seen(), waited=31, last=True).outcome == "passed"
-    assert "the time a token" in names(Judge(STEPS).look(seen(140), seen(99), waited=31, last=True))
-    open_ = Judge(STEPS).look(seen(140, pace=0.016), seen(0), waited=31, last=True)
+    assert judge.look(seen(160), seen(), waited=31, last=True).outcome == "passed"
+    assert "the time a token" in names(Judge(STEPS).look(seen(160), seen(99), waited=31, last=True))
+    open_ = Judge(STEPS).look(seen(160, pace=0.016), seen(0), waited=31, last=True)
     assert open_.outcome == "not judged"
 
 
 def test_times_are_known_before_the_old_model_has_no_traffic_to_compare_with():
     """A machine that becomes slow in the last step is slow for both; one that breaks down there is not."""
     judge = Judge(STEPS)
-    assert "the time a token" in names(judge.look(seen(140), seen(99), waited=31, times=True))
-    assert judge.look(seen(140), seen(), waited=31, times=True).outcome == "passed"
+    assert "the time a token" in names(judge.look(seen(160), seen(99), waited=31, times=True))
+    assert judge.look(seen(160), seen(), waited=31, times=True).outcome == "passed"
     judge.begin_step()
-    assert judge.look(seen(140, pace=0.025), seen(), waited=31, last=True, times=False).outcome == "passed"
+    assert judge.look(seen(160, pace=0.025), seen(), waited=31, last=True, times=False).outcome == "passed"
     judge.begin_step()
-    assert judge.look(seen(140, pace=0.035), seen(), waited=31, last=True, times=False).outcome == "back"
+    assert judge.look(seen(160, pace=0.035), seen(), waited=31, last=True, times=False).outcome == "back"
     config = {"mirror": 10, "steps": (10, 100)}
     assert compared_in(list(steps_of(RolloutConfig(**config)))) == 1
     assert compared_in(list(steps_of(RolloutConfig(**config | {"steps": (100,)})))) == 1

@@ -149,14 +149,14 @@ class FakeGateway:
         return {"applied": self.world.applied, "tripped": tripped}
 
     def observed(self, wanted):
-        answers = [0.01] * 100
-        green = {"requests": 100, "failures": 0, "seconds_per_token": answers, "measures": {"odd": [0.0] * 100}}
+        answers = [0.01] * 150
+        green = {"requests": 150, "failures": 0, "seconds_per_token": answers, "measures": {"odd": [0.0] * 150}}
         blue = dict(green)
         changed = {
             "few": {"requests": 5, "seconds_per_token": answers[:5], "measures": {}},
-            "errors": {"failures": 15},
-            "slow": {"seconds_per_token": [0.05] * 100},
-            "odd": {"measures": {"odd": [0.9] * 100}},
+            "errors": {"failures": 22},
+            "slow": {"seconds_per_token": [0.05] * 150},
+            "odd": {"measures": {"odd": [0.9] * 150}},
         }
         seen = {self.world.green: {**green, **changed.get(self.world.look, {})}, self.world.blue: blue}
         return {server: seen[server] for server in wanted if server in seen}
