@@ -20,6 +20,7 @@ COMMANDS = (
 )
 MODULES = {f"tasks.jobs.{name}": "jobs" for name in JOBS} | {"torch.distributed.run": "jobs"}
 MODULES |= {"tasks.jobs.gateway": "gateways"} | dict.fromkeys(COMMANDS, "commands")
+SCRIPTS = ("/bin/headway", "/tests/flows/asking.py")
 WANTED = 3
 """Programs of a kind before its server is started: a run of one test is faster without."""
 
@@ -32,7 +33,7 @@ def program(words):
     rest = words[position:]
     if len(rest) > 1 and rest[0] == "-m" and rest[1] in MODULES:
         return MODULES[rest[1]], position
-    if rest and rest[0].endswith("/bin/headway"):
+    if rest and rest[0].endswith(SCRIPTS):
         return "commands", position
     return None
 
