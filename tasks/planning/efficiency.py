@@ -13,6 +13,9 @@ from tasks.planning.machine import Machine
 
 BACKWARD_OF_FLASH = 2.5
 """Five matmuls backward for two forward, for the scores are computed again: Dao 2023, section 3.2."""
+BEFORE_HOPPER = 0.73 / 0.35
+"""How much nearer attention comes to the matmuls of a GPU before Hopper, by kernels that do not use what Hopper brought: at most 73 %
+of A100's rate (Dao 2023, FlashAttention-2), 35 % of H100's (Shah et al. 2024, FlashAttention-3, abstract)."""
 SCORE_BYTES_FORWARD = 13
 """Of one number of the sequence x sequence matrix in 16 bits: written by the matmul, read and written by softmax, read and
 written by dropout with a mask of one byte, read by the matmul (the fused kernels of Megatron-LM)."""
@@ -43,11 +46,14 @@ def rates(
     """ValueError when the machine has no rate for the precision."""
     best = _achievable(machine, precision)
     sixteen = best if precision == "fp32" else _achievable(machine, "bf16" if precision == "fp8" else precision)
-    plain = engine == "torch"
+    flash = constants.flash_efficiency
+    if engine == "torch":
+        hopper = machine.achievable_flops.get("fp8", 0.0) > 0  # the first with matmuls in 8 bits
+        flash = constants.flash_efficiency_torch * (1.0 if hopper else BEFORE_HOPPER)
     return Rates(
         matmul=best * constants.sustained,
         attention_matmul=sixteen * constants.sustained,
-        flash=sixteen * (constants.flash_efficiency_torch if plain else constants.flash_efficiency),
+        flash=sixteen * flash,
         memory=machine.memory_bandwidth * constants.memory_efficiency,
         unfused=1.0 if engine == "megatron" else constants.unfused,
         traffic=constants.matmul_ridge / machine.memory_bandwidth,

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from benchmarks.planning import Run, read
+from benchmarks.planning import Run, cross_validate, read
 from tasks.planning.case import BatchOfCase, Case, ClusterOfCase
 from tasks.planning.possible import require_possible
 
@@ -21,10 +21,19 @@ def of(paper: str) -> list[Run]:
     return [run for run in RUNS if run.paper == paper]
 
 
-def test_median_within_a_tenth_and_nine_in_ten_within_a_quarter() -> None:
+def test_median_within_seven_per_cent_and_nine_in_ten_within_sixteen() -> None:
     errors = [abs(run.ratio() - 1) for run in RUNS]
-    assert statistics.median(errors) <= 0.10
-    assert sum(error <= 0.25 for error in errors) >= 0.9 * len(errors)
+    assert statistics.median(errors) <= 0.07
+    assert sum(error <= 0.16 for error in errors) >= 0.9 * len(errors)
+
+
+@pytest.mark.long
+def test_of_papers_that_were_left_out_of_the_fit_the_median_is_within_eight_per_cent_and_nine_in_ten_within_twenty() -> (
+    None
+):
+    errors = [abs(ratio - 1) for ratio in cross_validate(RUNS)]
+    assert statistics.median(errors) <= 0.08
+    assert sum(error <= 0.20 for error in errors) >= 0.9 * len(errors)
 
 
 @pytest.mark.parametrize("paper", sorted({run.paper for run in RUNS} - FAR))
