@@ -169,12 +169,13 @@ def fit(runs: Sequence[Run], start: Constants = DEFAULT) -> Constants:
 
 
 def summary(ratios: Sequence[float]) -> str:
-    """Median and worst error, what nine in ten are within, share within a quarter, and whether the plan promises too much or too little."""
+    """Median and worst error, what nine in ten are within, and whether the plan promises too much or too little."""
     errors = [abs(ratio - 1) for ratio in ratios]
     near = sum(error <= NEAR for error in errors) / len(errors)
     nine = sorted(errors)[math.ceil(0.9 * len(errors)) - 1]
     return (
-        f"{len(ratios):4d} rows  median error {statistics.median(errors):6.1%}  nine in ten {nine:6.1%}  worst {max(errors):6.1%}  "
+        f"{len(ratios):4d} rows  median error {statistics.median(errors):6.1%}  nine in ten {nine:6.1%}  "
+        f"worst {max(errors):6.1%}  "
         f"within 25 % {near:4.0%}  median ratio {statistics.median(ratios):.2f}"
     )
 

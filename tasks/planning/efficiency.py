@@ -14,8 +14,8 @@ from tasks.planning.machine import Machine
 BACKWARD_OF_FLASH = 2.5
 """Five matmuls backward for two forward, for the scores are computed again: Dao 2023, section 3.2."""
 BEFORE_HOPPER = 0.73 / 0.35
-"""How much nearer attention comes to the matmuls of a GPU before Hopper, by kernels that do not use what Hopper brought: at most 73 %
-of A100's rate (Dao 2023, FlashAttention-2), 35 % of H100's (Shah et al. 2024, FlashAttention-3, abstract)."""
+"""How much nearer attention comes to the matmuls of a GPU before Hopper, by kernels that do not use what Hopper brought: at most
+73 % of A100's rate (Dao 2023, FlashAttention-2), 35 % of H100's (Shah et al. 2024, FlashAttention-3, abstract)."""
 SCORE_BYTES_FORWARD = 13
 """Of one number of the sequence x sequence matrix in 16 bits: written by the matmul, read and written by softmax, read and
 written by dropout with a mask of one byte, read by the matmul (the fused kernels of Megatron-LM)."""
