@@ -188,7 +188,9 @@ def _asked_before(run: Lifecycle, question: Question) -> tuple[Question, str]:
     with suppress(ValidationError):  # that of another release
         before = Question.model_validate(kept)
         if question.key == before.key:
-            return question.model_copy(update={"asked": before.asked, "expires": before.expires}), ""
+            times = {"asked": before.asked, "expires": before.expires}
+            hours = min(before.valid_hours, question.valid_hours)  # the settings may say more than the form said
+            return question.model_copy(update={**times, "valid_hours": hours}), ""
     with suppress(Away):
         ask(lambda client: withdraw(client, run.home, UUID(question.flow_run)))
     return question, "What was asked has changed since then."

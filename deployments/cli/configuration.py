@@ -43,9 +43,15 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 def load_file(model: type[C], path: Path) -> C:
     """A configuration of another class, by path. Raises ValueError."""
+    return load_with_text(model, path)[0]
+
+
+def load_with_text(model: type[C], path: Path) -> tuple[C, str]:
+    """The same with the text of the file, which is read once: whoever keeps it keeps what was looked at. Raises ValueError."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}; docs/configuration.md shows what belongs into it")
-    return validated(model, _read(path), str(path))
+    value, text = _read(path)
+    return validated(model, value, str(path)), text
 
 
 def changed(model: type[C], overrides: Iterable[str]) -> C:
@@ -74,7 +80,7 @@ def _together(source: str | Sequence[str]) -> tuple[dict[str, Any], str]:
     """Keys and values of one or several files, and what to call them."""
     sources, value = [source] if isinstance(source, str) else source, dict[str, Any]()
     for each in sources:
-        value = merged(value, _read(_path(each)))
+        value = merged(value, _read(_path(each))[0])
     return value, " + ".join(sources)
 
 
@@ -91,14 +97,15 @@ def _path(source: str) -> Path:
     return path
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> tuple[dict[str, Any], str]:
     try:
-        value = yaml.load(path.read_text(encoding="utf-8"), Loader) or {}
+        text = path.read_text(encoding="utf-8")
+        value = yaml.load(text, Loader) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds {type(value).__name__}, and must hold keys and values")
-    return value
+    return value, text
 
 
 def _apply(value: dict[str, Any], override: str) -> None:

@@ -35,9 +35,11 @@ def up(
     from deployments.platform import up as platform
     from tasks.settings import home
 
-    settings = platform.settings(home(), config)
-    if config is not None:
-        _keep(config, settings, as_)
+    if config is None:
+        settings = platform.settings(home())
+    else:
+        settings, text = platform.given(config)
+        _keep(text, settings, as_)
     adopted = _is_asked_about_and_runs()
     new = not (home() / "prefect" / "credentials").exists()
     began = time.monotonic()
@@ -95,8 +97,8 @@ def status(as_json: Json = False) -> None:
     say(fields, words(fields), as_json=as_json)
 
 
-def _keep(config: Path, settings: Any, as_: str) -> None:
-    """Keep a file of settings. One that changes what the platform does by itself is the business of who may change the policy."""
+def _keep(text: str, settings: Any, as_: str) -> None:
+    """Keep the text of a file of settings. What the platform does by itself is changed by who may change the policy."""
     from deployments.platform import up as platform
     from tasks.registry.audit import audited
     from tasks.settings import config_digest, home
@@ -104,7 +106,7 @@ def _keep(config: Path, settings: Any, as_: str) -> None:
 
     changed = platform.changed(home(), settings)
     if not changed:
-        platform.keep(home(), config)
+        platform.keep(home(), text)
         return
     what = f"settings of the platform: {', '.join(changed)}"
     # Addresses of notifications hold passwords: there is not even a digest of them.
@@ -113,7 +115,7 @@ def _keep(config: Path, settings: Any, as_: str) -> None:
         asked("override", as_, what=what),
         audited(open_store(home()), "change settings", right="override", what=what, after=config_digest(public)),
     ):
-        platform.keep(home(), config)
+        platform.keep(home(), text)
 
 
 def _is_asked_about_and_runs() -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.catalogue import POOL, catalogue
-from deployments.cli.configuration import load_file
+from deployments.cli.configuration import load_file, load_with_text
 from deployments.platform import bridge, checks, mlflow_server, prefect_server, watch, worker
 from deployments.platform.down import take_over
 from deployments.settings import PlatformConfig, kept
@@ -27,13 +27,16 @@ WORKER_SECONDS = 60.0
 Say = Callable[[str], None]
 
 
-def settings(home: Path, source: Path | None = None) -> PlatformConfig:
-    """The platform's settings: of a file, or as kept, or the defaults. Raises ValueError."""
-    if source is not None:
-        config = load_file(PlatformConfig, source)
-        catalogue(config)
-        return config
+def settings(home: Path) -> PlatformConfig:
+    """The platform's settings: as kept, or the defaults. Raises ValueError."""
     return load_file(PlatformConfig, kept(home)) if kept(home).exists() else PlatformConfig()
+
+
+def given(source: Path) -> tuple[PlatformConfig, str]:
+    """The settings of a file, and its text for `keep`. Raises ValueError."""
+    config, text = load_with_text(PlatformConfig, source)
+    catalogue(config)
+    return config, text
 
 
 def changed(home: Path, config: PlatformConfig) -> list[str]:
@@ -45,11 +48,10 @@ def changed(home: Path, config: PlatformConfig) -> list[str]:
     return [name for name in PlatformConfig.model_fields if getattr(before, name) != getattr(config, name)]
 
 
-def keep(home: Path, source: Path) -> None:
-    """Keep a file of settings that `settings` has read, for later starts."""
-    if source.resolve() != kept(home).resolve():
-        home.mkdir(parents=True, exist_ok=True)
-        write_text(kept(home), source.read_text(encoding="utf-8"))
+def keep(home: Path, text: str) -> None:
+    """Keep what `given` has read, for later starts."""
+    home.mkdir(parents=True, exist_ok=True)
+    write_text(kept(home), text)
 
 
 def current(home: Path, config: PlatformConfig) -> PlatformConfig:

@@ -56,7 +56,8 @@ class Approval(Value):
     valid_hours: float | None = None
     """For how long it counts, as its question said; a release before this one did not write it down."""
     token: str = ""
-    """Of a proven person: the digest of the policy's hash of the token, so that nobody else under this name takes it over."""
+    """Of a proven person: the digest of the policy's hash of the token, so that nobody else of this name takes it over. Empty in
+    approvals of a release that did not keep it."""
     before: dict[str, str] = Field(default={})
     """What stood when it was asked about, by the audit log's names: what each endpoint served, who was champion."""
 
@@ -192,9 +193,7 @@ def _decided_since(home: Path, store: Store, asked: Asked, given: Approval, entr
         if not mine and (
             _decides(each, stands, given.subject) or (each.get("action"), each.get("what")) == ("reject", about)
         ):
-            return (
-                f"{each.get('action')} of {each.get('what')} came after it: entry {each.get('number')} of the audit log"
-            )
+            return f"{each.get('action')} of {each.get('what')} came after it"
     for name, now in stands.items():
         then = given.before.get(name, now)
         if now not in (then, given.subject):
@@ -237,8 +236,8 @@ def _genuine(home: Path, store: Store, journal: StoreJournal, key: str) -> tuple
 
 
 def token_of(policy: Policy, person: str) -> str:
-    """What an approval says of the token of who gave it; empty for somebody whom the policy does not know."""
-    return digest(policy.persons[person].token)[:16] if person in policy.persons else ""
+    """What an approval says of the token of who gave it; of somebody whom the policy does not know, what no token has."""
+    return digest(policy.persons[person].token)[:16] if person in policy.persons else "none"
 
 
 def _mac(home: Path, said: Mapping[str, Any]) -> str:

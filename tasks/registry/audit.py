@@ -139,10 +139,11 @@ def audit(store: Store, action: str, *, outcome: Literal["done", "refused", "fai
     entry = {"action": action, **_without_secrets(details), "outcome": outcome, **who, "seals": True}
     if policy := _policy.get():
         entry["policy"] = policy
-    link = audit_chain.append(store, entry)
     if action == "start run" or (action in ENDS and (home() / KEY).exists()):
-        _note({**entry, "number": link.number, "time": time.time()})
-    return link
+        _note(
+            {**entry, "time": time.time()}
+        )  # first: whoever can write to the store can keep the log from being written
+    return audit_chain.append(store, entry)
 
 
 def noted(base: Path) -> list[dict[str, Any]]:

@@ -17,6 +17,8 @@ import pytest
 from support import HEADWAY, Home
 from waiting import limit
 
+from deployments.cli.platform import _keep
+from deployments.platform import up
 from tasks import process
 from tasks.process import write_text
 
@@ -149,6 +151,17 @@ def test_what_the_platform_does_by_itself_is_changed_by_who_may_override_and_is_
     entry, _ = entries(anna, "--what", "settings of the platform")
     assert (entry["who"], entry["action"], entry["right"]) == ("anna", "change settings", "override")
     assert entry["what"] == "settings of the platform: schedules"
+
+
+def test_of_a_file_of_settings_that_is_exchanged_meanwhile_what_was_looked_at_is_kept(tmp_path, monkeypatch):
+    """Read twice, it was compared as one that changes nothing, and kept as one that does: nobody was asked."""
+    home, file = tmp_path / "home", tmp_path / "settings.yaml"
+    monkeypatch.setenv("HEADWAY_HOME", str(home))
+    file.write_text("parallel_runs: 4\n")
+    settings, text = up.given(file)
+    file.write_text("schedules:\n  - {deployment: retrain/tiny, cron: '0 3 * * 1'}\n")
+    _keep(text, settings, "")
+    assert up.settings(home) == settings and not up.settings(home).schedules
 
 
 def test_stopping_the_platform_asks_who_and_why_and_is_in_the_audit_log(anna, ben):

@@ -26,6 +26,7 @@ from deployments.settings import PlatformConfig
 from deployments.watch.dead_runs import DeadRuns
 from deployments.watch.waiting import UNWATCHED_SECONDS, Waiting
 from tasks import process
+from tasks.config import ApprovalConfig
 from tasks.runlog import read_question, read_run, suspended, write_question
 from tasks.storage import open_store
 
@@ -46,7 +47,9 @@ def note(folder, name, told):
 
 @flow(name="suspended", persist_result=False)
 def suspended(folder: str):
-    folder, config = Path(folder), ApprovalConfig(expire_minutes=60.0, remind_minutes=10.0)
+    folder, hours = Path(folder), Path(folder) / "hours"
+    more = {"valid_hours": float(hours.read_text())} if hours.exists() else {}
+    config = ApprovalConfig(expire_minutes=60.0, remind_minutes=10.0, **more)
     with (
         started_by("run", "suspended"),
         lifecycle("suspended", config, subject=folder.name, stages=(), cancelled=cancelled, flow_run=flow_run()),
@@ -58,7 +61,7 @@ def suspended(folder: str):
             "Go on?", "Because.", config, kind="test", subject=dataset.ref, terms={"in": folder.name}, stands=stands
         )
         with using(given):
-            note(folder, "ends", {"person": given.person, "dataset": dataset.ref})
+            note(folder, "ends", {"person": given.person, "dataset": dataset.ref, "hours": given.valid_hours})
 """
 HOUR = 3600.0
 
@@ -186,9 +189,11 @@ def test_it_waits_without_process_place_or_slot_and_goes_on_with_what_it_asked_a
     told = until(lambda: len(found := events(client, run)) == 2 and found)
     assert {event["payload"]["question"] for event in told} == {"Go on?"}
     publish(platform.home, "other words")
+    (run.folder / "hours").write_text("87600")
     run.answer()
     assert run.ended().is_completed(), run.state
     assert len({one["dataset"] for one in run.noted("starts")}) == 1 and run.noted("ends")[0]["person"] == "anna"
+    assert run.noted("ends")[0]["hours"] == ApprovalConfig().valid_hours, "as the form said"
     assert run.answers() == [] and run.log not in suspended(platform.home)
     assert read_run(run.log).status == "completed"
 

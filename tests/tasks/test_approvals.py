@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tasks.errors import IntegrityError, Refused
+from tasks.registry import audit_chain
 from tasks.registry import policy as rules
 from tasks.registry.approvals import (
     Approval,
@@ -290,6 +291,26 @@ def test_cutting_off_the_end_of_the_audit_log_brings_no_approval_back(house, tmp
     assert house.counts() is None and why in house.refusal()
     spelled = house.home / ".." / house.home.name
     assert counts(spelled, stands=house.stands) is None
+
+
+@pytest.mark.parametrize(
+    "decide",
+    [
+        lambda house: audit(house.store, "reject", what=words("deploy", MODEL, TERMS)),
+        lambda house: spend(house.store, house.given),
+    ],
+)
+def test_whoever_keeps_the_log_from_being_written_keeps_no_approval_alive(house, monkeypatch, decide):
+    """Who can write to the store can put a link in the place of the log's head, and take it away again."""
+    with monkeypatch.context() as patched:
+        patched.setattr(audit_chain, "append", _broken)
+        with pytest.raises(IntegrityError):
+            decide(house)
+    assert house.counts() is None
+
+
+def _broken(*_):
+    raise IntegrityError("a link lies in the place of the head")
 
 
 def test_a_clock_that_is_set_back_hides_no_decision_of_the_home(house, tmp_path, monkeypatch):
