@@ -144,6 +144,8 @@ def _start(folder: Path, wanted: int | None) -> dict[str, Any]:
 def _server_environment(folder: Path, port: int) -> dict[str, str]:
     return {
         **_client_environment(folder, port),
+        # Its own, for the tables that a migration copies: the disk of the home has room, another may have none.
+        "SQLITE_TMPDIR": str(folder),
         "PREFECT_SERVER_API_AUTH_STRING": password(folder.parent),
         "PREFECT_SERVER_API_HOST": "127.0.0.1",
         "PREFECT_SERVER_API_PORT": str(port),

@@ -18,6 +18,7 @@ import yaml
 from support import Home, publish_tiny
 from waiting import limit
 
+from deployments.platform import prefect_server
 from deployments.settings import PlatformConfig
 
 SLOW = ("--set", "training.steps=400", "--set", "training.warmup_steps=5")
@@ -300,6 +301,12 @@ def test_a_home_of_a_newer_headway_is_left_alone(fresh):
         ran = fresh.run(*words)
         assert ran.code == 2 and "newer Headway" in ran.said["error"]["message"], words
     assert [path.name for path in fresh.path.iterdir()] == ["layout.json"]
+
+
+def test_sqlite_has_its_temporary_files_on_the_disk_of_the_home(tmp_path):
+    """Seen: with a full TMPDIR the server's migrations failed, and `headway retrain` waited for it for 90 seconds."""
+    told = prefect_server._server_environment(tmp_path / "prefect", 4200)
+    assert told["SQLITE_TMPDIR"] == str(tmp_path / "prefect") and (tmp_path / "prefect").is_dir()
 
 
 def test_a_locked_database_is_named(fresh):
