@@ -139,10 +139,9 @@ def audit(store: Store, action: str, *, outcome: Literal["done", "refused", "fai
     entry = {"action": action, **_without_secrets(details), "outcome": outcome, **who, "seals": True}
     if policy := _policy.get():
         entry["policy"] = policy
+    # Before the log: whoever can write to the store can keep that from being written.
     if action == "start run" or (action in ENDS and (home() / KEY).exists()):
-        _note(
-            {**entry, "time": time.time()}
-        )  # first: whoever can write to the store can keep the log from being written
+        _note({**entry, "time": time.time()})
     return audit_chain.append(store, entry)
 
 
