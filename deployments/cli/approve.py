@@ -43,7 +43,11 @@ def approve(
     person = _person(chosen, decision, reason, as_, token)
     _answer(chosen["flow_run"], {"decision": decision, "reason": reason, "question": chosen["key"], **person})
     fields = {"flow_run": chosen["flow_run"], "decision": decision, "person": person["person"]}
-    say(fields, f"{decision}: handed to {chosen['flow_run']}; `headway status` shows what becomes of it", as_json=as_json)
+    say(
+        fields,
+        f"{decision}: handed to {chosen['flow_run']}; `headway status` shows what becomes of it",
+        as_json=as_json,
+    )
 
 
 def _waiting(home: Any) -> list[dict[str, Any]]:

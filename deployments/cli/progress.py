@@ -75,7 +75,7 @@ class Progress:
         flow_run = (self.run.flow_run or {}) if self.run else {}
         self.console.print(f"? {harmless(question)}", soft_wrap=True, markup=False)
         self.console.print(f"  Waiting for {reason}: {flow_run.get('url', '')}", soft_wrap=True, markup=False)
-        answer = f"headway approve {flow_run.get('id', '')[:8]} --approve --reason '...'"
+        answer = f"headway approve {flow_run.get('id', '')[:8]}.{key} --approve --reason '...'"
         self.console.print(f"  or, in another terminal: {answer}", markup=False)
 
     def quiet(self) -> None:

@@ -222,6 +222,9 @@ def _genuine(home: Path, store: Store, journal: StoreJournal, key: str) -> tuple
     """What was kept, if this home sealed it, and its entry stands in the audit log and says the same."""
     try:
         kept = journal.get(key)
+    except IntegrityError:
+        return None
+    try:
         said = {name: kept[name] for name in ("approval", "entry")} if kept else {}
         sealed = hmac.compare_digest(str((kept or {}).get("mac", "")).encode(), _mac(home, said).encode())
         if not sealed:

@@ -42,9 +42,9 @@ def start(home, server):
     """Starts a flow that asks; every flow asks about a subject of its own, unless one is given."""
     started = []
 
-    def begin(policy=None, **arguments):
+    def begin(policy=None, forked=True, **arguments):
         wanted = {"subject": f"model/{secrets.token_hex(4)}@{secrets.token_hex(32)}", "expire_minutes": 5.0}
-        started.append(Asking(home, server, {**wanted, "remind_minutes": 5.0, **arguments}, policy))
+        started.append(Asking(home, server, {**wanted, "remind_minutes": 5.0, **arguments}, policy, forked))
         return started[-1]
 
     yield begin
@@ -56,9 +56,10 @@ def start(home, server):
 class Asking:
     """A running flow that asks, and the page that it shows its form in."""
 
-    def __init__(self, home, server, arguments, policy):
+    def __init__(self, home, server, arguments, policy, forked):
         self.home, self.server, self.arguments = home, server, arguments
         environment = home.environment() | ({"HEADWAY_POLICY": str(policy)} if policy else {})
+        environment |= {} if forked else {"TESTS_FORK_SERVER": ""}  # SIGSTOP stops no fork, only who stands for it
         command = [sys.executable, str(ASKING), json.dumps(arguments)]
         self.process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -356,7 +357,7 @@ def test_cancelling_a_run_that_waits_ends_it(start):
 
 def test_a_run_that_is_deleted_in_the_page_while_it_waits_ends_and_an_answer_says_why_it_does_not_count(home, start):
     """It waited on for its whole time, with its lock and place; an answer was HTTP 500, a bug of ours."""
-    asking = start()
+    asking = start(forked=False)
     run = asking.waits()
     name = asking.name(run)
     os.kill(asking.process.pid, signal.SIGSTOP)

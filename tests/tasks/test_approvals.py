@@ -117,6 +117,15 @@ def test_somebody_who_is_let_in_under_the_same_name_takes_over_no_approval(tmp_p
         require_standing(tmp_path, open_store(tmp_path), question(), given)
 
 
+def test_a_damaged_record_is_passed_over(tmp_path, store):
+    given = give(tmp_path)
+    (key,) = store.list("journal/approvals")
+    put(store, key.replace("000001", "000002"), {"junk": True})
+    path = next((tmp_path / "store" / "documents").glob(f"{key.replace('000001', '000002')}*"))
+    path.write_bytes(path.read_bytes()[:-4] + b"junk")
+    assert counts(tmp_path) == given
+
+
 def kept(store):
     (key,) = [key for key in store.list("journal/approvals")]
     return key, json.loads(store.read(key).data)

@@ -46,7 +46,7 @@ def exports(checkpoint, tmp_path_factory):
     jobs = [root / "one", root / "a-longer-name-than-the-first" / "two"]
     running = [start_export(job, checkpoint, hash_seed=str(seed)) for seed, job in enumerate(jobs)]
     for child, job in zip(running, jobs, strict=True):
-        assert child.wait(120) == 0, log_of(job)
+        assert child.wait(limit(120)) == 0, log_of(job)
     return jobs
 
 
