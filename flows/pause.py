@@ -145,18 +145,21 @@ class Pause:
         return ask(lambda client: client.set_flow_run_state(self.flow_run, state))
 
     def _take(self) -> Form | None:
-        """The newest answer, if there is one; it may have come while no process of this run lived. All answers are deleted."""
+        """The newest answer, if there is one; it may have come while no process of this run lived. All answers are deleted.
+
+        A rejection goes before any other: whoever has Prefect's login can add answers, and must not hide it behind one.
+        """
         found = self._inputs("-response")
         if not found:
             return None
         hand_in(*(_deletion(self.flow_run, one.key) for one in found))
         empty_write_ahead_log(self.home / "prefect" / "prefect.db")
-        for one in sorted(found, key=lambda one: int(one.key.split("-")[-2]), reverse=True):
+        answers: list[Form] = []
+        for one in sorted(found, key=lambda one: int(one.key.split("-")[-2])):
             with suppress(ValueError):  # an answer to another version of the form, or no answer at all
-                answer: Form = Form.model_validate(one.decoded_value)
-                if answer.question == self._key:
-                    return answer
-        return None
+                answers.append(Form.model_validate(one.decoded_value))
+        mine = [answer for answer in answers if answer.question == self._key]
+        return next((answer for answer in mine if answer.decision == "reject"), mine[-1] if mine else None)
 
     def _inputs(self, suffix: str) -> list[Any]:
         return ask(lambda client: _inputs(client, self.flow_run, f"paused-{self._name}-", suffix))

@@ -299,6 +299,17 @@ def test_a_rejection_counts_though_somebody_approved_the_same_for_another_run(st
     assert "it leaks names" in start(subject=subject).form_when_it_waits()  # the approval does not count either
 
 
+def test_an_answer_that_somebody_adds_hides_no_rejection(start):
+    first = start()
+    run, subject = first.waits(), first.arguments["subject"]
+    first.process.kill()
+    question = first.form(run)[1]["properties"]["question"]["default"]
+    assert first.answer(run, decision="reject", reason="it leaks names") == "ACCEPT"
+    key = run["state"]["state_details"]["run_input_keyset"]["response"].rsplit("-", 2)[0] + "-999-response"
+    first.call(f"flow_runs/{run['id']}/input", {"key": key, "value": json.dumps({**ANSWER, "question": question})})
+    assert "it leaks names" in start(subject=subject, resume=run["id"]).said()["message"]
+
+
 def test_where_nobody_was_asked_who_hands_a_run_over_only_who_may_promote_approves_its_deploy(
     home, start, tmp_path, monkeypatch
 ):
