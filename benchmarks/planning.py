@@ -175,8 +175,7 @@ def summary(ratios: Sequence[float]) -> str:
     nine = sorted(errors)[math.ceil(0.9 * len(errors)) - 1]
     return (
         f"{len(ratios):4d} rows  median error {statistics.median(errors):6.1%}  nine in ten {nine:6.1%}  "
-        f"worst {max(errors):6.1%}  "
-        f"within 25 % {near:4.0%}  median ratio {statistics.median(ratios):.2f}"
+        f"worst {max(errors):6.1%}  within 25 % {near:4.0%}  median ratio {statistics.median(ratios):.2f}"
     )
 
 

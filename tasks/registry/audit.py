@@ -36,9 +36,10 @@ DECISIONS = ("deploy", "stop endpoint", "rollback endpoint", "move_ref")
 KEY = "keys/approvals.key"
 """In the home, made at the first approval; in no backup without the private keys. Without it, people are asked again."""
 NOTED = "keys/decisions.jsonl"
-"""The home's own entries of such actions, for whoever can write to the store can rewrite the log: of runs that were started here,
-and, in a home with approvals, of those and of what ends them."""
-ENDS = (SPENT, *DECISIONS, "rollback", "reject", "approve")
+"""The home's own copy of entries that approvals depend on, for whoever can write to the store can rewrite the audit log: every
+`start run`, and the actions of NOTED_ACTIONS once the home has a key for approvals."""
+NOTED_ACTIONS = ("approve", SPENT, *DECISIONS, "rollback", "reject")
+"""What gives an approval, uses it up, or ends it."""
 AUTOMATIC = ("schedule", "prefect", "bridge")
 """Who starts a flow run without a name: a schedule, or somebody behind the one login of Prefect's page."""
 
@@ -140,7 +141,7 @@ def audit(store: Store, action: str, *, outcome: Literal["done", "refused", "fai
     if policy := _policy.get():
         entry["policy"] = policy
     # Before the log: whoever can write to the store can keep that from being written.
-    if action == "start run" or (action in ENDS and (home() / KEY).exists()):
+    if action == "start run" or (action in NOTED_ACTIONS and (home() / KEY).exists()):
         _note({**entry, "time": time.time()})
     return audit_chain.append(store, entry)
 

@@ -288,7 +288,7 @@ def _tries(data: bytes) -> tuple[int, float]:
 
 
 def _wait(wrong: int, since: float) -> float:
-    """Seconds until the next try is looked at."""
+    """Seconds until the next try is looked at; `since` is negative after a clock was set back, and makes nobody wait longer."""
     if wrong < FREE_TRIES:
         return 0.0
     pause = min(2.0 ** min(wrong - FREE_TRIES + 1, 10), LONGEST_WAIT_SECONDS)

@@ -248,6 +248,7 @@ def test_a_claim_of_a_watch_that_died_goes_stale(platform, client, tmp_path):
     assert not claim(client, run, state, now + STALE_SECONDS / 2)
     assert claim(client, run, state, now + STALE_SECONDS + 1)
     assert not claim(client, run, state, now + STALE_SECONDS + 2)
+    client.delete_flow_run(run)
 
 
 def test_claims_that_no_watch_wrote_stop_no_watch(platform, client, tmp_path):
