@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -164,7 +165,7 @@ def test_the_software_and_the_machine_are_told(home, tmp_path):
     assert re.fullmatch(r"packages:[0-9a-f]{64}", environment()) and re.match(r"\d+ x \S", sku())
     code = "from tasks.surroundings import *; print(environment(), sku())"
     said = subprocess.run(
-        [home[0].command()[0].replace("headway", "python"), "-c", code], capture_output=True, text=True,
+        [sys.executable, "-c", code], capture_output=True, text=True,
         env={**home[0].environment(), "HEADWAY_IMAGE_DIGEST": "sha256:abc", "HEADWAY_SKU": "Standard_ND96isr_H100_v5"},
     )  # fmt: skip
     assert said.stdout.split() == ["sha256:abc", "Standard_ND96isr_H100_v5"]

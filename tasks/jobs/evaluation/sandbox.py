@@ -125,13 +125,20 @@ def _held(filter_: int) -> list[str]:
 
 
 def _as_nobody() -> list[str]:
-    """The command without namespaces, which only root can give."""
+    """The command without namespaces, which only root can give. The program is its text: `nobody` may be unable
+    to read the checkout."""
     nobody = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs", "--pdeathsig=KILL"]
-    return ["setpriv", *nobody, "--bounding-set=-all", "--inh-caps=-all", *_python(str(INSIDE))]
+    return [
+        "setpriv",
+        *nobody,
+        "--bounding-set=-all",
+        "--inh-caps=-all",
+        *_python("-c", INSIDE.read_text(encoding="utf-8")),
+    ]
 
 
-def _python(program: str) -> list[str]:
-    return [getattr(sys, "_base_executable", sys.executable), "-I", "-S", "-B", program]
+def _python(*program: str) -> list[str]:
+    return [getattr(sys, "_base_executable", sys.executable), "-I", "-S", "-B", *program]
 
 
 def _folders() -> list[str]:
