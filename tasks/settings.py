@@ -128,6 +128,12 @@ def trust_file(home: Path) -> tuple[Path, bool]:
     return own_or_named(home, "trust.yaml", "HEADWAY_TRUST")
 
 
+def bound(home: Path) -> bool:
+    """Whether a policy of who may do what, or of whose signatures count, holds for a home."""
+    named = os.environ.get("HEADWAY_POLICY") or os.environ.get("HEADWAY_TRUST")
+    return bool(named) or any(os.path.lexists(home / name) for name in ("policy.yaml", "trust.yaml"))
+
+
 def own_or_named(home: Path, own: str, variable: str) -> tuple[Path, bool]:
     """A file of the home, or the one that a variable names instead, and whether it was named.
 

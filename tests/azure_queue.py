@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import azurite
+from waiting import limit
 
 SAYS = "Azurite Queue service successfully listens on "
 
@@ -40,7 +41,7 @@ class Queues:
     def stop(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(10)
+            self.process.wait(limit(10))
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from waiting import limit
+
 VERSION = "3.37.0"
 PACKAGES = (f"azurite@{VERSION}", "applicationinsights@3.16.0")
 """The second is what the first would report itself with; left open, npm takes another one with each version of Node."""
@@ -53,7 +55,7 @@ class Azurite(Endpoint):
     def stop(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(10)
+            self.process.wait(limit(10))
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -144,7 +146,9 @@ def install(home: Path) -> None:
         options = ["--no-audit", "--no-fund", "--ignore-scripts", "--omit=dev", "--prefix", str(home)]
         command = [*npm(), "install", *options, *PACKAGES]
         found = f"{node().parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        done = subprocess.run(command, env={**os.environ, "PATH": found}, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            command, env={**os.environ, "PATH": found}, capture_output=True, text=True, timeout=limit(600)
+        )
         assert done.returncode == 0, f"npm could not install Azurite:\n{done.stderr[-3000:]}"
 
 

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import azurite
+from waiting import limit
 
 VERSION = "1.65.1"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -44,5 +45,5 @@ def _install(home: Path) -> None:
     options = ["--no-audit", "--no-fund", "--ignore-scripts", "--omit=dev", "--prefix", str(home)]
     path = f"{azurite.node().parent}{os.pathsep}{os.environ.get('PATH', '')}"
     command = [*azurite.npm(), "install", *options, f"playwright-core@{VERSION}"]
-    done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=limit(600))
     assert done.returncode == 0, f"npm could not install playwright-core:\n{done.stderr[-3000:]}"

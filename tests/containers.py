@@ -22,6 +22,7 @@ from typing import Any
 from dockerfile_parse import DockerfileParser
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from waiting import limit
 
 ROOT = Path(__file__).parents[1]
 DOCKER = ROOT / "docker"
@@ -90,7 +91,7 @@ def make_env(path: Path) -> dict[str, str]:
 def compose(*words: str, env_file: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
     kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
     argv = [compose_program(), "-f", str(COMPOSE), "--env-file", str(env_file), *words]
-    return subprocess.run(argv, env={**kept, **variables}, capture_output=True, text=True, timeout=60)
+    return subprocess.run(argv, env={**kept, **variables}, capture_output=True, text=True, timeout=limit(60))
 
 
 def rendered(env_file: Path, **variables: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from waiting import limit
 
 
 @dataclass(frozen=True)
@@ -115,11 +116,11 @@ def network(count: int) -> Iterator[Network]:
     finally:
         assert watcher.stdin
         watcher.stdin.close()
-        watcher.wait(60)
+        watcher.wait(limit(60))
 
 
 def ip(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["ip", *map(str, words)], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(["ip", *map(str, words)], capture_output=True, text=True, check=False, timeout=limit(60))
 
 
 def command_line(pid: int) -> str:

@@ -12,6 +12,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+from waiting import limit
+
 from tasks.process import descendants, die_with_parent, process_started
 
 ENVIRONMENT = {
@@ -67,7 +69,7 @@ class RayStand:
             node.terminate()
         for node in self.nodes.values():
             try:
-                node.wait(15)
+                node.wait(limit(15))
             except subprocess.TimeoutExpired:
                 node.kill()
         for pid in below:

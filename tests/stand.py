@@ -70,7 +70,10 @@ def launch(
         )
 
     def healthy() -> bool:
-        return subprocess.run(resolve(check), env=whole, cwd=folder, capture_output=True, timeout=30).returncode == 0
+        return (
+            subprocess.run(resolve(check), env=whole, cwd=folder, capture_output=True, timeout=limit(30)).returncode
+            == 0
+        )
 
     return Running(name, process, log, healthy)
 

@@ -60,7 +60,7 @@ class Home:
     def run(self, *words: object) -> Ran:
         """Run a command with --json; its stdout must be exactly one object."""
         process = self.start(*words, "--json")
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=limit(300))
         return Ran(process.returncode, json.loads(out) if out.strip() else {}, err)
 
     def retrain(self, *words: object) -> Ran:

@@ -8,6 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from waiting import limit
+
 from tasks.process import locked
 from tasks.storage.manifest import describe
 
@@ -111,7 +113,10 @@ def export_tiny(folder):
         if not made.exists():
             with tempfile.TemporaryDirectory() as making:
                 (Path(making) / "checkpoint").mkdir()
-                assert start_export(Path(making) / "job", make_checkpoint(Path(making) / "checkpoint")).wait(180) == 0
+                assert (
+                    start_export(Path(making) / "job", make_checkpoint(Path(making) / "checkpoint")).wait(limit(180))
+                    == 0
+                )
                 shutil.copytree(Path(making) / "job" / "out", f"{made}.new")
                 Path(f"{made}.new").rename(made)
     return Path(shutil.copytree(made, folder / "job" / "out"))

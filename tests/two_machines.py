@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from waiting import until
+from waiting import limit, until
 
 from tasks.cluster_config import WatchConfig
 from tasks.compute.job import Job
@@ -103,7 +103,7 @@ class Machines:
 
     def ended(self, rank):
         """How a machine's parent ended, by its own word."""
-        self.parents[rank].wait(60)
+        self.parents[rank].wait(limit(60))
         return read_json(self.folder / "nodes" / str(rank) / "exit.json")
 
     def lose(self, rank):

@@ -23,7 +23,7 @@ from deployments.event_settings import ContainerConfig
 from tasks.process import read_json, write_json
 from tasks.storage.blob import faults
 from tasks.storage.blob.parallel import in_order
-from tasks.storage.local import require_room
+from tasks.storage.cache import require_room
 
 LONGEST_PART = 240
 """Bytes of one part of a name: a file system takes 255."""

@@ -18,7 +18,7 @@ from tasks.registry.access import note_access
 from tasks.registry.audit import audited
 from tasks.registry.transfer import ancestry, beside, sound
 from tasks.storage import azureml_registry as registry
-from tasks.storage.local import require_room
+from tasks.storage.cache import require_room
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store
 

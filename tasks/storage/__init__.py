@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks.settings import bound
 from tasks.storage.store import Store
 
 if TYPE_CHECKING:
@@ -24,13 +25,12 @@ def open_store(home: Path) -> Store:
 
 def open_named(home: Path, name: str) -> Store:
     """A store by its name in stores.yaml, or by the path of a folder (it has a slash in it). Raises ValueError, Missing."""
-    from tasks.storage.local import LocalStore
     from tasks.storage.settings import LOCAL, load_stores
 
     if name == LOCAL:
-        return LocalStore(home / "store")
+        return _folder(home / "store", home)
     if "/" in name and "://" not in name:
-        return LocalStore(Path(name))
+        return _folder(Path(name), home)
     known = load_stores(home).stores
     if name not in known:
         there = ", ".join(sorted(known)) or "none"
@@ -58,11 +58,16 @@ def open_files(home: Path, name: str = "") -> BlobFiles:
     return BlobFiles(config, home, open_store(home))
 
 
-def _open_configured(home: Path, config: StoreConfig) -> Store:
+def _folder(root: Path, home: Path) -> Store:
+    """A store in a folder. Where the home says who may do what, or whose signatures count, others may write to the folder."""
     from tasks.storage.local import LocalStore
 
+    return LocalStore(root, home=home if bound(home) else None)
+
+
+def _open_configured(home: Path, config: StoreConfig) -> Store:
     if config.uri.startswith(("/", "file://")):
-        return LocalStore(Path(config.uri.removeprefix("file://")))
+        return _folder(Path(config.uri.removeprefix("file://")), home)
     if config.uri.startswith("az://"):
         from tasks.storage.blob.client import open_container
         from tasks.storage.blob.store import BlobStore

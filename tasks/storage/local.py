@@ -12,11 +12,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from tasks.errors import IntegrityError, Missing
+from tasks.errors import IntegrityError
 from tasks.formats.seal import sealed
 from tasks.process import locked
+from tasks.storage import cache
 from tasks.storage.manifest import (
     CHUNK,
     Content,
@@ -32,15 +34,17 @@ from tasks.storage.manifest import (
 )
 from tasks.storage.store import Document, Listed
 
-HEADROOM_BYTES = 64 << 20
 ABANDONED_SECONDS = 24 * 3600
 
 
 class LocalStore:
-    """A folder on one machine, safe for several processes at once."""
+    """A folder on one machine, safe for several processes at once.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    With a `home`, what is fetched is a copy below that home: who may write to the store cannot change what is being read.
+    """
+
+    def __init__(self, root: Path, *, home: Path | None = None) -> None:
+        self.root, self.home = root, home
         self.uri = root.absolute().as_uri()
 
     def publish(
@@ -65,7 +69,7 @@ class LocalStore:
         place = self._place(manifest)
         place.parent.mkdir(parents=True, exist_ok=True)
         if not link:
-            require_room(place.parent, manifest.bytes, what=manifest.ref)
+            cache.require_room(place.parent, manifest.bytes, what=manifest.ref)
         _sweep(place.parent)
         arriving = Path(tempfile.mkdtemp(dir=place.parent, prefix=".incoming-"))
         try:
@@ -91,8 +95,19 @@ class LocalStore:
         _create(place / "manifest.json", manifest_bytes(manifest))
 
     def fetch(self, manifest: Manifest) -> Path:
-        require_intact(manifest, self.verify(manifest))
-        return self._place(manifest) / "files"
+        files = self._place(manifest) / "files"
+        if self.home is None:
+            require_intact(manifest, self.verify(manifest))
+            return files
+
+        def copy(entries: list[FileEntry], into: Path) -> None:
+            for entry in entries:
+                (into / entry.path).parent.mkdir(parents=True, exist_ok=True)
+                (into / entry.path).touch()
+            copies = {entry.path: partial(_append, into / entry.path) for entry in entries}
+            require_intact(manifest, check(files, manifest.content.files, copies=copies))
+
+        return cache.filled(cache.place_of(self.home, manifest), manifest, copy)
 
     def verify(self, manifest: Manifest) -> list[Problem]:
         return check(self._place(manifest) / "files", manifest.content.files)
@@ -113,6 +128,8 @@ class LocalStore:
         with locked(place.parent / ".lock"):
             (place / "manifest.json").unlink(missing_ok=True)
             shutil.rmtree(place, ignore_errors=True)
+        if self.home is not None:
+            cache.drop(cache.place_of(self.home, manifest))
 
     def manifest(self, kind: str, name: str, version: str) -> Manifest | None:
         return _read_manifest(self.root / "artifacts" / kind / name / version / "manifest.json")
@@ -194,15 +211,9 @@ class LocalStore:
         return self.root / "documents" / key
 
 
-def require_room(folder: Path, needed: int, *, what: str) -> None:
-    """Raise Missing when the disk under a folder has no room for `needed` bytes and a little headroom."""
-    free = shutil.disk_usage(folder).free
-    if free < needed + HEADROOM_BYTES:
-        raise Missing(
-            f"no room on the disk for {what}: {needed / 1e6:.1f} MB and {HEADROOM_BYTES / 1e6:.0f} MB of headroom are "
-            f"needed, {free / 1e6:.1f} MB are free under {folder}",
-            remedy="Free room there, or set HEADWAY_HOME to a folder on a larger disk.",
-        )
+def _append(path: Path, data: bytes) -> None:
+    with open(path, "ab") as file:
+        file.write(data)
 
 
 def _sweep(folder: Path) -> None:

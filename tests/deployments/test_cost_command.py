@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 import run_folders
 from support import Home
+from waiting import limit
 
 from tasks.cluster_config import ClusterConfig, SlurmConfig
 from tasks.compute.job import Job, write_folder
@@ -132,7 +133,7 @@ def test_costs_in_two_currencies_are_not_added(desk):
     assert {stage["stage"]: stage["currency"] for stage in said["stages"]} == {"benchmark": "USD", "evaluate": "EUR"}
     assert any("no rate of exchange is known" in warning for warning in said["warnings"])
     process = desk.start("cost")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=limit(60))
     assert process.returncode == 0, err
     rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     assert "USD 98.32" in rows["benchmark"] and "EUR 0.50" in rows["evaluate"] and "EUR 98.32" not in out
@@ -161,7 +162,7 @@ def test_a_cluster_of_your_own_is_priced_by_its_name(desk):
 def test_people_see_a_table(desk):
     whole(desk)
     process = desk.start("cost")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=limit(60))
     assert process.returncode == 0, err
     train = next(line for line in out.splitlines() if line.startswith("train"))
     assert "4 Standard_ND96isr_H100_v5" in train and "USD 3,932.80" in train and "+13%" in train

@@ -4,6 +4,7 @@ import json
 import random
 
 from support import STDLIB
+from waiting import limit
 
 QUICK = ("--set", "drift.splits=100")
 
@@ -34,7 +35,7 @@ def test_people_read_the_verdict_first_and_what_moved(fresh, tmp_path):
     old = write(tmp_path / "a.jsonl", texts(1))
     new = write(tmp_path / "b.jsonl", [text.replace("omega", "kvasir") for text in texts(2)])
     process = fresh.start("drift", old, new, *QUICK)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=limit(120))
     assert process.returncode == 0, err
     lines = out.splitlines()
     assert lines[0].startswith("drift: ") and "kvasir 0.0 % ->" in lines[0]

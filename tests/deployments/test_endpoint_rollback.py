@@ -7,7 +7,7 @@ import pytest
 from endpoint_stand import Clients
 from support import Home
 from tiny_model import export_tiny, files_of
-from waiting import until
+from waiting import limit, until
 
 from deployments.watch.trusted import Trusted
 from tasks.artifacts import Model
@@ -69,7 +69,9 @@ def revoked(home, *, kept):
 def deploy(home, model, ref):
     endpoint, golden = endpoint_of(home.path, "api"), read_json(model / "golden.json")
     config = DeploymentConfig.model_validate({"endpoint": "api", "rollout": AT_ONCE})
-    return endpoint.switch(endpoint.start(model, ref, files=files_of(model), golden=golden, timeout=120, config=config))
+    return endpoint.switch(
+        endpoint.start(model, ref, files=files_of(model), golden=golden, timeout=limit(120), config=config)
+    )
 
 
 def test_the_traffic_goes_back_in_seconds_with_a_reason_and_the_model_stays_away_until_it_is_promoted(
@@ -169,7 +171,7 @@ def test_the_server_before_is_a_rung_of_the_new_one_and_the_settings_reach_both(
 def test_who_died_in_the_middle_is_settled_by_the_next_start_of_the_platform(home, model):
     deploy(home, model, ONE)
     endpoint, golden = endpoint_of(home.path, "api"), read_json(model / "golden.json")
-    endpoint.start(model, TWO, files=files_of(model), golden=golden, timeout=120)  # and never switched
+    endpoint.start(model, TWO, files=files_of(model), golden=golden, timeout=limit(120))  # and never switched
     assert endpoint.changes.open_change() is not None
     assert settle_all(home.path) == {"api": "reverted"} and settle_all(home.path) == {}
     assert endpoint.observe().model_ref == ONE

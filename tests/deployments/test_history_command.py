@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from made_versions import backdate, make, make_many
 from support import Home
+from waiting import limit
 
 from tasks.process import boot_id, process_started
 from tasks.registry.refs import move_ref, read_ref
@@ -29,7 +30,7 @@ class Desk(Home):
 
     def words(self, *words):
         process = self.start(*words)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=limit(60))
         assert process.returncode == 0, err
         return out.splitlines()
 

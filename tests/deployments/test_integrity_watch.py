@@ -76,7 +76,7 @@ def serve(home, model, *, folder=None):
     folder = folder or open_store(home).fetch(model)
     endpoint, golden = endpoint_of(home, "api"), read_json(folder / "golden.json")
     files = [file.model_dump() for file in model.content.files]
-    return endpoint.switch(endpoint.start(folder, model.ref, files=files, golden=golden, timeout=120))
+    return endpoint.switch(endpoint.start(folder, model.ref, files=files, golden=golden, timeout=limit(120)))
 
 
 def flip(path):
@@ -92,7 +92,7 @@ def look(home):
     """One look of a watch that was just started."""
     duty = Integrity(home, PERIOD)
     duty.tick(time.time())
-    duty.work.wait(120)
+    duty.work.wait(limit(120))
 
 
 def events(home, name):
@@ -265,7 +265,7 @@ def test_long_work_stands_back_and_the_watch_goes_on():
 
     def slow():
         seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        go.wait(30)
+        go.wait(limit(30))
         raise ValueError("went wrong")
 
     before = os.getpriority(os.PRIO_PROCESS, 0)
@@ -273,7 +273,7 @@ def test_long_work_stands_back_and_the_watch_goes_on():
     assert work.busy()
     go.set()
     with pytest.raises(ValueError, match="went wrong"):
-        work.wait(30)
+        work.wait(limit(30))
     assert seen == [LOWEST] and os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
     with pytest.raises(ValueError, match="went wrong"):
         work.busy()
@@ -392,10 +392,10 @@ def test_what_stands_does_not_hide_what_comes_to_stand_beside_it(made):
 def test_a_look_is_every_few_minutes(made):
     made.window(count=200)
     made.duty.tick(made.now)
-    made.duty.work.wait(60)
+    made.duty.work.wait(limit(60))
     kept = read_json(made.home / "platform" / "anomalies.json")
     made.duty.tick(made.now + EVERY_SECONDS / 2)
-    made.duty.work.wait(60)
+    made.duty.work.wait(limit(60))
     assert read_json(made.home / "platform" / "anomalies.json") == kept
 
 

@@ -54,7 +54,7 @@ def start(here, *arguments, options=ALONE):
 
 def submit(here, *arguments, options=ALONE):
     command = start(here, *arguments, options=options)
-    out, err = command.communicate(timeout=100)
+    out, err = command.communicate(timeout=limit(100))
     return Ran(command.returncode, json.loads(out), err)
 
 
@@ -100,9 +100,9 @@ def test_cancel_ends_the_program_and_the_command_says_so(here):
     following = here.start("job", "logs", "-f", job["id"])
     cancelled = here.ok("job", "cancel", job["id"][:12], "--reason", "an example").said
     assert cancelled["cancelled"] and cancelled["said"].startswith("running")
-    out, err = command.communicate(timeout=30)
+    out, err = command.communicate(timeout=limit(30))
     assert command.returncode == 4 and "cancelled by hand" in json.loads(out)["error"]["message"], err
-    assert "hello ['wait', 'never']" in following.communicate(timeout=30)[0]
+    assert "hello ['wait', 'never']" in following.communicate(timeout=limit(30))[0]
     assert here.run("job", "cancel", job["id"], "--reason", "twice").code == 2
     assert here.ok("job", "show", job["id"]).said["state"] == "cancelled"
     assert alive_with("mine.py", "never") == []

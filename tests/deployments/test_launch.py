@@ -41,7 +41,7 @@ def asked(fresh, tmp_path):
                 said += os.read(leader, 4096)
             except OSError:  # its end
                 break
-        return said.decode(), process.wait(timeout=60)
+        return said.decode(), process.wait(timeout=limit(60))
 
     return run
 
@@ -62,7 +62,7 @@ def test_nobody_is_asked_who_said_yes_or_whose_run_is_cheap_or_who_does_not_trai
 def test_without_a_terminal_nobody_is_asked(asked, fresh, tmp_path):
     ran = subprocess.run(
         [HEADWAY, "retrain", "-c", str(tmp_path / "c.yaml"), "--set", "benchmark.sku=/no/such.yaml"],
-        env=fresh.environment(), cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100,
+        env=fresh.environment(), cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit(100),
     )  # fmt: skip
     assert ran.returncode != 0 and "Train for about" not in ran.stderr + ran.stdout
 
@@ -71,6 +71,6 @@ def test_the_command_says_its_version_whatever_the_home_is(tmp_path):
     (tmp_path / "home").write_text("no folder")
     ran = subprocess.run(
         [HEADWAY, "--version"], env={**os.environ, "HEADWAY_HOME": str(tmp_path / "home")},
-        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, capture_output=True, text=True, timeout=limit(60),
     )  # fmt: skip
     assert (ran.returncode, ran.stdout) == (0, f"headway {version('headway')}\n"), ran.stderr

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from support import Home
+from waiting import limit
 
 from tasks.process import write_json
 from tasks.report.data import Edge, Lineage, Node
@@ -48,7 +49,7 @@ def home(tmp_path_factory):
 
 def words(home, *said):
     process = home.start("lineage", *said)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=limit(60))
     assert process.returncode == 0, err
     return out
 

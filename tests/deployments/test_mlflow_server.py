@@ -142,7 +142,7 @@ def test_publishers_and_the_server_on_one_file_lose_nothing(home, server):
         )
         for number in range(2)
     ]  # fmt: skip
-    told = [writer.communicate(timeout=60)[0].split() for writer in writers]
+    told = [writer.communicate(timeout=limit(60))[0].split() for writer in writers]
     deadline = time.monotonic() + limit(240)
     while not all((Path(folder) / "done").exists() for folder, _ in told):
         assert time.monotonic() < deadline
@@ -167,6 +167,6 @@ def test_an_attached_file_is_shown_by_the_server(home, server, tmp_path):
     spool.log_file(flow, report)
     spool.end_run(flow, "FINISHED", tags={})
     spool.close()
-    run = spool.published(timeout=60)[flow]["id"]
+    run = spool.published(timeout=limit(60))[flow]["id"]
     assert get(server, f"/get-artifact?path=report.html&run_uuid={run}", password(home)) == (200, b"<p>done</p>")
     assert get(server, f"/get-artifact?path=../../mlflow.db&run_uuid={run}", password(home))[0] == 400

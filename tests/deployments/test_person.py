@@ -294,7 +294,7 @@ def test_the_token_is_asked_for_on_a_terminal_and_not_shown(anna, files):
     said = read_until(parent, "Token of anna:")
     os.write(parent, f"{anna.told['HEADWAY_TOKEN']}\n".encode())
     said += read_until(parent, "documents")
-    assert process.wait(60) == 0 and anna.told["HEADWAY_TOKEN"] not in said
+    assert process.wait(limit(60)) == 0 and anna.told["HEADWAY_TOKEN"] not in said
     os.close(parent)
 
 

@@ -154,7 +154,7 @@ def test_everything_listens_on_loopback_only(platform):
 def test_up_again_adopts_what_lives(platform):
     before = {part["name"]: part["pid"] for part in platform.state()["parts"]}
     commands = [platform.home.start("up", "--detach", "--json") for _ in range(2)]  # both at once
-    assert [command.wait(90) for command in commands] == [0, 0]
+    assert [command.wait(limit(90)) for command in commands] == [0, 0]
     assert {part["name"]: part["pid"] for part in platform.state()["parts"]} == before
 
 
@@ -186,7 +186,7 @@ def test_prefect_deploy_makes_the_same_of_the_rendered_file(platform, tmp_path):
         "DO_NOT_TRACK": "1",
     }
     command = [str(Path(os.sys.executable).parent / "prefect"), "--no-prompt", "deploy", "--all"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=limit(180))
     assert done.returncode == 0, done.stdout + done.stderr
     for name in names:
         after = platform.api(f"/deployments/name/{name}")
@@ -272,12 +272,12 @@ def test_the_foreground_up_may_die_and_an_interrupt_stops_everything(platform):
     command = platform.home.start("up")
     assert "Headway is up" in until(lambda: command.stdout.readline() + command.stdout.readline(), 90)
     command.terminate()  # as Ctrl-C, which a test in the background would not get through
-    assert command.wait(60) in (0, 130)
+    assert command.wait(limit(60)) in (0, 130)
     assert not any(part["running"] for part in platform.state()["parts"])
     command = platform.home.start("up")
     assert "Headway is up" in until(lambda: command.stdout.readline() + command.stdout.readline(), 90)
     platform.home.ok("down", "--yes")
-    assert command.wait(60) == 0, "a `down` from elsewhere ends it"
+    assert command.wait(limit(60)) == 0, "a `down` from elsewhere ends it"
     assert not any(part["running"] for part in platform.state()["parts"])
     platform.up()
 
@@ -344,7 +344,11 @@ def test_wrong_settings_are_named(fresh, tmp_path, text, said):
 def test_a_server_that_is_named_and_does_not_answer(fresh):
     environment = {**fresh.environment(), "PREFECT_API_URL": "http://127.0.0.1:9/api"}
     ran = subprocess.run(
-        [*fresh.command("up", "--detach", "--json")], env=environment, capture_output=True, text=True, timeout=120
+        [*fresh.command("up", "--detach", "--json")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=limit(120),
     )
     said = json.loads(ran.stdout)
     assert ran.returncode == 6 and "127.0.0.1:9" in said["error"]["message"]

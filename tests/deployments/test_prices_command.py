@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 from retail_prices import Trouble, item, retail_prices, stored
 from support import Home
+from waiting import limit
 
 A100 = "Standard_ND96amsr_A100_v4"
 ITEMS = [
@@ -29,7 +30,7 @@ class Desk(Home):
 
     def words(self, *words):
         process = self.start(*words)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=limit(60))
         assert process.returncode == 0, err
         return out
 

@@ -18,6 +18,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from entra import AUDIENCE, EVENT_GRID, TENANT, forged, private_key, serving, token
+from waiting import limit
 from webhook_stand import KEY, REACHED, SECRET, VARIABLES, event, eventually, listening, mac, secret, signed, written
 
 from tasks.access_config import EntraConfig
@@ -221,10 +222,10 @@ def test_an_authority_that_hangs_keeps_no_token_of_a_key_that_is_known(monkeypat
     with serving() as slow, ThreadPoolExecutor(4) as threads:  # as many as the edge of an endpoint has
         door = Entra(EntraConfig.model_validate(slow.settings()))
         assert door.check(token()) == EVENT_GRID
-        slow.answer = lambda path: told.wait(60) and None
+        slow.answer = lambda path: told.wait(limit(60)) and None
         unknown = [threads.submit(door.check, token(kid=f"k{number}")) for number in range(4)]
         try:
-            assert threads.submit(door.check, token()).result(20) == EVENT_GRID
+            assert threads.submit(door.check, token()).result(limit(20)) == EVENT_GRID
             assert sum(each.done() for each in unknown) == 3, "one waits for the authority"
         finally:
             told.set()
@@ -265,7 +266,7 @@ def test_the_examples_of_the_page_are_believed(environment, tmp_path):
     with listening(tmp_path, hmac="env:STAND_KEY") as stand:
         for argv in (["bash", "-euc", shell], [sys.executable, "-c", python]):
             environment = {**os.environ, "HOOK_URL": stand.url, "HOOK_KEY": KEY}
-            ran = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+            ran = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=limit(60))
             assert ran.returncode == 0, ran.stderr
             assert json.loads(ran.stdout)["accepted"] == 1
 

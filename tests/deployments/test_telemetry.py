@@ -22,7 +22,7 @@ import pytest
 import run_folders as folders
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from waiting import until
+from waiting import limit, until
 
 from deployments.settings import PlatformConfig
 from deployments.telemetry import instruments as of
@@ -309,7 +309,7 @@ def test_metrics_is_served_on_loopback_at_the_same_place_after_a_restart(here):
     folders.completed(here, "a")
     serve = "from deployments.telemetry.prometheus import Scrape, serve; print(serve(Path(sys.argv[1]), Scrape()))"
     argv = [sys.executable, "-c", f"import sys; from pathlib import Path; {serve}", str(here)]
-    first = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    first = subprocess.run(argv, capture_output=True, text=True, timeout=limit(60), check=True)
     made = told(here, prometheus=True)
     assert made.url == first.stdout.strip() == process.read_json(here / "platform" / "metrics.json")["url"]
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/metrics", made.url)
@@ -396,7 +396,7 @@ def test_gpus_are_asked_through_nvidia_smi_without_waiting(here, tmp_path, monke
     gpus(tmp_path, monkeypatch)
     host = Host(here)
     assert not [point for point in host.look() if point.instrument.name.startswith("hw.")]
-    host._smi.wait(10)
+    host._smi.wait(limit(10))
     found = {
         (point.instrument.name, point.labels[0]): point.value
         for point in host.look()
@@ -729,7 +729,7 @@ def everything(here, tmp_path, monkeypatch):
     firing = [{"alert": rule.name, "severity": rule.severity, "instance": "x"} for rule in RULES]
     process.write_json(here / "platform" / "alerts.json", {"firing": firing, "outbox": []})
     made = told(here, prometheus=True)
-    made._host._smi.wait(10)
+    made._host._smi.wait(limit(10))
     made.tick(NOW + 1)
     yield made
     process.stop(folder)
@@ -795,7 +795,9 @@ def test_prometheus_takes_the_rules_and_every_query_of_the_dashboard(tmp_path):
     recorded = [{"record": f"q:{number}", "expr": query} for number, query in enumerate(queries())]
     (tmp_path / "queries.yaml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": recorded}]}))
     for path in (ROOT / "docs" / "monitoring" / "headway-alerts.yaml", tmp_path / "queries.yaml"):
-        ran = subprocess.run(["promtool", "check", "rules", str(path)], capture_output=True, text=True, timeout=60)
+        ran = subprocess.run(
+            ["promtool", "check", "rules", str(path)], capture_output=True, text=True, timeout=limit(60)
+        )
         assert ran.returncode == 0, ran.stderr + ran.stdout
 
 
@@ -851,7 +853,7 @@ def test_every_rule_fires_and_clears_in_prometheus(tmp_path):
         yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests})
     )
     ran = subprocess.run(
-        ["promtool", "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True, timeout=60
+        ["promtool", "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True, timeout=limit(60)
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     tests[0]["alert_rule_test"][0]["exp_alerts"] = []
@@ -859,7 +861,7 @@ def test_every_rule_fires_and_clears_in_prometheus(tmp_path):
         yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests})
     )
     assert subprocess.run(
-        ["promtool", "test", "rules", str(tmp_path / "wrong.yaml")], capture_output=True, timeout=60
+        ["promtool", "test", "rules", str(tmp_path / "wrong.yaml")], capture_output=True, timeout=limit(60)
     ).returncode
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from waiting import limit
 
 from deployments.cli.disk import of_the_disk
 from deployments.platform.checks import own_settings
@@ -25,7 +26,11 @@ def headway(home, command, tmp_path):
     told = {**os.environ, "HEADWAY_HOME": str(home), "TESTS_FORK_SERVER": ""}
     code = "from deployments.cli.main import run; run()"
     ran = subprocess.run(
-        [*dropped, sys.executable, "-c", code, *words, "--json"], env=told, capture_output=True, text=True, timeout=300
+        [*dropped, sys.executable, "-c", code, *words, "--json"],
+        env=told,
+        capture_output=True,
+        text=True,
+        timeout=limit(300),
     )
     return ran.returncode, json.loads(ran.stdout)["error"], ran.stderr
 

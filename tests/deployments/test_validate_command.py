@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from waiting import limit
 
 QUICK = ("-c", "tiny", "--set", "validation.near_duplicates=false")
 
@@ -41,7 +42,7 @@ def test_a_name_means_the_dataset_and_a_path_the_file(home, texts):
 def test_people_read_a_table_with_what_breaks_a_rule(home, tmp_path, texts):
     home.ok("dataset", "publish", "shown", write(tmp_path / "a.jsonl", [*texts, texts[3], texts[4]]))
     process = home.start("validate", "shown", *QUICK, "--set", "validation.max_duplicate_share=0.05")
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=limit(300))
     assert process.returncode == 3, err
     rows = {line[:22].strip(): line.split() for line in err.splitlines()}
     assert rows["exact duplicates"][2:] == ["failed", "9.09%", "<=", "5.00%", "of", "documents", "2"]

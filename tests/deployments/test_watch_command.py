@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from support import Home
+from waiting import limit
 from watched import Watched, loop
 
 FLOW = """
@@ -62,7 +63,7 @@ def test_the_flow_says_it_with_the_evidence_and_leaves_a_note(home, watched):
     home.ok("watch", "api")
     watched.write(100, loop)
     ran = subprocess.run(
-        [sys.executable, "-c", FLOW], env=home.environment(), capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", FLOW], env=home.environment(), capture_output=True, text=True, timeout=limit(300)
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     told, notes = (json.loads(one) for one in ran.stdout.splitlines()[-2:])

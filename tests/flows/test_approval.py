@@ -33,7 +33,7 @@ ANSWER = {"decision": "approve", "reason": "it is good", "person": "anna", "toke
 def server(home):
     """The Prefect server of the home, and nothing more: no run that another test might count."""
     code = "from deployments.platform import prefect_server as s; from tasks.settings import home; s.wait(s.prepare(home()))"
-    subprocess.run([sys.executable, "-c", code], env=home.environment(), check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], env=home.environment(), check=True, timeout=limit(120))
     return json.loads((home.path / "prefect" / "server.json").read_text())
 
 
@@ -103,7 +103,7 @@ class Asking:
         return name
 
     def said(self):
-        out, err = self.process.communicate(timeout=90)
+        out, err = self.process.communicate(timeout=limit(90))
         assert out, err
         return json.loads(out.splitlines()[-1])
 
@@ -430,7 +430,7 @@ def test_training_waits_for_a_person_who_sees_its_plan(home, done):
     command, waiting = waits_for_a_person(home, *changed)
     assert waiting["question"].startswith("Train tiny for about")
     assert home.ok("approve", waiting["name"], "--reject", "--reason", "too dear").said["decision"] == "reject"
-    out, err = command.communicate(timeout=60)
+    out, err = command.communicate(timeout=limit(60))
     said = json.loads(out)
     assert command.returncode == 3 and "too dear" in said["error"]["message"], err
     assert {stage["name"]: stage["status"] for stage in said["stages"]}["train"] == "not_run"
@@ -473,7 +473,7 @@ def test_an_approver_who_is_removed_while_the_waits_for_a_person_for_its_endpoin
         until(lambda: '"stage": "deploy", "estimate"' in log.read_text(), timeout=60)
         shown("root")
         home.ok("person", "remove", "anna", "--as", "root")
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=limit(120))
     assert process.returncode == 2 and "the approval that anna gave does not count any more" in err, out
     assert home.ok("endpoint", "list").said["endpoints"] == before
 
@@ -489,7 +489,7 @@ def test_other_settings_are_deployed_in_the_name_of_who_approved_them_and_the_fi
     assert "to endpoint/tiny under settings " in waiting["question"]
     shown("anna")
     home.ok("approve", waiting["name"], "--approve", "--as", "anna", "--reason", "it is the champion")
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=limit(120))
     assert process.returncode == 0 and json.loads(out)["stages"][-1]["status"] == "ran", err
     deployed, *_ = home.ok("audit-log", "--what", "endpoint/tiny").said["entries"]
     assert (deployed["action"], deployed["who"]) == ("deploy", "anna")
@@ -501,7 +501,7 @@ def test_other_settings_are_deployed_in_the_name_of_who_approved_them_and_the_fi
     replayed, waiting = waits_for_a_person(home, *asked)  # the approval was used, and somebody decided otherwise
     shown("root")
     home.ok("approve", waiting["name"], "--reject", "--as", "root", "--reason", "it was stopped")
-    assert replayed.communicate(timeout=120) and replayed.returncode == 3
+    assert replayed.communicate(timeout=limit(120)) and replayed.returncode == 3
     shown("ben")
     elsewhere = home.retrain("--dry-run", *asked, "--set", "deployment.endpoint=elsewhere")
     assert "approval required" in elsewhere.said["stages"][-1]["why"]
@@ -523,7 +523,7 @@ def test_a_new_model_waits_before_it_takes_the_endpoint(home, done):
     assert unnamed.code == 2 and "name the question" in unnamed.stderr
     assert home.ok("endpoint", "list").said["endpoints"][0]["model"] == before
     assert home.ok("approve", waiting["name"], "--reject", "--reason", "not today").said["decision"] == "reject"
-    out, err = command.communicate(timeout=60)
+    out, err = command.communicate(timeout=limit(60))
     said = json.loads(out)
     assert command.returncode == 3 and said["status"] == "gate_closed", err
     assert said["error"]["stage"] == "approve" and "not today" in said["error"]["message"]

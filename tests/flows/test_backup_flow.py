@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from support import Home
+from waiting import limit
 
 from flows.backup import backup
 from tasks.errors import Refused
@@ -77,7 +78,7 @@ def test_a_restored_home_tells_the_same_story(fresh, five, tmp_path):
 def test_the_flow_backs_up_and_proves_it(fresh, five, tmp_path):
     (fresh.path / "stores.yaml").write_text(f"stores:\n  nightly: {{uri: {tmp_path / 'backups'}}}\n")
     ran = subprocess.run(
-        [sys.executable, "-c", FLOW], env=fresh.environment(), capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", FLOW], env=fresh.environment(), capture_output=True, text=True, timeout=limit(300)
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     said = json.loads(ran.stdout.splitlines()[-1])

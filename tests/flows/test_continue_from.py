@@ -11,6 +11,7 @@ from pathlib import Path
 import mlflow
 import pytest
 from support import publish_tiny
+from waiting import limit
 
 from flows.continuing import require_possible, start_of
 from tasks.artifacts import Tokens
@@ -141,7 +142,7 @@ def test_a_stopped_run_is_gone_on_from_on_purpose(fresh):
     manifest = fresh.wait_for("jobs/train-*/checkpoints/step-*/attempt-1/manifest.json", timeout=240)
     job = manifest.parents[3].name
     fresh.ok("job", "cancel", job)
-    command.communicate(timeout=120)
+    command.communicate(timeout=limit(120))
     last = max(int(path.name.removeprefix("step-")) for path in manifest.parents[2].glob("step-*"))
     steps = last + 60
     slower = ("--set", "training.learning_rate=0.001", "--set", f"training.steps={steps}", "--to", "train")

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import waiting
 from support import HEADWAY, publish_tiny
+from waiting import limit
 
 pytestmark = pytest.mark.e2e
 until = partial(waiting.until, every=0.1)
@@ -99,7 +100,7 @@ def test_whatever_ends_a_run_the_same_command_goes_on(home, training):
     command, folder, words = training(21, after_step=5, steps=LONGER)
     pids = rank_pids(folder)
     command.terminate()
-    out, _ = command.communicate(timeout=60)
+    out, _ = command.communicate(timeout=limit(60))
     assert command.returncode == 130 and json.loads(out)["status"] == "cancelled"
     assert not any(map(is_running, pids))
 
@@ -107,7 +108,7 @@ def test_whatever_ends_a_run_the_same_command_goes_on(home, training):
     pids = trained_again(folder, pids)
     kill_prefect(home)
     cancel_in_prefect(home)
-    out, _ = command.communicate(timeout=60)
+    out, _ = command.communicate(timeout=limit(60))
     assert command.returncode == 130 and json.loads(out)["error"]["type"] == "Cancelled"
     assert not any(map(is_running, pids))
 
@@ -164,7 +165,7 @@ def cancel_in_prefect(home):
 def test_a_killed_rank_resumes_and_every_number_is_that_of_an_unbroken_run(home, training):
     command, folder, words = training(12, after_step=30)
     os.kill(rank_pids(folder)[1], signal.SIGKILL)
-    out, err = command.communicate(timeout=180)
+    out, err = command.communicate(timeout=limit(180))
     assert command.returncode == 0, err
     train = next(stage for stage in json.loads(out)["stages"] if stage["name"] == "train")
     assert 0 < train["job"]["resumed_from_step"] < 240
@@ -181,7 +182,7 @@ def test_sigterm_stops_the_job_and_the_next_run_goes_on_from_its_checkpoint(home
     command, folder, words = training(13, after_step=30)
     pids = rank_pids(folder)
     command.terminate()
-    out, _ = command.communicate(timeout=60)
+    out, _ = command.communicate(timeout=limit(60))
     assert command.returncode == 130 and json.loads(out)["status"] == "cancelled"
     assert not any(map(is_running, pids))
     job = home.ok(*words).stage("train")["job"]
@@ -194,7 +195,7 @@ def test_cancelling_the_flow_run_in_prefect_reaches_the_job(home, training):
     command, folder, _ = training(14, after_step=5)
     pids = rank_pids(folder)
     cancel_in_prefect(home)
-    out, _ = command.communicate(timeout=60)
+    out, _ = command.communicate(timeout=limit(60))
     assert command.returncode == 130 and json.loads(out)["error"]["type"] == "Cancelled"
     assert not any(map(is_running, pids))
 
@@ -252,7 +253,7 @@ def test_a_rank_throttled_to_half_a_core_closes_the_gate_by_name(measuring):
     for seconds in (3.0, 3.2, 3.4):
         command, folder = measuring(seconds)
         throttle(rank_pids(folder)[1])
-        out, err = command.communicate(timeout=120)
+        out, err = command.communicate(timeout=limit(120))
         said = json.loads(out)
         if command.returncode == 3:
             break
@@ -267,7 +268,7 @@ def test_a_rank_throttled_to_half_a_core_closes_the_gate_by_name(measuring):
 def test_a_result_that_was_never_written_closes_the_gate(measuring):
     command, folder = measuring(3.1)
     os.kill(rank_pids(folder)[1], signal.SIGKILL)
-    out, _ = command.communicate(timeout=60)
+    out, _ = command.communicate(timeout=limit(60))
     said = json.loads(out)
     assert command.returncode == 3 and said["status"] == "gate_closed"
     found = [(check["name"].split()[-1], check["measured"]) for check in said["error"]["checks"]]
@@ -341,7 +342,7 @@ def test_two_runs_at_once_share_the_work(home, done):
     commands = [home.start(*words) for _ in range(2)]
     said = []
     for command in commands:
-        out, err = command.communicate(timeout=180)
+        out, err = command.communicate(timeout=limit(180))
         assert command.returncode == 0, err
         said.append(json.loads(out))
     trained = [next(stage for stage in one["stages"] if stage["name"] == "train") for one in said]

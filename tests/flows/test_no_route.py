@@ -47,7 +47,7 @@ def tracking(tmp_path):
 def reaches(url, *prefix, host=None):
     said = urlsplit(url)
     words = [*prefix, "python3", "-c", CONNECT, host or said.hostname, str(said.port)]
-    return subprocess.run(words, check=False, timeout=30).returncode == 0
+    return subprocess.run(words, check=False, timeout=limit(30)).returncode == 0
 
 
 @pytest.mark.long
@@ -78,7 +78,7 @@ def test_metrics_are_complete_without_a_route_to_prefect_and_mlflow(home, machin
         assert reaches(url)
         assert not reaches(url, *inside)
         assert not reaches(url, *inside, host=stand.here)
-    _, err = command.communicate(timeout=280)
+    _, err = command.communicate(timeout=limit(280))
     assert command.returncode == 0, err
 
     for name, value in tracking.items():

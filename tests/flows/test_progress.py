@@ -53,7 +53,7 @@ def test_a_run_goes_on_while_the_prefect_server_is_killed_and_all_of_it_is_in_th
         assert command.poll() is None, command.communicate()
         time.sleep(0.1)
     kill_the_server(fresh)
-    out, err = command.communicate(timeout=280)
+    out, err = command.communicate(timeout=limit(280))
     assert command.returncode == 0, err
     said = json.loads(out)
     assert said["status"] == "completed" and said["stages"][4]["job"]["submissions"] == 1

@@ -48,7 +48,7 @@ def waiting(home, process, timeout=120.0):
 
 
 def ended(process):
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=limit(240))
     assert out, err
     return json.loads(out.splitlines()[-1])
 

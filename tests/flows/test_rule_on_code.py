@@ -9,6 +9,7 @@ import time
 
 import pytest
 from support import Ran
+from waiting import limit
 
 from tasks.registry.refs import aliases
 from tasks.storage import open_store
@@ -66,7 +67,7 @@ def retrain(home, config, rule, *words):
     """As `home.retrain`, with the time that a busy machine takes."""
     rules, began = ("--set", f"comparison.rules={json.dumps([rule])}"), time.monotonic()
     command = home.start("retrain", "-c", "tiny", *config, *rules, *words, "--json")
-    out, err = command.communicate(timeout=900)
+    out, err = command.communicate(timeout=limit(900))
     ran = Ran(command.returncode, json.loads(out), err)
     print(f"exit code {ran.code}, {time.monotonic() - began:.0f} s, pass_share {pass_share(ran)}")
     return ran

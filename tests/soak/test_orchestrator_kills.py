@@ -90,7 +90,7 @@ def test_killed_orchestrators_leave_one_job(tmp_path, number):
 @pytest.mark.parametrize("moment", ["intent", "submitted", "handle"])
 def test_every_gap_of_the_protocol_is_survived(tmp_path, moment):
     killed = orchestrator(tmp_path, moment)
-    assert killed.wait(30) == -signal.SIGKILL
+    assert killed.wait(limit(30)) == -signal.SIGKILL
     assert finish(tmp_path)["adopted"] is (moment != "intent")
     require_one_job(tmp_path)
 
@@ -110,7 +110,9 @@ def one_round(base: Path, seed: str) -> str:
         if moment == "time":
             time.sleep(seconds)
             killed.kill()
-        killed.communicate(timeout=60)  # one that adopts does not come to the moments of submitting, and finishes
+        killed.communicate(
+            timeout=limit(60)
+        )  # one that adopts does not come to the moments of submitting, and finishes
         done = "finished" if killed.returncode == 0 else moment if moment != "time" else f"{seconds:.2f} s"
         where.append(f"{done} ({len(starts(base))} started)")
     submitted = (base / "job" / "handle.json").exists()
@@ -138,7 +140,7 @@ def orchestrator(base: Path, moment: str) -> subprocess.Popen[str]:
 
 def finish(base: Path) -> dict[str, object]:
     """An orchestrator that nobody kills comes to the result."""
-    out, err = orchestrator(base, "never").communicate(timeout=120)
+    out, err = orchestrator(base, "never").communicate(timeout=limit(120))
     assert out, err
     return json.loads(out)
 

@@ -1,8 +1,9 @@
 """A publisher that is killed at random moments leaves no torn artifact, and takes no older one: `make soak N=200 SEED=1`.
 
-Each round kills a process that publishes, with SIGKILL, after a random part of the time that publishing takes. Whoever looks
-then sees whole artifacts only, every older version is as it was, and publishing again brings what the killed one wanted. On a
-local store, and on blobs with versions. Ten rounds run in `make test`.
+Each round kills a process that publishes, with SIGKILL, after a random part of the time that publishing takes, until a
+quarter of the rounds have died before they were done. Whoever looks then sees whole artifacts only, every older version is
+as it was, and publishing again brings what the killed one wanted. On a local store, and on blobs with versions. Ten rounds
+run in `make test`.
 """
 
 import multiprocessing
@@ -15,6 +16,7 @@ from statistics import median
 import azurite
 import pytest
 from store_stand import contents, fill, put, standing
+from waiting import limit
 
 ROUNDS, SEED = int(os.environ.get("N", "10")), int(os.environ.get("SEED", "1"))
 FILES, BYTES = 8, 60_000
@@ -38,20 +40,19 @@ def test_a_killed_publisher_leaves_nothing_torn_and_nothing_lost(kind, rounds, r
         source = fill(tmp_path / "source", **{f"f{n}.bin": dice.randbytes(BYTES) for n in range(FILES)})
         store = stand.open()
         whole = {put(store, source).version: contents(source)}
-        usual, killed = median(time_of(stand, changed(source, dice), whole) for _ in range(3)), 0
-        for number in range(rounds):
+        usual, killed, number = median(time_of(stand, changed(source, dice), whole) for _ in range(3)), 0, 0
+        while number < rounds or killed < rounds // 4:
+            number += 1
             changed(source, dice)
-            killed += publish_and_kill(stand, source, dice.uniform(0, 1.2 * usual))
+            died = publish_and_kill(stand, source, dice.uniform(0, 1.2 * usual))
+            killed += died
+            usual *= 1.1 if died else 0.8  # the machine may be five times as fast now as it was when that was measured
             assert_whole(stand, whole, f"round {number}")
             whole[put(stand.open(), source).version] = contents(source)
             assert_whole(stand, dict(list(whole.items())[-2:]), f"round {number}, published again")
             if len(whole) > 3:
                 forget(stand, whole)
-        print(
-            f"\n{kind}: {killed} of {rounds} publishers died before they were done (it takes {usual:.2f} s)",
-            file=sys.stderr,
-        )
-        assert killed >= rounds // 4
+        print(f"\n{kind}: {killed} of {number} publishers died before they were done", file=sys.stderr)
 
 
 def changed(source, dice):
@@ -72,7 +73,7 @@ def time_of(stand, source, whole):
     """Seconds that publishing takes when nobody kills it."""
     began = time.monotonic()
     process = start(stand, source)
-    process.join(60)
+    process.join(limit(60))
     took = time.monotonic() - began
     assert process.exitcode == 0
     whole[next(stand.open().manifests("dataset", "corpus")).version] = contents(source)
@@ -84,7 +85,7 @@ def publish_and_kill(stand, source, after):
     process = start(stand, source)
     time.sleep(after)
     process.kill()
-    process.join(30)
+    process.join(limit(30))
     if stand.is_blob:
         stand.break_leases()
     return process.exitcode != 0

@@ -6,6 +6,7 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from waiting import limit
 
 from tasks.registry.access import KEPT_DAYS, Access, accesses, days, lines, note_access
 from tasks.registry.audit import Entry, account, acting
@@ -39,7 +40,7 @@ def test_lines_of_many_processes_do_not_mix(tmp_path):
     for child in children:
         child.start()
     for child in children:
-        child.join(60)
+        child.join(limit(60))
     found = list(accesses(tmp_path))
     assert len(found) == 800 == sum(len(path.read_text().splitlines()) for path in days(tmp_path))
     assert {one.ref for one in found} == {f"model/m{number}@{turn}" for number in range(4) for turn in range(200)}

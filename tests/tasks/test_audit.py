@@ -8,6 +8,7 @@ import signal
 import time
 
 import pytest
+from waiting import limit
 
 from tasks.errors import Conflict
 from tasks.registry import audit_chain
@@ -229,7 +230,7 @@ def test_processes_that_write_and_are_killed_leave_one_chain(tmp_path, store):
     time.sleep(0.3)
     for child in children:
         child.kill()
-        child.join(10)
+        child.join(limit(10))
     audit(store, "the last")
     found = check(store)
     assert found.broken is None and found.entries > 20

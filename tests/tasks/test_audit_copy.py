@@ -10,6 +10,7 @@ import pytest
 import yaml
 from azure.storage.blob import BlobServiceClient
 from support import Home
+from waiting import limit
 
 from deployments.watch.audit_copy import EVERY_SECONDS, AuditCopy
 from tasks.errors import Conflict, IntegrityError, Missing
@@ -130,7 +131,7 @@ def test_two_watches_at_once_write_every_entry_once(home, container):
     for _ in range(20):
         write(home, 1)
     for child in children:
-        child.join(60)
+        child.join(limit(60))
         assert child.exitcode == 0
     ship(home)
     assert is_whole(home, container, 43)

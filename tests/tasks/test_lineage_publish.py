@@ -103,7 +103,7 @@ def published(tracking, tmp_path_factory):
     (home / "report.html").write_text("<p>done</p>")
     spool = Spool(home, tracking)
     ours = tell(spool, home / "report.html")
-    known = spool.published(timeout=60)
+    known = spool.published(timeout=limit(60))
     return home, mlflow.MlflowClient(tracking), spool, ours, [known[run]["id"] for run in ours]
 
 
@@ -169,7 +169,7 @@ def test_what_a_run_read_and_made_is_told_with_its_blob_versions(published, trac
     spool.log_json(run, "lineage.json", {"inputs": [read], "outputs": [made, read]})
     spool.end_run(run, "FINISHED", tags=output_tags([made, read]))
     spool.close()
-    found = client.get_run(spool.published(timeout=60)[run]["id"])
+    found = client.get_run(spool.published(timeout=limit(60))[run]["id"])
     (dataset,) = (each.dataset for each in found.inputs.dataset_inputs)
     short = json.loads(dataset.source)["blob_versions"]
     assert re.fullmatch(r"3 files, sha256 [0-9a-f]{64}", short) and json.loads(dataset.profile) == {
@@ -203,7 +203,7 @@ def test_an_event_that_mlflow_refuses_is_laid_aside_and_the_rest_is_told(publish
     spool.log_metrics(flow, [("loss", 2.0, 1)])
     spool.end_run(flow, "FINISHED", tags={})
     spool.close()
-    known = spool.published(timeout=60)
+    known = spool.published(timeout=limit(60))
     assert (spool.folder / "done").exists()
     run = client.get_run(known[flow]["id"])
     assert (run.info.status, run.data.metrics) == ("FINISHED", {"loss": 2.0})
@@ -285,7 +285,7 @@ def test_a_locked_database_is_waited_for(published, tracking, tmp_path):
             assert time.monotonic() < deadline + 60
             time.sleep(0.2)
         other.execute("ROLLBACK")
-    known = spool.published(timeout=60)
+    known = spool.published(timeout=limit(60))
     run = client.get_run(known[flow]["id"])
     assert (run.info.status, run.data.metrics) == ("FINISHED", {"loss": 2.0})
     assert refused(tmp_path) == {}

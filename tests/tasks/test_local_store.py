@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import limit
 
 from tasks.errors import IntegrityError, Missing, Unknown
 from tasks.formats.seal import opened, sealed
@@ -25,7 +26,16 @@ from tasks.storage.store import find
 pytestmark = pytest.mark.unit
 
 fork = multiprocessing.get_context("fork")
-STORES = {"local": open_store}
+
+
+def open_bound(home):
+    """The store of a home whose trust file says whose signatures count: others may write to its folder."""
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "trust.yaml").touch()
+    return open_store(home)
+
+
+STORES = {"local": open_store, "bound": open_bound}
 CHANGES = ("os.mkdir", "os.rename", "os.link", "os.remove", "os.chmod", "os.utime", "os.rmdir")
 
 
@@ -76,7 +86,7 @@ def in_processes(*calls):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(limit(60))
     return [process.exitcode for process in processes]
 
 
@@ -260,6 +270,24 @@ def test_with_link_nothing_is_copied_and_the_artifact_stands_once_the_folder_is_
     assert contents(store.fetch(manifest)) == before
 
 
+def test_whoever_writes_to_the_store_of_a_bound_home_changes_nothing_that_is_being_read(tmp_path, folder):
+    store = open_bound(tmp_path / "home")
+    manifest = put(store, folder)
+    read = store.fetch(manifest)
+    stored = stored_file(store, manifest, "a.bin")
+    stored.chmod(0o644)
+    stored.write_bytes(b"exchanged")
+    assert contents(read) == contents(folder) and not read.is_relative_to(store.root)
+    assert store.verify(manifest) != []
+    assert contents(store.fetch(manifest)) == contents(folder)
+    (read / "a.bin").chmod(0o644)
+    (read / "a.bin").write_bytes(b"damaged")
+    with pytest.raises(IntegrityError, match="a.bin"):
+        store.fetch(manifest)
+    store.delete(manifest)
+    assert not read.exists()
+
+
 def test_no_room_is_said_before_anything_is_written(store, folder, monkeypatch):
     usage = type("Usage", (), {"free": 64 << 20})
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
@@ -341,24 +369,24 @@ def test_processes_that_publish_the_same_at_once_all_succeed(reopen, folder):
 
     def publish():
         for _ in range(rounds):
-            meet.wait(30)
+            meet.wait(limit(30))
             put(reopen(), folder)
-            meet.wait(30)
+            meet.wait(limit(30))
 
     processes = [fork.Process(target=publish, daemon=True) for _ in range(publishers)]
     for process in processes:
         process.start()
     for number in range(rounds):
-        meet.wait(30)
+        meet.wait(limit(30))
         while meet.n_waiting < publishers and any(process.is_alive() for process in processes):
             for manifest in store.manifests():
                 assert store.verify(manifest) == [], f"round {number}"
-        meet.wait(30)
+        meet.wait(limit(30))
         assert [store.verify(manifest) for manifest in store.manifests()] == [[]]
         if number < rounds - 1:
             shutil.rmtree(store.root)
     for process in processes:
-        process.join(30)
+        process.join(limit(30))
     assert [process.exitcode for process in processes] == [0] * publishers
 
 

@@ -109,7 +109,7 @@ def test_of_six_that_start_at_once_one_wins_and_all_are_told_who(folder):
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(process.__file__).parents[1])
         for _ in range(6)
     ]
-    pids = {caller.communicate(timeout=30)[0].strip() for caller in callers}
+    pids = {caller.communicate(timeout=limit(30))[0].strip() for caller in callers}
     assert [caller.returncode for caller in callers] == [0] * 6
     assert pids == {str(read_json(folder / "handle.json")["pid"])}
     until(lambda: starts(folder))

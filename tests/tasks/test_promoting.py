@@ -5,6 +5,7 @@ import multiprocessing
 
 import pytest
 from made_versions import make, make_many
+from waiting import limit
 
 from tasks.errors import Conflict, IntegrityError, Unknown
 from tasks.registry.audit import entries
@@ -173,7 +174,7 @@ class Meeting(LocalStore):
 
     def verify(self, manifest):
         found = super().verify(manifest)
-        self.meet.wait(60)
+        self.meet.wait(limit(60))
         return found
 
 
@@ -197,7 +198,7 @@ def test_of_two_promotions_at_once_one_wins_and_the_other_is_told(store, keys, m
         racer.start()
     said = dict(told.get(timeout=60) for _ in racers)
     for racer in racers:
-        racer.join(60)
+        racer.join(limit(60))
     (winner,) = [number for number, word in said.items() if word == "won"]
     assert read_ref(store, "tiny/champion") == models[winner].ref
     assert names(store, models) == {"champion": winner} | ({} if start is None else {"previous": start})

@@ -7,6 +7,7 @@ import os
 import re
 
 import pytest
+from waiting import limit
 
 from tasks.errors import Conflict, HeadwayError
 from tasks.formats.mmididx import TokenWriter
@@ -41,7 +42,7 @@ def in_processes(*calls):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(limit(60))
     return [process.exitcode for process in processes]
 
 
@@ -144,7 +145,7 @@ def test_of_many_promotions_at_once_each_wins_or_is_told_and_the_log_holds_the_w
 
     def promote(number):
         mine, told = open_store(tmp_path), 0
-        meet.wait(20)
+        meet.wait(limit(20))
         for turn in range(5):
             try:
                 move_ref(mine, "coder/champion", f"model/coder@{number}-{turn}", inputs=(), reason="race")

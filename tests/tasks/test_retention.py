@@ -5,6 +5,7 @@ import os
 
 import pytest
 from made_versions import backdate, forget_history, make, make_many
+from waiting import limit
 
 from tasks.errors import Unknown
 from tasks.registry.audit import entries
@@ -251,7 +252,7 @@ def test_who_is_killed_prunes_again(store, tmp_path, after):
     made = old(store, tmp_path, 5)
     process = fork.Process(target=lambda: apply(Dying(store.root, after)))
     process.start()
-    process.join(60)
+    process.join(limit(60))
     assert process.exitcode == 9
     apply(store)
     assert [m.version for m in store.manifests("dataset", "tiny")] == [m.version for m in reversed(made[3:])]

@@ -6,6 +6,7 @@ import os
 
 import pytest
 from made_versions import make, make_many
+from waiting import limit
 
 from tasks.errors import Conflict, IntegrityError, Unknown
 from tasks.registry.audit import entries
@@ -250,7 +251,7 @@ def test_a_kill_leaves_the_old_or_the_new_and_the_same_command_completes_it(stor
     dying = Dying(store.root, prefix, after)
     process = fork.Process(target=lambda: back(dying, keys, "model/tiny"))
     process.start()
-    process.join(60)
+    process.join(limit(60))
     assert process.exitcode == 9
     done = prefix == "history" and after
     assert find(store, "model", "tiny").version == models[1 if done else 2].version
@@ -272,7 +273,7 @@ def test_of_two_at_once_the_history_tells_both(store, keys, five):
     def one():
         mine = LocalStore(store.root)
         step = way_back(mine, "dataset/tiny")
-        meet.wait(20)
+        meet.wait(limit(20))
         try:
             roll_back(mine, step, keys=keys, reason="both")
         except Conflict:
@@ -282,7 +283,7 @@ def test_of_two_at_once_the_history_tells_both(store, keys, five):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(limit(60))
     rolled = [change.version for change in changes(store, "dataset", "tiny") if change.action == "rollback"]
     assert len(rolled) + len(store.list("told")) == 2
     assert set(rolled) == {five[3].version}  # both meant the same step: none went two back

@@ -29,8 +29,9 @@ from tasks.registry.backup.contents import FILES, MANIFESTS, Contents
 from tasks.registry.transfer import beside_digests, bring, require_other, require_there
 from tasks.registry.versions import note
 from tasks.signing.keys import load_public_key
+from tasks.storage.cache import require_room
 from tasks.storage.history import current
-from tasks.storage.local import LocalStore, require_room
+from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store
 

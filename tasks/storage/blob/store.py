@@ -15,7 +15,8 @@ from azure.storage.blob import BlobProperties
 
 from tasks.errors import IntegrityError
 from tasks.formats.seal import sealed
-from tasks.storage.blob import cache, layout
+from tasks.storage import cache
+from tasks.storage.blob import layout
 from tasks.storage.blob.client import Container
 from tasks.storage.blob.parallel import in_parallel
 from tasks.storage.blob.promotion import promote

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from scripted_backend import RUNNING, ScriptedBackend, done, fails
-from waiting import until
+from waiting import limit, until
 
 from tasks import process
 from tasks.cluster_config import ClusterConfig, RetryConfig, SlurmConfig
@@ -223,7 +223,7 @@ def test_a_supervised_job_that_is_cancelled_by_hand_ends_as_cancelled(home, jour
     thread, failed = in_thread(there, job())
     until(lambda: there.backend.jobs and there.backend.calls)
     cancel_job(home, job().id, journal, opener=there.opener)
-    thread.join(20)
+    thread.join(limit(20))
     assert failed[0].failure == "cancelled"
     assert find_job(home, job().id, journal).state == "cancelled"
 
@@ -237,7 +237,7 @@ def test_a_job_that_waits_for_its_next_submission_is_cancelled_too(home, journal
     )
     assert find_job(home, work.id, journal).state == "retrying"
     cancel_job(home, work.id, journal, opener=there.opener)
-    thread.join(20)
+    thread.join(limit(20))
     assert "while it waited" in failed[0].message
     assert [j.submission for j in there.backend.jobs] == [1]
 

@@ -6,6 +6,7 @@ import threading
 
 import asyncssh
 import pytest
+from waiting import limit
 
 from tasks.cluster_config import SshConfig
 from tasks.compute import connection_files as files
@@ -29,7 +30,7 @@ class Machine:
         }
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(30)
+        self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(limit(30))
         port = self._server.get_port()
         public = host.export_public_key().decode()
         (folder / "known").write_text(f"[127.0.0.1]:{port} {public}")

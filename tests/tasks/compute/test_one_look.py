@@ -3,6 +3,8 @@
 import threading
 from pathlib import Path
 
+from waiting import limit
+
 from tasks.cluster_config import ClusterConfig
 from tasks.compute.job import JobState
 from tasks.compute.polling import poller_of
@@ -29,6 +31,6 @@ def test_supervisors_that_start_together_share_one_look_through_the_newest_backe
     older, newer = Counting(), Counting()
     pollers = [poller_of(backend, cluster) for backend in (older, newer)]
     with pollers[0].watching({}, Path("a")), pollers[1].watching({}, Path("b")):
-        assert newer.twice.wait(10)
+        assert newer.twice.wait(limit(10))
     assert older.asked == []
     assert poller_of(Counting(), ClusterConfig.model_validate({"backend": "slurm"})) is not pollers[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ray_stand import using
-from waiting import until
+from waiting import limit, until
 
 from tasks.cluster_config import ClusterConfig
 from tasks.compute import open_backend
@@ -38,7 +38,7 @@ def test_two_who_need_a_cluster_get_one_and_jobs_end_with_it(home):
     assert living_cluster(home) is None and not stop_local_cluster(home)
     argv = [sys.executable, "-c", STARTER, str(home)]
     starters = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = {starter.communicate(timeout=180)[0].strip() for starter in starters}
+    said = {starter.communicate(timeout=limit(180))[0].strip() for starter in starters}
     cluster = living_cluster(home)
     assert said == {cluster.address} and start_local_cluster(home) == cluster
     with pytest.raises(urllib.error.HTTPError, match="401"):

@@ -8,7 +8,7 @@ import threading
 import pytest
 from elastic_material import consumed, elastic_job, expected, lines, training, world_sizes, write_tokens
 from slurm_stand import slurm
-from waiting import until
+from waiting import limit, until
 
 from tasks import process
 from tasks.cluster_config import ClusterConfig
@@ -91,7 +91,7 @@ def shown(cluster, backend, tokens, tmp_path_factory):
         supervisor.join(PATIENCE)
     finally:
         stopped.set()
-        supervisor.join(60)
+        supervisor.join(limit(60))
         cluster.command("scancel", "--user=root")
     assert results, say()
     yield folder, results[0], journal, lost

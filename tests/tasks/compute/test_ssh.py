@@ -377,7 +377,7 @@ def test_training_on_two_machines_outlives_its_orchestrator(stand, tmp_path, tmp
     until(lambda: (folder / "metrics.jsonl").exists(), 120)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
-    second = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
+    second = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=limit(200))
     assert second.returncode == 0, second.stderr
     done = json.loads(second.stdout)
     assert (done["adopted"], done["submissions"], done["attempts"]) == (True, 1, 1)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from waiting import until
+from waiting import limit, until
 
 from tasks import process
 from tasks.cluster_config import ClusterConfig, RetryConfig
@@ -228,7 +228,7 @@ def test_a_killed_orchestrators_job_is_adopted_and_not_run_again(base, journal):
     second = orchestrator(base, work)
     time.sleep(0.5)
     (base / "go").touch()
-    done = json.loads(second.communicate(timeout=30)[0])
+    done = json.loads(second.communicate(timeout=limit(30))[0])
     assert (done["adopted"], done["submissions"], done["attempts"]) == (True, 1, 1)
     assert done["result"] == {"done": True}
     assert starts(base) == ["1 0"]
@@ -246,7 +246,7 @@ def test_orchestrators_killed_at_any_moment_do_not_run_the_work_twice(base):
     last = orchestrator(base, work)
     until(lambda: starts(base))
     (base / "go").touch()
-    done = json.loads(last.communicate(timeout=30)[0])
+    done = json.loads(last.communicate(timeout=limit(30))[0])
     assert (done["submissions"], done["result"]) == (1, {"done": True})
     assert starts(base) == ["1 0"]
 

@@ -51,7 +51,7 @@ def start(folder, rank=0, world=1):
 def finished(folder, world=1):
     ranks = [start(folder, rank, world) for rank in range(world)]
     try:
-        assert [rank.wait(timeout=120) for rank in reversed(ranks)] == [0] * world
+        assert [rank.wait(timeout=limit(120)) for rank in reversed(ranks)] == [0] * world
     finally:
         for rank in ranks:
             rank.kill()
@@ -127,7 +127,7 @@ def test_a_shard_that_is_cut_off_ends_the_job_and_leaves_no_profile(corpus, tmp_
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.jsonl.gz").write_bytes(gzip.compress((corpus / "0.jsonl").read_bytes())[:-500])
     folder = job(tmp_path / "job", tmp_path / "data")
-    assert start(folder).wait(60) == 1
+    assert start(folder).wait(limit(60)) == 1
     said = json.loads((folder / "errors" / "rank-0.json").read_text())
     assert said["class"] == "user" and "a.jsonl.gz" in said["message"]
     assert not (folder / "out" / "profile").exists() and not (folder / "result.json").exists()

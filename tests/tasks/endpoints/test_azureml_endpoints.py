@@ -14,6 +14,7 @@ from azureml_deploying import GOLDEN, ONE, PRELOADED, TWO, deploy, deploy_apart
 from azureml_endpoints import API_VERSION, Behaviour, serving
 from azureml_service import TOKEN, WHERE, Trouble
 from azureml_stand import standing
+from waiting import limit
 
 from tasks.azureml_door import use_files
 from tasks.endpoints import open_endpoint
@@ -255,7 +256,7 @@ def test_a_deployer_that_is_killed_between_two_puts(service, forked, tmp_path, p
 
     service.done = done
     child = forked(tmp_path, TWO, service.url)
-    child.join(60)
+    child.join(limit(60))
     assert child.exitcode == -signal.SIGKILL, changes
     service.done = lambda said: None
     lines = [json.loads(line)["event"] for line in (tmp_path / "endpoints/chat/journal.jsonl").read_text().splitlines()]

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from endpoint_stand import BLUE, Endpoint, ask
-from waiting import until
+from waiting import limit, until
 
 BODY = {"prompt": "a", "max_tokens": 4}
 
@@ -36,7 +36,7 @@ class Asking:
         self.seconds = time.monotonic() - began
 
     def end(self):
-        self._thread.join(60)
+        self._thread.join(limit(60))
         return self.got
 
 

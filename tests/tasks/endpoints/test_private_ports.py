@@ -6,7 +6,7 @@ import stat
 import pytest
 from endpoint_stand import ask
 from tiny_model import export_tiny, files_of
-from waiting import until
+from waiting import limit, until
 
 from tasks import process
 from tasks.endpoints import open_endpoint
@@ -27,7 +27,7 @@ def served(tmp_path, monkeypatch):
     config = DeploymentConfig.model_validate({"replicas": {"least": 2, "most": 2}})
     golden = read_json(model / "golden.json")
     try:
-        candidate = endpoint.start(model, REF, files=files_of(model), golden=golden, timeout=120, config=config)
+        candidate = endpoint.start(model, REF, files=files_of(model), golden=golden, timeout=limit(120), config=config)
         yield endpoint, endpoint.switch(candidate).port
     finally:
         endpoint.stop()

@@ -290,7 +290,7 @@ def test_a_deploy_that_is_under_way_is_taken_back_by_whoever_asks(endpoint):
     until(lambda: any(line.get("step") == "mirror" for line in endpoint.journal.lines()))
     began = time.monotonic()
     taken = ask_for_traffic_back(endpoint.folder, "I saw something")
-    deploying.join(10)
+    deploying.join(limit(10))
     assert time.monotonic() - began < limit(5) and "I saw something" in failed[0].message
     back = go_back(endpoint.folder, endpoint.journal, reason="I saw something", taken=taken, told=lambda e, d: None)
     assert back["model_ref"] == BLUE == model_now(endpoint) and not (endpoint.folder / "abort.json").exists()

@@ -63,7 +63,7 @@ def test_a_throttled_rank_is_slower_than_its_peer(tmp_path):
             until(lambda folder=folder: len(measured(folder).ranks) == 2, running)
             with throttled(running[1].pid):
                 until(lambda folder=folder: len(probes(measured(folder), "matmul_fp32")) == 2, running)
-            assert [process.wait(60) for process in running] == [0, 0]
+            assert [process.wait(limit(60)) for process in running] == [0, 0]
         free, slow = (probes(measured(folder), "matmul_fp32")[rank].peers for rank in (0, 1))
         if free and slow and slow < 0.7 * free:  # neither has a peer where the time was too short to judge
             return
@@ -80,7 +80,7 @@ def test_ranks_say_what_they_reach_and_one_that_stands_still_costs_its_time_once
         until(lambda: len(measured(tmp_path).ranks[0].done) == 3, running)
         alone = measured(tmp_path)
         os.kill(stopped, signal.SIGCONT)
-        assert running[0].wait(60) == 0
+        assert running[0].wait(limit(60)) == 0
     assert {"memory_bandwidth", "store_write"} <= {probe.check for probe in alone.ranks[0].probes}
     assert all(probe.status == "measured" for probe in alone.ranks[0].probes)
     assert not set(probes(alone, "memory_bandwidth")) - {0} and "memory" not in alone.ranks[1].done

@@ -114,7 +114,7 @@ def _end(folder, started):
     for process in started:
         process.terminate()
     for process in started:
-        process.wait(60)
+        process.wait(limit(60))
 
 
 def _logs(folder):

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from tiny_model import CONTEXT, make_checkpoint, make_gpt2, make_tokenizer, start_export
+from waiting import limit
 
 from tasks.config import RetrainConfig
 from tasks.formats.model_folder import declared_context
@@ -22,7 +23,7 @@ def checkpoint(tmp_path_factory):
 
 def exported(job, checkpoint, **settings):
     """The real program, as the stage has it run: with the context of the evaluation."""
-    assert start_export(job, checkpoint, measured=MEASURED, **settings).wait(180) == 0, (
+    assert start_export(job, checkpoint, measured=MEASURED, **settings).wait(limit(180)) == 0, (
         job / "logs" / "rank-0.log"
     ).read_text()
     return job / "out", read_json(job / "result.json")["metrics"]

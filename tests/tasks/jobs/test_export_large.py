@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tiny_model import CONTEXT, VOCABULARY, files_of, make_tokenizer, start_export
+from waiting import limit
 
 from tasks.formats.mmididx import TokenWriter
 from tasks.formats.onnx_data import external_places, require_plain_folder
@@ -84,7 +85,7 @@ def test_smollm2_is_exported_with_its_variants(tmp_path):
         "golden_prompts": ["def ", "The capital of France is"],
     }
     child = start_export(tmp_path / "job", folder, tokens=tokens, reference_prompts=4, golden_tokens=16, **said)
-    assert child.wait(3000) == 0, (tmp_path / "job" / "logs" / "rank-0.log").read_text()[-2000:]
+    assert child.wait(limit(3000)) == 0, (tmp_path / "job" / "logs" / "rank-0.log").read_text()[-2000:]
     out, result = tmp_path / "job" / "out", read_json(tmp_path / "job" / "result.json")
     print(json.dumps(result["metrics"]))
     assert result["metrics"]["greedy_equal"] == 2 and result["metrics"]["max_logit_error"] < 3e-4

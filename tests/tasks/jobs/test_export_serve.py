@@ -227,7 +227,9 @@ def test_generation_ends_with_the_context_and_samples_when_asked(model):
 
 def deploy(endpoint, model, ref, *, port=None, journal=None):
     golden = read_json(model / "golden.json")
-    candidate = endpoint.start(model, ref, files=files_of(model), golden=golden, timeout=60, port=port, journal=journal)
+    candidate = endpoint.start(
+        model, ref, files=files_of(model), golden=golden, timeout=limit(60), port=port, journal=journal
+    )
     return endpoint.switch(candidate, journal=journal)
 
 
@@ -428,7 +430,7 @@ def test_a_server_that_does_not_prove_itself_leaves_the_old_one_alone(served, mo
     for case in (wrong_golden, damaged_model, no_model):
         folder, golden, said = case(model, shutil.copytree(copy, copy.parent / case.__name__))
         with pytest.raises(JobFailed, match=said) as failed:
-            endpoint.start(folder, "model/tiny@bbbbbbbb", files=files_of(folder), golden=golden, timeout=30)
+            endpoint.start(folder, "model/tiny@bbbbbbbb", files=files_of(folder), golden=golden, timeout=limit(30))
         assert Path(failed.value.folder).parent == endpoint.folder / "servers"
         assert (endpoint.observe(), pids_of(endpoint)) == (before, running)
 
@@ -457,7 +459,9 @@ def test_a_deploy_that_was_killed_is_healed_by_the_next(endpoint, model, event):
     """With real servers; kills at every other place, with plain ones, are tests/tasks/endpoints/test_rollout.py."""
     before = deploy(endpoint, model, "model/tiny@aaaaaaaa")
     root = endpoint.folder.parent
-    killed = subprocess.run([sys.executable, "-c", DEPLOY, str(root), str(model), event], timeout=60, check=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", DEPLOY, str(root), str(model), event], timeout=limit(60), check=False
+    )
     assert killed.returncode == -signal.SIGKILL
     assert len(pids_of(endpoint)) == 6
     assert complete(before.url, "def ", Sampling(2))["model"].startswith("model/")

@@ -4,13 +4,14 @@ import json
 
 import pytest
 from tiny_model import CONTEXT, PROMPTS, make_gpt2, start_export
+from waiting import limit
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     root = tmp_path_factory.mktemp("gpt2")
     checkpoint = make_gpt2(root / "checkpoint")
-    assert start_export(root / "job", checkpoint).wait(180) == 0, (root / "job/logs/rank-0.log").read_text()
+    assert start_export(root / "job", checkpoint).wait(limit(180)) == 0, (root / "job/logs/rank-0.log").read_text()
     return root / "job" / "out"
 
 

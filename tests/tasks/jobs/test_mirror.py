@@ -15,6 +15,7 @@ import azurite
 import pytest
 from azure.storage.blob import generate_container_sas
 from azurite import ACCOUNT
+from waiting import limit
 
 from tasks.errors import IntegrityError
 from tasks.jobs.mirror import Mirror
@@ -119,7 +120,7 @@ def start(store, tmp_path):
 
 
 def ended(*processes):
-    return [process.wait(60) for process in processes]
+    return [process.wait(limit(60)) for process in processes]
 
 
 def test_two_machines_and_their_launcher_see_one_folder(launcher, start, tmp_path):

@@ -152,7 +152,7 @@ def test_machines_of_an_older_submission_end_and_say_nothing_in_the_new_ones_fol
     newer = machines.job(program("return {}"), submission=2)
     machines.write(newer)
     machines.start(newer, 0, 1)
-    assert [parent.wait(60) for parent in older.values()] == [0, 0]
+    assert [parent.wait(limit(60)) for parent in older.values()] == [0, 0]
     assert [machines.ended(rank)["code"] for rank in (0, 1)] == [0, 0]
     assert machines.file("nodes/0/node.json")["submission"] == 2
     assert machines.file("attempt.json")["submission"] == 2

@@ -9,6 +9,7 @@ import pytest
 import torch
 from base_material import write_tokens_of
 from tiny_model import CORPUS, PROMPTS, VOCABULARY, make_checkpoint, make_tokenizer, start_export
+from waiting import limit
 
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs.evaluation.heldout import Encoded, encode_for, read_heldout
@@ -54,7 +55,7 @@ def opening(checkpoint):
 @pytest.fixture(scope="module")
 def model(checkpoint, tmp_path_factory):
     job = tmp_path_factory.mktemp("export") / "job"
-    assert start_export(job, checkpoint).wait(180) == 0
+    assert start_export(job, checkpoint).wait(limit(180)) == 0
     metrics = read_json(job / "result.json")["metrics"]
     assert metrics["greedy_equal"] == metrics["greedy_total"] == len(PROMPTS)
     return job / "out"

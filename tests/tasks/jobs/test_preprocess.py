@@ -61,7 +61,7 @@ def start(folder, rank=0, world=1):
 def done(folder, world=1):
     """The digest of every output, after all ranks ended well."""
     ranks = [start(folder, rank, world) for rank in range(world)]
-    codes = [rank.wait(120) for rank in ranks]
+    codes = [rank.wait(limit(120)) for rank in ranks]
     assert codes == [0] * world, [log.read_text() for log in (folder / "logs").iterdir()]
     return {name: (folder / "out" / "tokens" / name).read_bytes() for name in OUTPUTS}
 
@@ -166,7 +166,7 @@ def test_a_tokenizer_without_end_of_document_is_refused(corpus, tmp_path):
     tokenizer.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
     (tmp_path / "tokenizer" / "tokenizer_config.json").write_text("{}")
     folder = job(tmp_path / "job", {"dataset": corpus, "tokenizer": tmp_path / "tokenizer"})
-    assert start(folder).wait(60) == 1
+    assert start(folder).wait(limit(60)) == 1
     assert said(folder)["class"] == "user"
     assert "no end-of-document token" in said(folder)["message"]
 
@@ -175,7 +175,7 @@ def test_a_bad_line_is_named_and_nothing_is_published(tmp_path):
     (tmp_path / "dataset").mkdir()
     (tmp_path / "dataset" / "a.jsonl").write_bytes(lines(range(20)) + b'{"text": 7}\n')
     folder = job(tmp_path / "job", {"dataset": tmp_path / "dataset"})
-    assert start(folder).wait(60) == 1
+    assert start(folder).wait(limit(60)) == 1
     assert said(folder)["class"] == "user"
     assert "a.jsonl:21: no text in field 'text'" in said(folder)["message"]
     assert not (folder / "result.json").exists()
@@ -186,7 +186,7 @@ def test_a_split_without_documents_names_the_setting(tmp_path):
     (tmp_path / "dataset" / "a.jsonl").write_bytes(lines(range(3)))
     tiny = CONFIG.model_copy(update={"heldout_fraction": 1e-9})
     folder = job(tmp_path / "job", {"dataset": tmp_path / "dataset"}, tiny)
-    assert start(folder).wait(60) == 1
+    assert start(folder).wait(limit(60)) == 1
     assert "the heldout split has no documents: preprocessing.heldout_fraction" in said(folder)["message"]
 
 

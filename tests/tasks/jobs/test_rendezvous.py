@@ -89,7 +89,7 @@ def finished(tokens, tmp_path_factory):
         deadline = time.monotonic() + limit(PATIENCE)
         while not agents.ended() and time.monotonic() < deadline:
             time.sleep(0.05)
-        agents.codes = [agent.wait(30) for agent in agents.running.values()]
+        agents.codes = [agent.wait(limit(30)) for agent in agents.running.values()]
     finally:
         agents.end()
     assert (agents.folder / "result.json").exists(), agents.said()

@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 from tiny_model import PROMPTS, export_tiny, files_of
-from waiting import until
+from waiting import limit, until
 
 from tasks import process
 from tasks.answering.reading import read
@@ -48,7 +48,7 @@ def endpoint(tmp_path):
 
 def deploy(endpoint, model, ref=ONE):
     golden = read_json(model / "golden.json")
-    return endpoint.switch(endpoint.start(model, ref, files=files_of(model), golden=golden, timeout=120))
+    return endpoint.switch(endpoint.start(model, ref, files=files_of(model), golden=golden, timeout=limit(120)))
 
 
 def lines(endpoint, ref=ONE):
@@ -201,7 +201,7 @@ def test_a_new_server_reads_no_file_that_it_was_not_handed(endpoint, model, copy
     files, golden = files_of(copy), read_json(copy / "golden.json")
     spoil(copy)
     with pytest.raises(JobFailed, match=r"(custom_ops.so \(extra|parity.json \(missing|model.onnx \(sha256)"):
-        endpoint.start(copy, TWO, files=files, golden=golden, timeout=60)
+        endpoint.start(copy, TWO, files=files, golden=golden, timeout=limit(60))
     assert endpoint.observe() == before
 
 

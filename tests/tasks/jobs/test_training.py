@@ -20,6 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from training_runs import content, error, result, said_by, write_job
+from waiting import limit
 
 from tasks.jobs.checkpoint_files import digest, manifests
 from tasks.jobs.elastic import SAVED_AND_STOPPED, newcomers_seed
@@ -73,7 +74,7 @@ def killed(tokens, tmp_path_factory):
         while launcher.poll() is None and len(manifests(job / "checkpoints")) < 2:
             time.sleep(0.001)
         os.kill(json.loads((job / "ranks" / "1.json").read_text())["pid"], signal.SIGKILL)
-        assert launcher.wait(60) != 0
+        assert launcher.wait(limit(60)) != 0
     finally:
         if launcher.poll() is None:
             os.killpg(launcher.pid, signal.SIGKILL)
@@ -167,7 +168,7 @@ def test_a_killed_run_goes_on_bit_for_bit(unbroken, killed, left_over):
         log.write('{"step": 17, "lo')
     launcher = torchrun(left_over, 2)
     try:
-        assert launcher.wait(120) == 0, said_by(left_over)
+        assert launcher.wait(limit(120)) == 0, said_by(left_over)
     finally:
         if launcher.poll() is None:
             os.killpg(launcher.pid, signal.SIGKILL)

@@ -8,6 +8,7 @@ import time
 import pytest
 from store_stand import SECRET, contents, fill, put, write_stores
 from versioned_blobs import VersionedBlobs
+from waiting import limit
 
 from tasks.errors import HeadwayError, IntegrityError, Missing
 from tasks.formats.seal import opened, sealed
@@ -59,14 +60,14 @@ def test_two_writers_of_one_name_both_have_their_version_and_the_history_has_bot
     meet = fork.Barrier(2)
 
     def publish(folder):
-        meet.wait(30)
+        meet.wait(limit(30))
         publishing.publish(stand.open(), folder, kind="model", inputs=(), provenance=Provenance(name="m"))
 
     writers = [fork.Process(target=publish, args=(folder,)) for folder in sources]
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(60)
+        writer.join(limit(60))
     assert [writer.exitcode for writer in writers] == [0, 0]
     store = stand.open()
     noted = changes(store, "model", "m")

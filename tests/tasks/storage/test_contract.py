@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from store_stand import contents, entry, fill, put
+from waiting import limit
 
 from tasks.errors import IntegrityError, Unknown
 from tasks.registry import publishing
@@ -203,12 +204,12 @@ def at_once(*calls):
     meet = threading.Barrier(len(calls))
 
     def run(call):
-        meet.wait(30)
+        meet.wait(limit(30))
         call()
 
     with ThreadPoolExecutor(len(calls)) as pool:
         for done in [pool.submit(run, call) for call in calls]:
-            done.result(60)
+            done.result(limit(60))
 
 
 def test_processes_that_publish_one_name_at_once_leave_every_version_whole(stand, tmp_path):
@@ -219,14 +220,14 @@ def test_processes_that_publish_one_name_at_once_leave_every_version_whole(stand
     meet = fork.Barrier(len(sources))
 
     def publish(source):
-        meet.wait(30)
+        meet.wait(limit(30))
         put(stand.open(), source)
 
     processes = [fork.Process(target=publish, args=(source,)) for source in sources]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(limit(60))
     assert [process.exitcode for process in processes] == [0] * 4
     store = stand.open()
     found = {manifest.version: manifest for manifest in store.manifests("dataset", "corpus")}

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 import pytest
 from fault_proxy import FaultProxy, dead_endpoint
 from store_stand import SECRET, contents, fill, put, standing
+from waiting import limit
 
 from tasks.errors import Missing
 from tasks.storage import open_named
@@ -34,7 +35,7 @@ def together(cases):
     """Run all at once; the first error of any is raised."""
     with ThreadPoolExecutor(len(cases)) as pool:
         for done in [pool.submit(case) for case in cases]:
-            done.result(120)
+            done.result(limit(120))
 
 
 def source_of(tmp_path, size):

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from token_material import make_tokenizer
+from waiting import limit
 
 from tasks.formats.mmididx import open_tokens
 from tasks.tokenizing.mixture import data_arguments, parse_mixture
@@ -57,7 +58,9 @@ def samples(tmp_path_factory):
         prefixes.append(made.outputs[0]["bin"].removesuffix(".bin"))
     words = data_arguments(parse_mixture(["0.7", prefixes[0], "0.3", prefixes[1]]))[1:]
     told = (folder, json.dumps(words), tokenizer.require_eod(), tokenizer.vocab_size, LENGTH, SAMPLES)
-    ran = subprocess.run([sys.executable, "-c", PROGRAM, *map(str, told)], capture_output=True, text=True, timeout=240)
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *map(str, told)], capture_output=True, text=True, timeout=limit(240)
+    )
     assert ran.returncode == 0, ran.stderr
     return json.loads((folder / "samples.json").read_text()), prefixes
 

@@ -361,7 +361,7 @@ def test_a_server_whose_model_was_changed_ends_when_no_other_may_answer(copy, tm
     with serving(tmp_path / "server", copy, files=files) as server:
         flip(copy / "model.onnx.data")
         os.kill(descendants(server.process.pid)[-1], signal.SIGKILL)
-        assert server.process.wait(60) == IntegrityError.exit_code
+        assert server.process.wait(limit(60)) == IntegrityError.exit_code
         assert "model.onnx.data (sha256)" in server.log
 
 

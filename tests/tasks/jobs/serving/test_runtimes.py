@@ -17,6 +17,7 @@ from api_stand import serving
 from serving_stand import asked, until, whole
 from stand import free_ports
 from tiny_model import CONTEXT, make_checkpoint
+from waiting import limit
 
 from tasks.jobs.evaluation.heldout import open_documents
 from tasks.jobs.serving.decoder import ROWS
@@ -52,7 +53,7 @@ def over_vllm(folder, model):
         yield RemoteRuntime(f"http://127.0.0.1:{port}")
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(limit(60))
 
 
 def answers_at(url):

@@ -21,7 +21,7 @@ def home(tmp_path):
 def served(home, model):
     endpoint = open_endpoint(home.path / "endpoints", "tiny")
     golden = json.loads((model / "golden.json").read_text())
-    candidate = endpoint.start(model, "model/tiny@aaaaaaaa", files=files_of(model), golden=golden, timeout=120)
+    candidate = endpoint.start(model, "model/tiny@aaaaaaaa", files=files_of(model), golden=golden, timeout=limit(120))
     yield endpoint.switch(candidate)
     endpoint.stop()
 

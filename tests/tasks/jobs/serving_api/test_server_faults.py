@@ -69,7 +69,7 @@ def test_fault_62_slow_clients_hold_no_place(strict):
         one.start()
     served = [strict.complete(max_tokens=1).status_code for _ in range(10)]
     for one in slow:
-        one.join(60)
+        one.join(limit(60))
     assert served == [200] * 10
     assert answers == [408] * 60
 
@@ -142,10 +142,10 @@ def test_fault_64_a_stop_under_load_finishes_what_was_begun(model, tmp_path):
                 late.append(server.complete(max_tokens=1))
             except httpx.TransportError:
                 break
-        code = server.process.wait(30)
+        code = server.process.wait(limit(30))
         took = time.monotonic() - began
         for one in under_way:
-            one.join(30)
+            one.join(limit(30))
     assert code == 0 and took < 25
     assert len(answers) == 4 and all(text.rstrip().endswith("data: [DONE]") for text in answers)
     refused = [one for one in late if one.status_code == 503]
@@ -155,7 +155,7 @@ def test_fault_64_a_stop_under_load_finishes_what_was_begun(model, tmp_path):
 
 def test_fault_69_the_program_does_not_listen_where_others_could_ask(model, tmp_path):
     server = start(tmp_path / "server", model, access={"host": "0.0.0.0"})
-    assert server.process.wait(60) == 2
+    assert server.process.wait(limit(60)) == 2
     assert "not loopback" in server.log
     assert json.loads((server.folder / "errors" / "serve.json").read_text())["class"] == "user"
     with pytest.raises(httpx.TransportError):
@@ -191,7 +191,7 @@ def test_a_version_that_is_named_must_be_the_one_that_is_mounted(model, tmp_path
         assert server.complete(max_tokens=1).json()["model"] == ref
     for name, told in [("none", {}), ("another", {"content": {**content, "inputs": ["0" * 64]}})]:
         refused = start(tmp_path / name, model, model_ref=ref, **told)
-        assert refused.process.wait(60) == 2
+        assert refused.process.wait(limit(60)) == 2
         assert "cannot be verified" in refused.log
 
 

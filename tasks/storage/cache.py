@@ -1,6 +1,6 @@
 """The files of artifacts on this machine: `cache/KIND/NAME/VERSION/files` below the home, hashed again at each fetch.
 
-It may be deleted at any time. What fills it is store.py.
+It may be deleted while nothing runs. What fills it is blob/store.py, and local.py where others may write to the store.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tasks.errors import Missing
 from tasks.process import locked
-from tasks.storage.local import require_room
 from tasks.storage.manifest import FileEntry, Manifest, check
+
+HEADROOM_BYTES = 64 << 20
 
 
 def place_of(home: Path, manifest: Manifest) -> Path:
@@ -60,6 +62,17 @@ def keep(place: Path, manifest: Manifest, folder: Path) -> None:
 
 def drop(place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
+
+
+def require_room(folder: Path, needed: int, *, what: str) -> None:
+    """Raise Missing when the disk under a folder has no room for `needed` bytes and a little headroom."""
+    free = shutil.disk_usage(folder).free
+    if free < needed + HEADROOM_BYTES:
+        raise Missing(
+            f"no room on the disk for {what}: {needed / 1e6:.1f} MB and {HEADROOM_BYTES / 1e6:.0f} MB of headroom are "
+            f"needed, {free / 1e6:.1f} MB are free under {folder}",
+            remedy="Free room there, or set HEADWAY_HOME to a folder on a larger disk.",
+        )
 
 
 @contextmanager
