@@ -1,4 +1,4 @@
-"""Runs the programs of the tests in forks of one process that has imported torch, or Prefect and MLflow, already.
+"""Runs the programs of the tests, and their workers, in forks of a process that has imported torch, Prefect or MLflow.
 
 Started by tests/forks/sitecustomize.py when the tests have started enough programs of a kind: `fork_server.py SOCKET`, where the
 socket's name is the kind. It ends with the run of pytest that owns the folder, and its forks with it.
@@ -30,6 +30,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 TESTS = Path(__file__).resolve().parent
@@ -61,6 +62,7 @@ ENTRIES = {
     ],
     "commands": ["tasks.lineage.publish"],
     "gateways": ["tasks.jobs.gateway"],
+    "workers": [],
 }
 MORE = {
     "jobs": [
@@ -86,7 +88,10 @@ MORE = {
         "sqlalchemy.orm",
     ],
     "gateways": ["tasks.jobs.routing.gateway"],
+    "workers": ["pytest", "xdist.remote", "hypothesis.stateful", "azure.ai.ml", "azure.monitor.query"],
 }
+ENTRIES["workers"] = [*ENTRIES["jobs"], *ENTRIES["gateways"]]  # it goes on from what the commands import
+MORE["workers"] += [*MORE["jobs"], *MORE["gateways"]]
 
 
 class Fork(Exception):
@@ -271,7 +276,8 @@ def become(request: dict[str, Any]) -> None:
     sys.stdout = sys.__stdout__ = _text(1, "strict", unbuffered)
     sys.stderr = sys.__stderr__ = _text(2, "backslashreplace", unbuffered)
     sys.orig_argv = request["words"]
-    _as_after_imports()
+    if request["words"][request["position"]] != "-c":  # a worker of pytest-xdist has its settings as any test does
+        _as_after_imports()
     if "COVERAGE_PROCESS_START" in os.environ:
         importlib.import_module("coverage").process_startup()
 
@@ -339,6 +345,10 @@ def run(request: dict[str, Any]) -> None:
         if not hasattr(sys.modules.get(words[1]), "__path__"):  # a package stays, for its `__main__` is what runs
             sys.modules.pop(words[1], None)
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        sys.argv = ["-c"]
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        exec(words[1], main.__dict__)
     else:
         sys.argv = words
         if not request["safe"]:
@@ -408,9 +418,24 @@ def of_the_product() -> Iterator[str]:
 def main(path: str) -> Server:
     sys.path[:0] = [str(ROOT), str(TESTS / "forks")]
     os.environ.update(QUIET)
-    before = set(sys.modules)
+    if Path(path).name != "commands":
+        return Server(path, load(Path(path).name, set(sys.modules)))
+    workers = Path(path).with_name("workers")
+    wanted = Path(f"{workers}.wanted")
+    try:
+        known = load("commands", set(sys.modules))
+        if wanted.exists() and os.fork() == 0:
+            return Server(str(workers), known | load("workers", set(sys.modules)))
+    except BaseException:
+        wanted.unlink(missing_ok=True)  # a worker that waits goes on by itself
+        raise
+    make_database()
+    return Server(path, known)
+
+
+def load(kind: str, before: set[str]) -> set[str]:
+    """Import what programs of a kind need, and return the names of the packages that this brought."""
     gc.disable()
-    kind = Path(path).name
     for name in (*MORE[kind], *ENTRIES[kind], *(of_the_product() if kind == "commands" else ())):
         with suppress(ImportError):
             importlib.import_module(name)
@@ -422,9 +447,7 @@ def main(path: str) -> Server:
         make_command_line()
     gc.freeze()
     gc.enable()
-    if kind == "commands":
-        make_database()
-    return Server(path, known)
+    return known
 
 
 if __name__ == "__main__":

@@ -254,6 +254,12 @@ def test_configuration_is_what_the_classes_say():
     assert made["PAGE"].read_text() == made["render"](), "run: python docs/make_configuration.py"
 
 
+def test_what_others_rely_on_is_what_the_committed_file_says():
+    """A change of names, options or schemas is a change for somebody else's script, dashboard or home: it is seen in review."""
+    made = runpy.run_path(str(ROOT / "docs" / "make_surface.py"))
+    assert made["FILE"].read_text() == made["render"](), "run: python docs/make_surface.py, and look at what changed"
+
+
 @pytest.mark.unit
 @pytest.mark.parametrize("head", ["promise", "finding"])
 def test_every_promise_and_finding_has_its_test_in_make_test(head):

@@ -85,6 +85,7 @@ def pytest_configure(config):
 
 def _start_fork_servers(folder):
     forks = runpy.run_path(str(TESTS / "forks" / "sitecustomize.py"))
+    (folder / "workers.wanted").touch()  # the server of commands goes on to it
     for kind in sorted(set(forks["MODULES"].values())):
         forks["start_server"](str(folder / kind))
 

@@ -7,6 +7,7 @@ with its fork as its fork dies with it, and ends as its fork ended.
 
 import os
 import sys
+import time
 
 FOLDER = "TESTS_FORK_SERVER"
 JOBS = ("train", "evaluate", "export", "benchmark", "preprocess", "profile", "drift")
@@ -21,6 +22,10 @@ COMMANDS = (
 MODULES = {f"tasks.jobs.{name}": "jobs" for name in JOBS} | {"torch.distributed.run": "jobs"}
 MODULES |= {"tasks.jobs.gateway": "gateways"} | dict.fromkeys(COMMANDS, "commands")
 SCRIPTS = ("/bin/headway", "/tests/flows/asking.py")
+WORKER = "import sys;exec(eval(sys.stdin.readline()))"
+"""What execnet, by which pytest-xdist starts its workers, has Python run."""
+WORKER_SECONDS = 300.0
+"""A worker that is not forked by then imports everything by itself."""
 WANTED = 3
 """Programs of a kind before its server is started: a run of one test is faster without."""
 
@@ -35,6 +40,8 @@ def program(words):
         return MODULES[rest[1]], position
     if rest and rest[0].endswith(SCRIPTS):
         return "commands", position
+    if rest == ["-c", WORKER] and "COVERAGE_PROCESS_START" not in os.environ:  # which counts imports too
+        return "workers", position
     return None
 
 
@@ -53,13 +60,8 @@ def hand_over(socket_path, position):
     import signal
     import socket
 
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.connect(socket_path)
-    except OSError:
-        # Who supervises a part of the platform ends whatever came of it: a server that one started would end at `headway down`.
-        if not socket_path.endswith("/commands") or sys.orig_argv[position] != "-m":
-            _want(socket_path)
+    connection = _connected(socket_path, position)
+    if connection is None:
         return
     files = [int(name) for name in os.listdir("/proc/self/fd")]
     files = sorted(number for number in files if number != connection.fileno() and _is_open(number))
@@ -112,6 +114,31 @@ def hand_over(socket_path, position):
         os.kill(os.getpid(), -code)
         signal.pause()
     os._exit(code)
+
+
+def _connected(socket_path, position):
+    """A connection to the server; None where it does not answer. Who asks for it often enough has it started."""
+    import socket
+
+    kind = os.path.basename(socket_path)
+    if kind == "workers":
+        _await_start(socket_path)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(socket_path)
+    except OSError:
+        # Who supervises a part of the platform ends whatever came of it: a server that one started would end at `headway down`.
+        if kind != "workers" and (kind != "commands" or sys.orig_argv[position] != "-m"):
+            _want(socket_path)
+        return None
+    return connection
+
+
+def _await_start(socket_path):
+    """Four workers that import the same at once take four times as long as one that imports it for all of them."""
+    until = time.monotonic() + WORKER_SECONDS
+    while not os.path.exists(socket_path) and os.path.exists(socket_path + ".wanted") and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def _want(socket_path):
