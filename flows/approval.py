@@ -29,7 +29,8 @@ from tasks.registry.policy import Right, authorise, load_policy
 from tasks.runlog import read_question, write_question
 from tasks.settings import digest
 
-KEY_DIGITS = 12
+KEY_DIGITS = 32
+"""Of sha256: so many that nobody finds two questions with the same key, where they choose what both ask."""
 LOOK_EVERY_SECONDS = 2.0
 NEEDED = "headway.approval.needed"
 """The Prefect event of a question and of each reminder; notifications are automations on it."""

@@ -39,7 +39,7 @@ def require_right(kind: str, subject: Artifact, terms: Mapping[str, str], *, wha
     """
     run = at_work().lifecycle
     found = run.approved.get(asked_about(kind, subject.ref, terms))
-    if found is None:
+    if found is None or dict(found[0].terms) != dict(terms):
         require(run.home, "promote", what=what)
         return ""
     asked, given = found

@@ -93,6 +93,11 @@ class Asked:
     def place(self) -> str:
         return asked_about(self.kind, self.subject, self.terms)
 
+    def fits(self, given: Approval) -> bool:
+        """Whether an approval is of exactly this. Its place alone does not say so: it has a part of a digest only."""
+        said = (given.kind, given.subject, given.terms, given.right)
+        return said == (self.kind, self.subject, dict(self.terms), self.right)
+
     def proof(self, policy: Policy) -> bool:
         """Whether who decides must show a token."""
         return policy.asks(self.right) or policy.asks(self.exercises)
@@ -214,7 +219,7 @@ def _given(home: Path, store: Store, asked: Asked) -> Iterator[tuple[Approval, L
     journal = StoreJournal(store)
     for key in reversed(journal.list(asked.place)):
         found = _genuine(home, store, journal, key)
-        if found and (found[0].place, found[0].right) == (asked.place, asked.right):
+        if found and asked.fits(found[0]):
             yield found
 
 

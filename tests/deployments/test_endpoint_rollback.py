@@ -90,7 +90,7 @@ def test_the_traffic_goes_back_in_seconds_with_a_reason_and_the_model_stays_away
         said = home.ok("rollback", "endpoint/api", "--reason", "it answers nonsense").said
         until(lambda: clients.got[one] > 20)
     assert not clients.failed and (said["before"], said["after"], said["changed"]) == (two, one, True)
-    assert said["seconds"] < 5
+    assert said["seconds"] < limit(5)
     served = endpoint_of(home.path, "api").observe()
     assert (served.model_ref, served.port, served.ready) == (one, at.port, True)
     entry = next(entry for entry in entries(open_store(home.path)) if entry.action == "rollback endpoint")

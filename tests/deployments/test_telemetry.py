@@ -278,7 +278,7 @@ def test_finished_runs_are_not_opened_again(here):
         made.tick(NOW + 10_000 + tick)
     watching = False
     assert not [path for path in opened if path.endswith("events.jsonl")] and len(opened) > 0
-    assert time.process_time() - began < 2.0
+    assert time.process_time() - began < limit(2.0)
     assert len(logs(here)) == 6 * 1000
 
 
@@ -333,7 +333,7 @@ def test_running_stages_and_training_have_gauges_that_go_when_they_end(here):
     found = figures(made)
     assert found["headway_runs_running", "retrain", "tiny"] == 1
     assert found["headway_stage_done_ratio", "retrain", "tiny", "train"] == 0.5
-    assert time.time() - found["headway_stage_progress_time_seconds", "retrain", "tiny", "train"] < 60
+    assert time.time() - found["headway_stage_progress_time_seconds", "retrain", "tiny", "train"] < limit(60)
     assert [found[f"headway_training_{name}", "tiny"] for name in ("loss", "tokens_per_second", "step")] == [
         2.5,
         1000,

@@ -70,6 +70,14 @@ def test_it_counts_for_exactly_what_was_asked(tmp_path):
     assert entry.what == f"deploy {MODEL} (endpoint tiny, settings {'b' * 64})"
 
 
+def test_a_place_that_two_questions_share_does_not_make_them_one(tmp_path):
+    """A place names a part of a digest: who chooses both questions can look for two that have it in common."""
+    given = give(tmp_path)
+    assert question().fits(given)
+    for told in ({"terms": {**TERMS, "settings": "c" * 64}}, {"kind": "train"}, {"subject": "x"}, {"right": "promote"}):
+        assert not question(**told).fits(given)
+
+
 def test_it_ends_and_a_newer_one_counts_anew(tmp_path):
     give(tmp_path, time=time.time() - 7200)
     assert counts(tmp_path) is None and counts(tmp_path, hours=3.0).person == "anna"

@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from waiting import limit
 
 from tasks.corpus import near
 from tasks.corpus.duplicates import RECORD, Spill, groups, mark_exact
@@ -139,7 +140,7 @@ def test_a_cluster_of_thousands_is_linear(tmp_path):
         spill.add(records)
         mark_near(spill, values, 0.8, near_of, similarity)
     assert near_of.tolist() == [-1] + [0] * 19_999
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < limit(10)
 
 
 def test_signatures_do_not_depend_on_what_else_is_in_the_batch():

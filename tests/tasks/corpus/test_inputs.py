@@ -7,6 +7,7 @@ import time
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from waiting import limit
 
 from tasks.corpus.inputs import Piece, cut, find_shards, kind_of, line_of
 
@@ -119,7 +120,7 @@ def test_thousands_of_small_files_make_few_units_in_little_time(tmp_path):
     begun = time.process_time()
     shards = find_shards([tmp_path])
     units = cut(shards, 50_000)
-    assert time.process_time() - begun < 5
+    assert time.process_time() - begun < limit(5)
     assert (len(shards), len(units)) == (5000, 10)
     assert [piece.shard.name for unit in units for piece in unit.pieces] == [f"{n:05d}.py" for n in range(5000)]
     assert [(unit.index, unit.bytes) for unit in units] == [(index, 50_000) for index in range(10)]

@@ -158,7 +158,7 @@ def test_requests_that_hang_lose_the_share_long_before_they_are_given_up(endpoin
         one.sendall(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
     try:
         tripped = until(lambda: state(endpoint)["tripped"])
-        assert "under way are late" in tripped["why"] and time.monotonic() - began < 50
+        assert "under way are late" in tripped["why"] and time.monotonic() - began < limit(50)
         assert set(models(endpoint, 4)) == {BLUE}
         assert len(traffic.observe()["green"].waiting) == len(hanging)
     finally:

@@ -6,6 +6,7 @@ import struct
 import time
 
 import pytest
+from waiting import limit
 
 from tasks.formats.model_folder import open_model_folder
 
@@ -51,7 +52,7 @@ def test_a_crafted_header_is_refused_at_once_and_in_little_memory(tmp_path, what
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(ValueError, match="safetensors"):
         open_model_folder(folder)
-    assert time.process_time() - began < 1
+    assert time.process_time() - began < limit(1)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from waiting import limit
 
 from benchmarks.simulation import RUNS, compared, largest
 from tasks.planning.checkpointing import Recovery, Saving, expected_goodput
@@ -214,7 +215,7 @@ def test_a_hundred_thousand_gpus_for_six_months_take_seconds():
     """Goal 10 s, and 1 s on a quiet machine; processor time, for others work beside this test."""
     begun = time.process_time()
     found = simulate(largest(20_000), 1)
-    assert time.process_time() - begun < 5
+    assert time.process_time() - begun < limit(5)
     assert found.interruptions > 20_000 and found.goodput == pytest.approx(expected(largest(20_000)), abs=0.01)
 
 
@@ -223,7 +224,7 @@ def test_what_is_interrupted_always_is_not_played_for_ever():
     begun = time.process_time()
     found = simulate(hopeless)
     assert found.cut_short and found.times.total < 3650 * DAY and found.goodput < 0.01
-    assert time.process_time() - begun < 20
+    assert time.process_time() - begun < limit(20)
     assert default_runs(hopeless) == 3 and default_runs(replace(PLAIN, failing=NEVER)) == 100
 
 

@@ -5,6 +5,7 @@ import time
 
 import pytest
 from made_measurements import BARE, GPU, complete, config, curve, names, quiet, rank, rates, sweep, together, tournament
+from waiting import limit
 
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement, Probe
@@ -179,5 +180,5 @@ def test_bad_pairs_of_many_machines_are_sorted_out_in_no_time():
     whole = ClusterVerdict(verdict="failed", sku="bare", sku_digest="d", nodes=nodes, pairs=tuple(bad))
     began = time.process_time()
     found = remaining(whole, BOTH, 2)
-    assert time.process_time() - began < 1.0
+    assert time.process_time() - began < limit(1.0)
     assert (found.nodes, len(found.excluded), found.enough) == (names(1), 63, False)

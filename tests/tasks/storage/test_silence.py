@@ -57,7 +57,7 @@ def uploading(stand, tmp_path, direction, size):
 
     def case():
         manifest = put(store, source)
-        assert fault.fired == 1 and fault.again <= STALLED, (direction, size)
+        assert fault.fired == 1 and fault.again <= limit(STALLED), (direction, size)
         assert contents(store.fetch(manifest)) == contents(source)
 
     return case
@@ -70,7 +70,7 @@ def downloading(stand, tmp_path, size):
 
     def case():
         assert contents(store.fetch(manifest)) == contents(source)
-        assert fault.fired == 1 and fault.again <= STALLED, size
+        assert fault.fired == 1 and fault.again <= limit(STALLED), size
 
     return case
 
@@ -108,7 +108,7 @@ def refusing(store, name, ask):
         with pytest.raises(Missing) as refused:
             ask(store)
         took = time.monotonic() - began
-        assert took <= DEAD, f"{name} after {took:.1f} s: {refused.value.message}"
+        assert took <= limit(DEAD), f"{name} after {took:.1f} s: {refused.value.message}"
         assert refused.value.remedy and len(refused.value.message) < 600
 
     return case
