@@ -6,6 +6,7 @@ Runs of times that are over are made by Prefect itself, by the call that its own
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import pairwise
 from uuid import uuid4
 from zoneinfo import ZoneInfo
@@ -31,9 +32,13 @@ from flows.inputs import configured
 from tasks import process
 from tasks.config import RetrainConfig
 
-HOURLY = f"{(datetime.now(UTC).minute + 30) % 60} * * * *"
-"""Half an hour from now: no run becomes due while these tests look."""
 EVERY_STATE = tuple(StateType)
+
+
+@cache
+def hourly():
+    """Half an hour from the first test that asks: no run becomes due while these tests look, which may be long after import."""
+    return f"{(datetime.now(UTC).minute + 30) % 60} * * * *"
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +55,8 @@ def client(platform):
 
 def scheduled(platform, client, name, *, rule=None, slug=None, parameters=None, **told):
     """A deployment with one schedule, and the settings that belong to it."""
-    rule = rule or CronSchedule(cron=HOURLY, timezone="UTC")
-    settings = ScheduleConfig(deployment=f"probe/{name}", cron=HOURLY, **told)
+    rule = rule or CronSchedule(cron=hourly(), timezone="UTC")
+    settings = ScheduleConfig(deployment=f"probe/{name}", cron=hourly(), **told)
     made = DeploymentScheduleCreate(schedule=rule, slug=slug or slug_of(settings), parameters=parameters or {})
     client.create_deployment_schedules(platform.deployment(client, name), [made])
     return PlatformConfig(schedules=(settings,))
@@ -160,7 +165,7 @@ def test_while_as_many_are_at_work_as_may_be_none_was_missed(platform, client):
 def test_schedules_of_people_are_left_alone(platform, client):
     scheduled(platform, client, "theirs", slug="by-hand", missed="skip")
     over = passed(platform, client, "theirs", hours=2)
-    config = PlatformConfig(schedules=(ScheduleConfig(deployment="probe/theirs", cron=HOURLY, missed="skip"),))
+    config = PlatformConfig(schedules=(ScheduleConfig(deployment="probe/theirs", cron=hourly(), missed="skip"),))
     tended(platform, client, config)
     assert "Cancelled" not in names(client, over)
 

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 from support import HEADWAY, STAGES, Home, publish_tiny
 from typing_extensions import override
+from waiting import limit
 
 from tasks import process, redaction
 from tasks.errors import GateFailed, JobFailed
@@ -331,9 +332,9 @@ def test_the_report_is_clean(tmp_path, monkeypatch):
 def test_a_long_clean_text_is_looked_through_fast():
     """Measured 80 MB/s for events and 2 to 4 MB/s for source code; a tenth of that would show in a run's time."""
     events = "\n".join(json.dumps({"event": "metrics", "loss": [3.1 + i, i]}) for i in range(40_000))
-    began = time.perf_counter()
+    began = time.process_time()
     assert redact(events) == events
-    assert len(events) / (time.perf_counter() - began) > 1e6
+    assert len(events) / (time.process_time() - began) > 1e6 / limit(1)
 
 
 # A whole lifecycle with canaries in it.

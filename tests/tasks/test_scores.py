@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from waiting import limit
 
 from tasks.scores import (
     add_certainty,
@@ -83,10 +84,10 @@ def test_a_thousand_samples_of_four_thousand_documents_are_quick():
     sizes, bits = documents(4000)
     durations = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         bits_per_byte_interval(bits, sizes, **SAMPLING)
-        durations.append(time.perf_counter() - began)
-    assert min(durations) < 0.3
+        durations.append(time.process_time() - began)
+    assert min(durations) < limit(0.3)
 
 
 @pytest.mark.parametrize(

