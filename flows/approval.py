@@ -288,8 +288,14 @@ def _conclude(run: Lifecycle, question: Question, answer: Form, proven: bool) ->
 def _rejected_before(run: Lifecycle, kind: str, subject: str) -> str:
     prefix = _rejections(kind, subject)
     found = [run.journal.get(f"{prefix}/{key.rpartition('/')[2]}") for key in run.journal.list(prefix)]
-    told = [f"- by {one['person']}: {one['reason']}" for one in found if one]
+    told = [f"- by {_quoted(one.get('person'))}: {_quoted(one.get('reason'))}" for one in found if one]
     return "\n".join(["Rejected before:", "", *told]) if told else ""
+
+
+def _quoted(text: object) -> str:
+    """As code on one line: it is of the store, and must not look like what the form says itself."""
+    line = " ".join(str(text).replace("`", "'").split())
+    return f"`{line[:300]}`"
 
 
 def _rejections(kind: str, subject: str) -> str:

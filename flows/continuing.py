@@ -34,7 +34,9 @@ from tasks.errors import IntegrityError, Unknown
 from tasks.lifecycle import Lifecycle, current
 from tasks.registry.audit import audit
 from tasks.registry.journal import StoreJournal
-from tasks.settings import Settings, digest
+from tasks.registry.policy import require
+from tasks.settings import Settings, bound, digest
+from tasks.storage import open_folder
 from tasks.storage.store import Store, find
 
 TOKENIZER = "tokenizer/tokenizer.json"
@@ -42,7 +44,11 @@ PROGRAM = "tasks.jobs.train"
 
 
 class Start(Settings):
-    """What training begins with. It is chosen once for a command, and kept in the store: `origins/WHO/WHAT.json`, create-only."""
+    """What training begins with. It is chosen once for a command, and kept: `origins/WHO/WHAT.json`, create-only.
+
+    It lies in the home, and in the store for other homes. Where a policy holds, the home's own counts alone: who may write to the
+    store chooses nothing.
+    """
 
     origin: Origin
     taking: TakeOver
@@ -80,7 +86,7 @@ def require_possible(home: Path, store: Store, ask: ContinueFrom | None, config:
         return
     assert ask
     ours: dict[str, Any] = {"training": config.training.model_dump(mode="json")}
-    if store.list(_choices(ask, ours)):
+    if _kept(home).list(_choices(ask, ours)) or (not bound(home) and store.list(_choices(ask, ours))):
         return
     seen = _look(home, store, ask.job)
     _require(_differences(seen, ours, only=("training",)), seen, ask, config)
@@ -111,7 +117,7 @@ def start_of(
     }
     dry, name = run.spool is None, digest([_named(ask), ours])[:16]
     place = f"{_choices(ask, ours)}/{name}.json"
-    if chosen := _chosen(run.store, place):
+    if chosen := _chosen(run.home, run.store, place):
         if not dry:
             run.observer.happened(
                 "train", "adopted", f"training goes on from {_words(chosen.origin)}, as chosen before"
@@ -135,8 +141,10 @@ def start_of(
         return start
     _keep(seen, name)
     _tell(run, seen, ask, differences, said)
-    run.store.create(place, start.model_dump_json(indent=1).encode())
-    return _chosen(run.store, place) or start
+    text = start.model_dump_json(indent=1).encode()
+    _kept(run.home).create(place, text)
+    run.store.create(place, text)
+    return _chosen(run.home, run.store, place) or start
 
 
 def with_origin(handed: tuple[Any, ...], start: Start | None) -> tuple[Any, ...]:
@@ -165,8 +173,13 @@ def _choices(ask: ContinueFrom, ours: Mapping[str, Any]) -> str:
     return f"origins/{digest([_named(ask), ask.force, ask.reason, ours['training']])[:16]}"
 
 
-def _chosen(store: Store, place: str) -> Start | None:
-    document = store.read(place)
+def _kept(home: Path) -> Store:
+    """The home's own documents of what was chosen."""
+    return open_folder(home / "origins")
+
+
+def _chosen(home: Path, store: Store, place: str) -> Start | None:
+    document = _kept(home).read(place) or (None if bound(home) else store.read(place))
     return Start.model_validate_json(document.data) if document else None
 
 
@@ -213,13 +226,19 @@ def _origins(job: Job, root: Path, *words: object) -> str:
 
 
 def _folder(home: Path, store: Store, name: str) -> Path:
-    """The folder of a job of this home, or of any home that can be read."""
+    """The folder of a job of this home, or of any home that can be read.
+
+    What training makes is signed, so whoever has it begin with weights from elsewhere vouches for them, as with
+    `headway checkpoint publish`. Raises Unknown; Refused for a folder outside of this home's jobs without the right `publish`.
+    """
     given = Path(name).absolute()
     if "/" in name:
         if not (given / "job.json").is_file():
             raise Unknown(
                 f"{given} is no job's folder: job.json is not there", remedy="`headway jobs --all` lists jobs."
             )
+        if given.resolve().parent != (home / "jobs").resolve():
+            require(home, "publish", what=f"training from {given}")
         return given
     return Path(find_job(home, name, StoreJournal(store)).folder)
 

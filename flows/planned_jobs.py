@@ -24,6 +24,7 @@ from tasks.outcast import machines
 from tasks.outcomes import Outcome
 from tasks.programs import Program, job_of
 from tasks.registry import records
+from tasks.settings import bound, home
 from tasks.storage.store import Store, find
 
 A = TypeVar("A", bound=Artifact)
@@ -105,9 +106,12 @@ def _dry(stage: str, dataset: str, config: RetrainConfig) -> _Found:
 
 
 def _folder(artifact: Artifact) -> str:
-    """Where an input lies; its bytes are not read. Of a local store it is the very folder that the job is given."""
+    """Where an input lies; its bytes are not read. Of a local store it is the very folder that the job is given, or that it
+    will be copied to where a policy holds."""
     if not artifact.uri:
         return f"(not made yet: {artifact.KIND}/{artifact.name})"
+    if artifact.uri.startswith("file://") and bound(home()):
+        return str(home() / "cache" / artifact.KIND / artifact.name / artifact.version / "files")
     return f"{artifact.uri.removeprefix('file://')}/files" if artifact.uri.startswith("file://") else artifact.uri
 
 

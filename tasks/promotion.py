@@ -116,9 +116,12 @@ def require_signer(kind: type[Artifact], name: str) -> None:
 
 
 def sign(artifact: Artifact) -> None:
-    """Sign what was just published with the home's key. Raises IntegrityError when the trust policy does not let it."""
+    """Sign what this stage published, as it was published, with the home's key.
+
+    Raises IntegrityError when the trust policy does not let it.
+    """
     work = at_work()
-    signatures.sign(work.lifecycle.store, work.lifecycle.home, stored(artifact))
+    signatures.sign(work.lifecycle.store, work.lifecycle.home, work.made[artifact.ref])
 
 
 def require_signed(artifact: Artifact) -> None:

@@ -82,6 +82,15 @@ def signed_config(home: Path, store: Store, model: Manifest) -> dict[str, Any]:
     return config if digest(config) == model.provenance.config_digest else {}
 
 
+def counts(store: Store, home: Path, manifest: Manifest) -> bool:
+    """Whether somebody trusted signed an artifact as it is."""
+    try:
+        require_signed(store, home, manifest)
+    except IntegrityError:
+        return False
+    return True
+
+
 def remedy_for(ref: str) -> str:
     """What to do about a signature that does not count."""
     return (

@@ -40,6 +40,13 @@ def open_named(home: Path, name: str) -> Store:
     return _open_configured(home, known[name])
 
 
+def open_folder(root: Path) -> Store:
+    """A store in a folder, for one that keeps documents of its own."""
+    from tasks.storage.local import LocalStore
+
+    return LocalStore(root)
+
+
 def open_files(home: Path, name: str = "") -> BlobFiles:
     """The container of a store for the folders of jobs; without a name, the home's own store. Raises ValueError."""
     from tasks.storage.settings import load_stores

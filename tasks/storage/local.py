@@ -40,7 +40,8 @@ ABANDONED_SECONDS = 24 * 3600
 class LocalStore:
     """A folder on one machine, safe for several processes at once.
 
-    With a `home`, what is fetched is a copy below that home: who may write to the store cannot change what is being read.
+    With a `home`, what is fetched is a copy below that home, and what is published a copy of what lies there: who may write to
+    the store cannot change what is being read, nor, by a second name of the same file, what a job made.
     """
 
     def __init__(self, root: Path, *, home: Path | None = None) -> None:
@@ -58,7 +59,7 @@ class LocalStore:
         if self._sound(manifest):
             os.utime(self._place(manifest) / "manifest.json")
         else:
-            self._bring_in(folder, manifest, link=link)
+            self._bring_in(folder, manifest, link=link and self.home is None)
         return self.manifest(kind, provenance.name, manifest.version) or manifest
 
     def _sound(self, manifest: Manifest) -> bool:

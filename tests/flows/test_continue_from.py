@@ -18,9 +18,12 @@ from tasks.artifacts import Tokens
 from tasks.compute.job import Job
 from tasks.config import RetrainConfig
 from tasks.continuing import ContinueFrom
+from tasks.errors import Refused
 from tasks.jobs.checkpoint_choice import identity
 from tasks.jobs.checkpoint_files import Manifest, commit, digest, place_of
 from tasks.lifecycle import lifecycle
+from tasks.registry.audit import acting
+from tasks.registry.policy import add_person
 from tasks.registry.publishing import publish
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
@@ -133,6 +136,37 @@ def test_what_is_refused_keeps_and_chooses_nothing_and_is_refused_again_after_a_
     assert begun(other, tokens, steps=200, force=True, reason="longer").origin.step == 4
     with pytest.raises(ValueError, match="--force --reason"):
         begun(other, tokens, steps=200)
+
+
+def test_where_a_policy_holds_weights_from_elsewhere_take_the_right_to_publish(other, tokens, tmp_path):
+    """What training makes is signed, whatever it began with; a job of the home is one that ran there."""
+    home = tmp_path / "home"
+    add_person(home, "anna", ())  # the first one gets every right
+    add_person(home, "ben", ("run",))
+    with acting("ben"), pytest.raises(Refused, match="ben may not publish"):
+        begun(other, tokens)
+    inside = shutil.copytree(other, home / "jobs" / other.name)
+    (home / "jobs" / "led-out").symlink_to(other)
+    with acting("ben"), pytest.raises(Refused, match="ben may not publish"):
+        begun(home / "jobs" / "led-out", tokens)
+    with acting("ben"):
+        assert begun(inside, tokens).origin.step == 4
+
+
+def test_where_a_policy_holds_a_choice_that_lies_in_the_store_alone_chooses_nothing(other, tokens, tmp_path):
+    home, store = tmp_path / "home", open_store(tmp_path / "home")
+    inside = shutil.copytree(other, home / "jobs" / other.name)
+    first = begun(inside, tokens)
+    [key] = store.list("origins")
+    forged = first.model_copy(update={"taking": first.taking.model_copy(update={"folder": "/elsewhere"})})
+    document = store.read(key)
+    assert store.replace(key, forged.model_dump_json().encode(), etag=document.etag)
+    add_person(home, "anna", ())
+    with acting("anna"):
+        assert begun(inside, tokens) == first
+    shutil.rmtree(home / "origins")
+    with acting("anna"):
+        assert begun(inside, tokens, dry=True).taking.folder == first.taking.folder, "it is looked at anew"
 
 
 @pytest.mark.long

@@ -259,7 +259,8 @@ def test_presence_is_asked_without_reading(store, folder):
     assert not store.present(manifest)
 
 
-def test_with_link_nothing_is_copied_and_the_artifact_stands_once_the_folder_is_gone(store, folder):
+def test_with_link_nothing_is_copied_and_the_artifact_stands_once_the_folder_is_gone(tmp_path, folder):
+    store = open_store(tmp_path / "home")
     before = contents(folder)
     inode = (folder / "a.bin").stat().st_ino
     manifest = put(store, folder, link=True)
@@ -286,6 +287,16 @@ def test_whoever_writes_to_the_store_of_a_bound_home_changes_nothing_that_is_bei
         store.fetch(manifest)
     store.delete(manifest)
     assert not read.exists()
+
+
+def test_whoever_writes_to_the_store_of_a_bound_home_has_no_second_name_of_what_a_job_made(tmp_path, folder):
+    """A job that is adopted is published once more from its folder, and signed."""
+    store, before = open_bound(tmp_path / "home"), contents(folder)
+    stored = stored_file(store, put(store, folder, link=True), "a.bin")
+    assert stored.stat().st_ino != (folder / "a.bin").stat().st_ino and stored.stat().st_nlink == 1
+    stored.chmod(0o644)
+    stored.write_bytes(b"exchanged")
+    assert contents(folder) == before
 
 
 def test_no_room_is_said_before_anything_is_written(store, folder, monkeypatch):
