@@ -30,9 +30,10 @@ from tasks.lifecycle import Lifecycle, code_version
 from tasks.process import read_json, write_json
 from tasks.programs import Program, job_of
 from tasks.redaction import redacted
-from tasks.registry import records, signatures
+from tasks.registry import records
 from tasks.registry.access import note_access
 from tasks.registry.audit import actor
+from tasks.registry.publishing import another_lineage, publish_as_made
 from tasks.registry.publishing import publish as publish_artifact
 from tasks.registry.signatures import lineage_digest
 from tasks.settings import Settings, digest
@@ -257,7 +258,9 @@ def _publish(work: Work, folder: Path, kind: str, inputs: tuple[str, ...], prove
         return publish_artifact(store, folder, kind=kind, inputs=inputs, provenance=provenance)
     note = Path(work.job.folder) / f"published-{kind}.json"
     if folder.exists():
-        manifest = _publish_as_made(work, folder, kind, inputs, provenance)
+        manifest = publish_as_made(
+            store, work.lifecycle.home, folder, kind=kind, inputs=inputs, provenance=provenance, link=True
+        )
         write_json(note, {"version": manifest.version, "lineage": lineage_digest(manifest.provenance)})
         shutil.rmtree(folder)
         return manifest
@@ -267,31 +270,8 @@ def _publish(work: Work, folder: Path, kind: str, inputs: tuple[str, ...], prove
     manifest = find(store, kind, provenance.name, said["version"])
     lineage = lineage_digest(manifest.provenance)
     if said.get("lineage", lineage) != lineage:
-        raise _another_lineage(manifest)
+        raise another_lineage(manifest)
     return manifest
-
-
-def _publish_as_made(work: Work, folder: Path, kind: str, inputs: tuple[str, ...], provenance: Provenance) -> Manifest:
-    """Publish what a job made. Of a kind that is signed, the store must not say that it was made of something else.
-
-    The same bytes may be there already, with the lineage of the run that made them first: it stays if somebody trusted signed it.
-    Raises IntegrityError.
-    """
-    store, home = work.lifecycle.store, work.lifecycle.home
-    for _ in range(2):
-        manifest = publish_artifact(store, folder, kind=kind, inputs=inputs, provenance=provenance, link=True)
-        ours = lineage_digest(manifest.provenance) == lineage_digest(provenance)
-        if ours or kind not in signatures.KINDS or signatures.counts(store, home, manifest):
-            return manifest
-        store.delete(manifest)
-    raise _another_lineage(manifest)
-
-
-def _another_lineage(manifest: Manifest) -> IntegrityError:
-    return IntegrityError(
-        f"{manifest.ref} has another lineage in the store than this run gave it, and nobody trusted signed it",
-        remedy="Find out who writes to the store. Then run again with --from this stage.",
-    )
 
 
 def _provenance(work: Work, name: str, inputs: tuple[Artifact, ...], metrics: dict[str, float]) -> Provenance:

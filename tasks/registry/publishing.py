@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tasks.errors import IntegrityError
 from tasks.registry.audit import actor, audited
+from tasks.registry.signatures import KINDS, counts, lineage_digest
 from tasks.registry.versions import is_noted, note
 from tasks.storage.history import current, newest_publication
 from tasks.storage.manifest import Manifest, Provenance
@@ -47,3 +49,35 @@ def publish(
             **entry.noted,
         )
     return manifest
+
+
+def publish_as_made(
+    store: Store,
+    home: Path,
+    folder: Path,
+    *,
+    kind: str,
+    inputs: tuple[str, ...],
+    provenance: Provenance,
+    link: bool = False,
+) -> Manifest:
+    """Publish what is to be signed: the store must not say that it was made of something else, nor otherwise.
+
+    The same bytes may be there already, with the lineage of whoever made them first: it stays if somebody trusted signed it.
+    Kinds that are not signed are published as ever. Raises IntegrityError.
+    """
+    for _ in range(2):
+        manifest = publish(store, folder, kind=kind, inputs=inputs, provenance=provenance, link=link)
+        ours = lineage_digest(manifest.provenance) == lineage_digest(provenance)
+        if ours or kind not in KINDS or counts(store, home, manifest):
+            return manifest
+        store.delete(manifest)
+    raise another_lineage(manifest)
+
+
+def another_lineage(manifest: Manifest) -> IntegrityError:
+    """What to raise for an artifact of which the store says something else than who made it."""
+    return IntegrityError(
+        f"{manifest.ref} has another lineage in the store than whoever made it gave it, and nobody trusted signed it",
+        remedy="Find out who writes to the store. Then make it again; a stage of a run by --from.",
+    )
