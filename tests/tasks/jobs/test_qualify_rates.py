@@ -44,7 +44,20 @@ def test_rates_are_per_second_and_not_per_window():
 
 
 def test_other_work_on_its_core_is_not_a_slow_part():
-    """Four busy processes share the rank's core: it gets a fifth, and is as fast as alone while it has it."""
+    """Four busy processes share the rank's core: it gets a fifth, and is as fast as alone while it has it.
+
+    The machine itself may change its speed between the two measurements, so that both are made again.
+    """
+    for _ in range(5):
+        shared, alone = in_company(), max(window.on_core for window in known(any, lambda: matmul_windows(128, 1.5)))
+        rate, on_core = max(window.rate for window in shared), max(window.on_core for window in shared)
+        if rate < 0.5 * alone and on_core > 0.7 * alone:
+            return
+    raise AssertionError((rate, on_core, alone))
+
+
+def in_company():
+    """What a rank measures whose core four other processes want too."""
     own = os.sched_getaffinity(0)
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     try:
@@ -52,15 +65,12 @@ def test_other_work_on_its_core_is_not_a_slow_part():
         os.sched_setaffinity(0, core)
         for process in busy:
             os.sched_setaffinity(process.pid, core)
-        shared = known(any, lambda: matmul_windows(128, 1.5))
+        return known(any, lambda: matmul_windows(128, 1.5))
     finally:
         os.sched_setaffinity(0, own)
         for process in busy:
             process.kill()
             process.wait()
-    alone = max(window.on_core for window in known(any, lambda: matmul_windows(128, 1.5)))
-    assert max(window.rate for window in shared) < 0.5 * alone
-    assert max(window.on_core for window in shared) > 0.7 * alone
 
 
 def test_slow_parts_are_measured_again_and_their_best_round_counts(tmp_path):
