@@ -231,13 +231,13 @@ def _folder(home: Path, store: Store, name: str) -> Path:
     What training makes is signed, so whoever has it begin with weights from elsewhere vouches for them, as with
     `headway checkpoint publish`. Raises Unknown; Refused for a folder outside of this home's jobs without the right `publish`.
     """
-    given = Path(name).absolute()
     if "/" in name:
+        given = Path(name).resolve()  # a link could lead elsewhere once it has been looked at
         if not (given / "job.json").is_file():
             raise Unknown(
                 f"{given} is no job's folder: job.json is not there", remedy="`headway jobs --all` lists jobs."
             )
-        if given.resolve().parent != (home / "jobs").resolve():
+        if given.parent != (home / "jobs").resolve():
             require(home, "publish", what=f"training from {given}")
         return given
     return Path(find_job(home, name, StoreJournal(store)).folder)

@@ -207,14 +207,16 @@ def read_json(path: Path) -> Any:
 
 
 @contextmanager
-def locked(path: Path, *, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold a file's lock against other processes; it is let go when this process dies.
+def locked(path: Path, *, waiting: Callable[[], None] = lambda: None, folder: int | None = None) -> Iterator[None]:
+    """Hold a file's lock against other processes; it is let go when this process dies. `folder` is the open one that it lies in.
 
     While somebody else holds it, `waiting` is called again and again; what it raises ends the wait. A link is not followed, and
     what the file holds stays: in a shared folder somebody else may have put it there. Raises OSError for a link.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+") as file:
+    if folder is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o666, dir_fd=folder), "r+") as file:
         while not _lock(file):
             waiting()
             time.sleep(POLL_SECONDS)

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tasks.errors import IntegrityError
 from tasks.formats.seal import sealed
 from tasks.process import locked
-from tasks.storage import cache
+from tasks.storage import beneath, cache
 from tasks.storage.manifest import (
-    CHUNK,
     Content,
     FileEntry,
     Manifest,
@@ -68,32 +68,36 @@ class LocalStore:
     def _bring_in(self, folder: Path, manifest: Manifest, *, link: bool) -> None:
         """Put the files under a temporary name, and have them appear under a lock: folder first, manifest last."""
         place = self._place(manifest)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if not link:
-            cache.require_room(place.parent, manifest.bytes, what=manifest.ref)
-        _sweep(place.parent)
-        arriving = Path(tempfile.mkdtemp(dir=place.parent, prefix=".incoming-"))
-        try:
-            for entry in manifest.content.files:
-                target = arriving / "files" / entry.path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                _take(folder / entry.path, target, link=link)
+        with self._among_versions(manifest) as versions:
             if not link:
-                require_intact(manifest, check(arriving / "files", manifest.content.files))
-            with locked(place.parent / ".lock"):
-                self._appear(arriving, manifest)
-        finally:
-            shutil.rmtree(arriving, ignore_errors=True)
+                cache.require_room(place.parent, manifest.bytes, what=manifest.ref)
+            _sweep(place.parent)
+            arriving = f".incoming-{secrets.token_hex(8)}"
+            os.mkdir(arriving, 0o700, dir_fd=versions)
+            try:
+                for entry in manifest.content.files:
+                    *above, name = PurePosixPath(entry.path).parts
+                    with beneath.opened(versions, arriving, "files", *above) as target:
+                        beneath.take(folder / entry.path, target, name, link=link)
+                if not link:
+                    require_intact(manifest, check(place.parent / arriving / "files", manifest.content.files))
+                with locked(Path(".lock"), folder=versions):
+                    self._appear(versions, arriving, manifest)
+            finally:
+                shutil.rmtree(arriving, ignore_errors=True, dir_fd=versions)
 
-    def _appear(self, arriving: Path, manifest: Manifest) -> None:
+    def _appear(self, versions: int, arriving: str, manifest: Manifest) -> None:
         """What was torn or damaged before goes away, its manifest first; what another process published stays."""
-        place = self._place(manifest)
         if self._sound(manifest):
             return
-        (place / "manifest.json").unlink(missing_ok=True)
-        shutil.rmtree(place, ignore_errors=True)
-        os.rename(arriving, place)
-        _create(place / "manifest.json", manifest_bytes(manifest))
+        _remove(versions, manifest.version)
+        os.rename(arriving, manifest.version, src_dir_fd=versions, dst_dir_fd=versions)
+        with beneath.opened(versions, manifest.version) as place:
+            beneath.create(place, "manifest.json", manifest_bytes(manifest))
+
+    def _among_versions(self, manifest: Manifest) -> AbstractContextManager[int]:
+        """The open folder of a name, in which each version has its own."""
+        return beneath.opened(self.root / "artifacts", manifest.content.kind, manifest.provenance.name)
 
     def fetch(self, manifest: Manifest) -> Path:
         files = self._place(manifest) / "files"
@@ -125,10 +129,8 @@ class LocalStore:
         require_intact(manifest, self.verify(manifest))
 
     def delete(self, manifest: Manifest) -> None:
-        place = self._place(manifest)
-        with locked(place.parent / ".lock"):
-            (place / "manifest.json").unlink(missing_ok=True)
-            shutil.rmtree(place, ignore_errors=True)
+        with self._among_versions(manifest) as versions, locked(Path(".lock"), folder=versions):
+            _remove(versions, manifest.version)
         if self.home is not None:
             cache.drop(cache.place_of(self.home, manifest))
 
@@ -158,7 +160,8 @@ class LocalStore:
         return str(self._place(manifest).absolute() / "files" / file.path)
 
     def attach(self, manifest: Manifest, name: str, data: bytes) -> None:
-        _write(self._place(manifest) / name, data)
+        with self._among_versions(manifest) as versions, beneath.opened(versions, manifest.version) as place:
+            beneath.write(place, name, data)
 
     def attachment(self, manifest: Manifest, name: str) -> bytes | None:
         path = self._place(manifest) / name
@@ -172,14 +175,18 @@ class LocalStore:
         return Document(key, data, _etag(data))
 
     def create(self, key: str, data: bytes) -> bool:
-        return _create(self._document(key), sealed(data, key=key))
+        *above, name = self._document(key).relative_to(self.root / "documents").parts
+        with beneath.opened(self.root / "documents", *above) as folder:
+            return beneath.create(folder, name, sealed(data, key=key))
 
     def replace(self, key: str, data: bytes, *, etag: str | None) -> bool:
         with locked(self.root / ".lock"):
             now = self.read(key)
             if (now.etag if now else None) != etag:
                 return False
-            _write(self._document(key), sealed(data, key=key))
+            *above, name = self._document(key).relative_to(self.root / "documents").parts
+            with beneath.opened(self.root / "documents", *above) as folder:
+                beneath.write(folder, name, sealed(data, key=key))
             return True
 
     def list(self, prefix: str) -> list[str]:
@@ -224,41 +231,11 @@ def _sweep(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _take(source: Path, target: Path, *, link: bool) -> None:
-    if link:
-        os.link(source, target)
-    else:
-        with open(source, "rb") as read, open(target, "xb") as write:
-            shutil.copyfileobj(read, write, CHUNK)
-    with open(target, "rb") as file:
-        os.fsync(file.fileno())
-    target.chmod(0o444)
-
-
-def _create(path: Path, data: bytes) -> bool:
-    """Write a file whole or not at all, and only if it does not exist: link(2) fails where one is."""
-    temporary = _temporary(path, data)
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    finally:
-        os.unlink(temporary)
-    return True
-
-
-def _write(path: Path, data: bytes) -> None:
-    os.replace(_temporary(path, data), path)
-
-
-def _temporary(path: Path, data: bytes) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return name
+def _remove(versions: int, version: str) -> None:
+    """A version's folder, its manifest first; a link in its place raises IntegrityError."""
+    with beneath.opened(versions, version) as place, suppress(FileNotFoundError):
+        os.unlink("manifest.json", dir_fd=place)
+    shutil.rmtree(version, ignore_errors=True, dir_fd=versions)
 
 
 def _read_manifest(path: Path) -> Manifest | None:

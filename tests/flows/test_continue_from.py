@@ -149,8 +149,10 @@ def test_where_a_policy_holds_weights_from_elsewhere_take_the_right_to_publish(o
     (home / "jobs" / "led-out").symlink_to(other)
     with acting("ben"), pytest.raises(Refused, match="ben may not publish"):
         begun(home / "jobs" / "led-out", tokens)
+    (tmp_path / "way").symlink_to(inside)
     with acting("ben"):
-        assert begun(inside, tokens).origin.step == 4
+        start = begun(tmp_path / "way", tokens)
+    assert start.origin.step == 4 and start.taking.folder == str(inside.resolve() / "checkpoints"), "not by the link"
 
 
 def test_where_a_policy_holds_a_choice_that_lies_in_the_store_alone_chooses_nothing(other, tokens, tmp_path):

@@ -511,3 +511,47 @@ def test_what_a_killed_publisher_left_goes_away_a_day_later(store, folder):
         os.utime(place / name, (time.time() - age,) * 2)
     put(store, folder)
     assert [path.name for path in place.glob(".incoming-*")] == [".incoming-now"]
+
+
+@pytest.mark.parametrize("where", ["documents/journal", "artifacts/dataset", "artifacts/dataset/corpus"])
+def test_no_write_follows_a_link_out_of_the_store(store, folder, where, tmp_path):
+    """Who may write to the store must not have the home's own files written through it."""
+    manifest = put(store, folder)
+    store.create("journal/kept", b"{}")
+    (tmp_path / "outside").mkdir()
+    link = store.root / where
+    link.rename(link.with_name("aside"))
+    link.symlink_to(tmp_path / "outside")
+    writes = (
+        [lambda: store.create("journal/a/b", b"{}"), lambda: store.replace("journal/c", b"{}", etag=None)]
+        if where.startswith("documents")
+        else [
+            lambda: put(store, folder),
+            lambda: store.attach(manifest, "signature.json", b"{}"),
+            lambda: store.delete(manifest),
+        ]
+    )
+    for write in writes:
+        with pytest.raises(IntegrityError, match="is a link"):
+            write()
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_a_link_that_appears_while_an_artifact_is_brought_in_is_not_followed(store, tmp_path):
+    (tmp_path / "outside").mkdir()
+    source = tmp_path / "source"
+    for name in ("a", "z"):
+        (source / name).mkdir(parents=True)
+        (source / name / "file").write_bytes(b"text")
+    begun = []
+
+    def plant(event, arguments):
+        if event == "os.mkdir" and arguments[0] == "a" and not begun:
+            begun.append(True)
+            [arriving] = store.root.glob("artifacts/dataset/corpus/.incoming-*/files")
+            (arriving / "z").symlink_to(tmp_path / "outside")
+
+    sys.addaudithook(plant)
+    with pytest.raises(IntegrityError, match="is a link"):
+        put(store, source)
+    assert begun and list((tmp_path / "outside").iterdir()) == [] and list(store.manifests()) == []
