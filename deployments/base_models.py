@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tasks.errors import Missing
 from tasks.formats.model_folder import INDEX, ModelFolder, open_model_folder
-from tasks.registry.publishing import publish, publish_as_made
+from tasks.registry.publishing import publish, publish_for_signing
 from tasks.registry.signatures import require_signer, sign
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import Store
@@ -66,7 +66,7 @@ def make_base(store: Store, home: Path, name: str, path: Path) -> Made:
             inputs=(),
             provenance=_told(name),
         )
-        checkpoint = publish_as_made(
+        checkpoint = publish_for_signing(
             store,
             home,
             _copied(folder, found, Path(temporary) / "checkpoint"),

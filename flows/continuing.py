@@ -35,7 +35,7 @@ from tasks.lifecycle import Lifecycle, current
 from tasks.registry.audit import audit
 from tasks.registry.journal import StoreJournal
 from tasks.registry.policy import require
-from tasks.settings import Settings, bound, digest
+from tasks.settings import Settings, digest, has_policy
 from tasks.storage import open_folder
 from tasks.storage.store import Store, find
 
@@ -86,7 +86,7 @@ def require_possible(home: Path, store: Store, ask: ContinueFrom | None, config:
         return
     assert ask
     ours: dict[str, Any] = {"training": config.training.model_dump(mode="json")}
-    if _kept(home).list(_choices(ask, ours)) or (not bound(home) and store.list(_choices(ask, ours))):
+    if _kept(home).list(_choices(ask, ours)) or (not has_policy(home) and store.list(_choices(ask, ours))):
         return
     seen = _look(home, store, ask.job)
     _require(_differences(seen, ours, only=("training",)), seen, ask, config)
@@ -179,7 +179,7 @@ def _kept(home: Path) -> Store:
 
 
 def _chosen(home: Path, store: Store, place: str) -> Start | None:
-    document = _kept(home).read(place) or (None if bound(home) else store.read(place))
+    document = _kept(home).read(place) or (None if has_policy(home) else store.read(place))
     return Start.model_validate_json(document.data) if document else None
 
 

@@ -24,7 +24,7 @@ from tasks.outcast import machines
 from tasks.outcomes import Outcome
 from tasks.programs import Program, job_of
 from tasks.registry import records
-from tasks.settings import bound, home
+from tasks.settings import has_policy, home
 from tasks.storage.store import Store, find
 
 A = TypeVar("A", bound=Artifact)
@@ -110,7 +110,7 @@ def _folder(artifact: Artifact) -> str:
     will be copied to where a policy holds."""
     if not artifact.uri:
         return f"(not made yet: {artifact.KIND}/{artifact.name})"
-    if artifact.uri.startswith("file://") and bound(home()):
+    if artifact.uri.startswith("file://") and has_policy(home()):
         return str(home() / "cache" / artifact.KIND / artifact.name / artifact.version / "files")
     return f"{artifact.uri.removeprefix('file://')}/files" if artifact.uri.startswith("file://") else artifact.uri
 

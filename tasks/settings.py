@@ -128,8 +128,8 @@ def trust_file(home: Path) -> tuple[Path, bool]:
     return own_or_named(home, "trust.yaml", "HEADWAY_TRUST")
 
 
-def bound(home: Path) -> bool:
-    """Whether a policy of who may do what, or of whose signatures count, holds for a home."""
+def has_policy(home: Path) -> bool:
+    """Return whether a policy of rights, or of whose signatures count, applies to a home."""
     named = os.environ.get("HEADWAY_POLICY") or os.environ.get("HEADWAY_TRUST")
     return bool(named) or any(os.path.lexists(home / name) for name in ("policy.yaml", "trust.yaml"))
 

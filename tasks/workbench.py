@@ -33,7 +33,7 @@ from tasks.redaction import redacted
 from tasks.registry import records
 from tasks.registry.access import note_access
 from tasks.registry.audit import actor
-from tasks.registry.publishing import another_lineage, publish_as_made
+from tasks.registry.publishing import lineage_conflict, publish_for_signing
 from tasks.registry.publishing import publish as publish_artifact
 from tasks.registry.signatures import lineage_digest
 from tasks.settings import Settings, digest
@@ -258,7 +258,7 @@ def _publish(work: Work, folder: Path, kind: str, inputs: tuple[str, ...], prove
         return publish_artifact(store, folder, kind=kind, inputs=inputs, provenance=provenance)
     note = Path(work.job.folder) / f"published-{kind}.json"
     if folder.exists():
-        manifest = publish_as_made(
+        manifest = publish_for_signing(
             store, work.lifecycle.home, folder, kind=kind, inputs=inputs, provenance=provenance, link=True
         )
         write_json(note, {"version": manifest.version, "lineage": lineage_digest(manifest.provenance)})
@@ -270,7 +270,7 @@ def _publish(work: Work, folder: Path, kind: str, inputs: tuple[str, ...], prove
     manifest = find(store, kind, provenance.name, said["version"])
     lineage = lineage_digest(manifest.provenance)
     if said.get("lineage", lineage) != lineage:
-        raise another_lineage(manifest)
+        raise lineage_conflict(manifest)
     return manifest
 
 

@@ -62,7 +62,6 @@ ENTRIES = {
     ],
     "commands": ["tasks.lineage.publish"],
     "gateways": ["tasks.jobs.gateway"],
-    "workers": [],
 }
 MORE = {
     "jobs": [

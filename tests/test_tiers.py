@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from execnet.gateway_io import popen_bootstrapline
 
 TESTS = Path(__file__).parent
 HEAVY = ("torch", "transformers", "onnxruntime", "prefect", "mlflow", "great_expectations", "ray", "azure.ai.ml")
@@ -78,3 +79,8 @@ def test_where_unit_tests_are_asked_for_nothing_else_runs(tmp_path):
     (tmp_path / "test_heavy.py").write_text("import nothing_of_this_name")
     said = pytest_of("-m", "unit", cwd=tmp_path)
     assert "2 failed, 1 passed, 3 deselected" in said.stdout, said.stdout
+
+
+def test_a_worker_of_xdist_is_known_by_what_it_runs():
+    """Else it would quietly import everything by itself."""
+    assert f'WORKER = "{popen_bootstrapline}"' in (TESTS / "forks" / "sitecustomize.py").read_text()

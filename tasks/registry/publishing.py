@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tasks.errors import IntegrityError
 from tasks.registry.audit import actor, audited
-from tasks.registry.signatures import KINDS, counts, lineage_digest
+from tasks.registry.signatures import KINDS, is_signed, lineage_digest
 from tasks.registry.versions import is_noted, note
 from tasks.storage.history import current, newest_publication
 from tasks.storage.manifest import Manifest, Provenance
@@ -51,7 +51,7 @@ def publish(
     return manifest
 
 
-def publish_as_made(
+def publish_for_signing(
     store: Store,
     home: Path,
     folder: Path,
@@ -69,13 +69,13 @@ def publish_as_made(
     for _ in range(2):
         manifest = publish(store, folder, kind=kind, inputs=inputs, provenance=provenance, link=link)
         ours = lineage_digest(manifest.provenance) == lineage_digest(provenance)
-        if ours or kind not in KINDS or counts(store, home, manifest):
+        if ours or kind not in KINDS or is_signed(store, home, manifest):
             return manifest
         store.delete(manifest)
-    raise another_lineage(manifest)
+    raise lineage_conflict(manifest)
 
 
-def another_lineage(manifest: Manifest) -> IntegrityError:
+def lineage_conflict(manifest: Manifest) -> IntegrityError:
     """What to raise for an artifact of which the store says something else than who made it."""
     return IntegrityError(
         f"{manifest.ref} has another lineage in the store than whoever made it gave it, and nobody trusted signed it",

@@ -82,8 +82,8 @@ def signed_config(home: Path, store: Store, model: Manifest) -> dict[str, Any]:
     return config if digest(config) == model.provenance.config_digest else {}
 
 
-def counts(store: Store, home: Path, manifest: Manifest) -> bool:
-    """Whether somebody trusted signed an artifact as it is."""
+def is_signed(store: Store, home: Path, manifest: Manifest) -> bool:
+    """Return whether a trusted key signed an artifact as it is."""
     try:
         require_signed(store, home, manifest)
     except IntegrityError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.settings import bound
+from tasks.settings import has_policy
 from tasks.storage.store import Store
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _folder(root: Path, home: Path) -> Store:
     """A store in a folder. Where the home says who may do what, or whose signatures count, others may write to the folder."""
     from tasks.storage.local import LocalStore
 
-    return LocalStore(root, home=home if bound(home) else None)
+    return LocalStore(root, home=home if has_policy(home) else None)
 
 
 def _open_configured(home: Path, config: StoreConfig) -> Store:

@@ -30,10 +30,10 @@ def opened(top: Path | int, *names: str) -> Iterator[int]:
         top.mkdir(parents=True, exist_ok=True)
     folder = os.open(top, _FOLDER) if isinstance(top, Path) else os.dup(top)
     try:
-        for name in names:
+        for depth, name in enumerate(names, 1):
             with suppress(FileExistsError):
                 os.mkdir(name, dir_fd=folder)
-            below = _open_folder(folder, name, top)
+            below = _open_folder(folder, *names[:depth])
             os.close(folder)
             folder = below
         yield folder
@@ -41,15 +41,14 @@ def opened(top: Path | int, *names: str) -> Iterator[int]:
         os.close(folder)
 
 
-def _open_folder(folder: int, name: str, top: Path | int) -> int:
+def _open_folder(folder: int, *way: str) -> int:
     try:
-        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+        return os.open(way[-1], _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENOTDIR):
             raise
-        where = f"below {top}" if isinstance(top, Path) else "below the store"
         raise IntegrityError(
-            f"{name} {where} is a link, which may lead out of the store, or no folder",
+            f"{'/'.join(way)} in the store is a link, which may lead out of it, or no folder",
             remedy="Find out who made it, and remove it.",
         ) from error
 
@@ -71,7 +70,7 @@ def create(folder: int, name: str, data: bytes) -> bool:
     return True
 
 
-def take(source: Path, folder: int, name: str, *, link: bool) -> None:
+def link_or_copy(source: Path, folder: int, name: str, *, link: bool) -> None:
     """Have a file under a new name, read-only: by a second name of the same file, or as a copy. It is on the disk then."""
     if link:
         os.link(source, name, dst_dir_fd=folder)

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -78,7 +78,7 @@ class LocalStore:
                 for entry in manifest.content.files:
                     *above, name = PurePosixPath(entry.path).parts
                     with beneath.opened(versions, arriving, "files", *above) as target:
-                        beneath.take(folder / entry.path, target, name, link=link)
+                        beneath.link_or_copy(folder / entry.path, target, name, link=link)
                 if not link:
                     require_intact(manifest, check(place.parent / arriving / "files", manifest.content.files))
                 with locked(Path(".lock"), folder=versions):
@@ -175,8 +175,7 @@ class LocalStore:
         return Document(key, data, _etag(data))
 
     def create(self, key: str, data: bytes) -> bool:
-        *above, name = self._document(key).relative_to(self.root / "documents").parts
-        with beneath.opened(self.root / "documents", *above) as folder:
+        with self._beside(key) as (folder, name):
             return beneath.create(folder, name, sealed(data, key=key))
 
     def replace(self, key: str, data: bytes, *, etag: str | None) -> bool:
@@ -184,8 +183,7 @@ class LocalStore:
             now = self.read(key)
             if (now.etag if now else None) != etag:
                 return False
-            *above, name = self._document(key).relative_to(self.root / "documents").parts
-            with beneath.opened(self.root / "documents", *above) as folder:
+            with self._beside(key) as (folder, name):
                 beneath.write(folder, name, sealed(data, key=key))
             return True
 
@@ -212,6 +210,13 @@ class LocalStore:
 
     def _place(self, manifest: Manifest) -> Path:
         return self.root / "artifacts" / manifest.content.kind / manifest.provenance.name / manifest.version
+
+    @contextmanager
+    def _beside(self, key: str) -> Iterator[tuple[int, str]]:
+        """Open the folder of a document for writing; yields it and the document's name there."""
+        *above, name = self._document(key).relative_to(self.root / "documents").parts
+        with beneath.opened(self.root / "documents", *above) as folder:
+            yield folder, name
 
     def _document(self, key: str) -> Path:
         if key.startswith("/") or ".." in key.split("/"):
