@@ -24,11 +24,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from benchmarks.scratch import scratch
-from tasks.jobs.checkpoint import Saver, restore
-from tasks.jobs.checkpoint_choice import choose, identity
-from tasks.jobs.checkpoint_files import claim_attempt
+from tasks.config.training import TrainingConfig
+from tasks.jobs.checkpoint.choice import choose, identity
+from tasks.jobs.checkpoint.files import claim_attempt
+from tasks.jobs.checkpoint.snapshot import Saver, restore
 from tasks.jobs.training.pieces import piece_of
-from tasks.training_config import TrainingConfig
 
 WIDTH = 2048
 SAID = identity(TrainingConfig(steps=100), {})

@@ -73,9 +73,9 @@ def child(reference: Path, new: Path, tokenizer: Path | None) -> None:
     """Compare, and say how long it took once everything was imported."""
     import resource
 
-    from tasks.corpus.inputs import find_shards
-    from tasks.drift.corpora import Corpus, drift_of
-    from tasks.revalidation_config import DriftConfig
+    from tasks.config.revalidation import DriftConfig
+    from tasks.data.corpus.inputs import find_shards
+    from tasks.data.drift.corpora import Corpus, drift_of
 
     corpora = [Corpus(path.name, tuple(find_shards([path]))) for path in (reference, new)]
     with scratch() as folder:

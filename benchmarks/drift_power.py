@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.corpus.measures import Texts, content_hashes
-from tasks.drift.comparison import Side, compare
-from tasks.drift.features import Measured, measure, together
-from tasks.drift.sampling import HEAD, Drawn, earlier_copies
-from tasks.drift.vocabulary import Vocabulary, open_vocabulary
-from tasks.revalidation_config import DriftConfig
+from tasks.config.revalidation import DriftConfig
+from tasks.data.corpus.measures import Texts, content_hashes
+from tasks.data.drift.comparison import Side, compare
+from tasks.data.drift.features import Measured, measure, together
+from tasks.data.drift.sampling import HEAD, Drawn, earlier_copies
+from tasks.data.drift.vocabulary import Vocabulary, open_vocabulary
 
 WINDOW = 1000
 POOL = 12_000

@@ -90,7 +90,7 @@ def started(folder, times):
     os.environ.clear()
     os.environ.update({**kept, "HEADWAY_HOME": str(home), "PYTHONPATH": str(modules)})
     from deployments.platform import prefect_server, worker
-    from tasks import process
+    from tasks.common import process
 
     try:
         prefect_server.wait(prefect_server.prepare(home))

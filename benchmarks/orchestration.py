@@ -125,10 +125,10 @@ def headway_flow(folder: Path):
     from prefect import flow
 
     from tasks.artifacts import Dataset
-    from tasks.lifecycle import lifecycle
-    from tasks.serving_config import DeploymentConfig
-    from tasks.stage import stage
-    from tasks.workbench import publish
+    from tasks.config.serving import DeploymentConfig
+    from tasks.orchestration.run import lifecycle
+    from tasks.orchestration.stage import stage
+    from tasks.orchestration.stage_context import publish
 
     def body(value: str) -> Dataset:
         return publish(write(folder / "ours", value.replace(" ", "-"), 0), Dataset, name="bench")

@@ -86,7 +86,7 @@ def figures(found: list[tuple[int, float]], seconds: float) -> dict[str, float]:
 
 def memory(pid: int) -> float:
     """Resident memory of a process and all below it, in MB."""
-    from tasks.process import descendants
+    from tasks.common.process import descendants
 
     pages = [int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in (pid, *descendants(pid))]
     return sum(pages) * os.sysconf("SC_PAGE_SIZE") / 1e6

@@ -23,11 +23,11 @@ from typing import Any
 
 import yaml
 
+from tasks.hardware.machine import Machine
 from tasks.hardware.machines import machine_of_gpu
 from tasks.planning import counts, steps
 from tasks.planning.case import Network
 from tasks.planning.constants import DEFAULT, Constants
-from tasks.planning.machine import Machine
 from tasks.planning.prediction import Division, StepTime
 
 CASES = Path(__file__).with_name("planning_cases.yaml")

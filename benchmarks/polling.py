@@ -69,9 +69,9 @@ def scheduler(stand: Path) -> Path:
 
 def polled(folder: Path, stand: Path, jobs: int, seconds: float) -> dict[str, float]:
     """The poller alone: `states` for all jobs, every `poll_seconds`."""
-    from tasks.cluster_config import ClusterConfig
     from tasks.compute import open_backend
     from tasks.compute.polling import Poller
+    from tasks.config.cluster import ClusterConfig
 
     names = [f"headway-queued-{number:012x}-1" for number in range(jobs)]
     lines = (f"{500_000 + number}|{name}|PENDING|Priority|0|0|(null)|\n" for number, name in enumerate(names))
@@ -107,12 +107,12 @@ def measured(stand: Path, seconds: float) -> dict[str, float]:
 
 def supervised(folder: Path, jobs: int) -> tuple[set, threading.Event]:
     """Start so many supervisors; who is queued, and what ends them all."""
-    from tasks.cluster_config import ClusterConfig
+    from tasks.common.errors import Cancelled
     from tasks.compute import open_backend
     from tasks.compute.job import Job
     from tasks.compute.supervisor import run
     from tasks.compute.watching import Watch
-    from tasks.errors import Cancelled
+    from tasks.config.cluster import ClusterConfig
     from tasks.registry.journal import StoreJournal
     from tasks.storage import open_store
 

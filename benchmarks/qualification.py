@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import load_sku
 from tasks.jobs.qualify.plans import Answer, Outcome, Plan, Standard, Step, collectives_plan, pairs_plan
 from tasks.jobs.qualify.schedule import Group
 from tasks.jobs.qualify.steps import GRACE_SECONDS
 from tasks.jobs.qualify.sweeps import sweeping
-from tasks.qualification_config import BenchmarkConfig
 
 SIZES = (8, 64, 512)
 SKU = "nd96isr_h100_v5"

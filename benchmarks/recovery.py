@@ -28,10 +28,10 @@ from typing import Any
 from benchmarks.scratch import scratch
 from benchmarks.training import write_tokens
 from deployments.cli.configuration import load
-from tasks import process
-from tasks.cluster_config import ClusterConfig
+from tasks.common import process
 from tasks.compute.job import Job
 from tasks.compute.local import LocalBackend
+from tasks.config.cluster import ClusterConfig
 from tasks.planning.goodput import goodput
 
 VICTIMS = ("rank", "ranks", "launcher", "agent")
@@ -45,7 +45,7 @@ BEFORE = {"step": 0, "attempt": 0}
 PATIENCE_SECONDS = 300
 SLOW = """
 import sys, time
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 from tasks.jobs.train import run
 from tasks.jobs.training.torch_engine import TorchEngine
 plain = TorchEngine.clip

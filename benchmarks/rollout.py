@@ -107,9 +107,9 @@ def way_back(folder, times):
     from endpoint_stand import Clients
     from tiny_model import export_tiny, files_of
 
-    from tasks.endpoints import open_endpoint
-    from tasks.process import read_json
-    from tasks.serving_config import DeploymentConfig
+    from tasks.common.process import read_json
+    from tasks.config.serving import DeploymentConfig
+    from tasks.serving import open_endpoint
 
     folder.mkdir(parents=True)
     model, endpoint = export_tiny(folder), open_endpoint(folder, "bench")

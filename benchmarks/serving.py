@@ -107,7 +107,7 @@ def make_checkpoint(folder: Path) -> Path:
 def export(checkpoint: Path, folder: Path, kind: str) -> Path:
     """A folder as the endpoint serves it; its golden answer is its own, for speed is what is asked for here."""
     from tasks.jobs.exporting.graph import build
-    from tasks.jobs.generation import Generation
+    from tasks.jobs.serving.generation import Generation
 
     folder.mkdir()
     build(checkpoint, folder, precision=kind)

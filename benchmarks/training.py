@@ -24,15 +24,15 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.scratch import scratch
+from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter, open_tokens
-from tasks.jobs.data import TRAIN, Shares
-from tasks.jobs.data_sources import open_source
-from tasks.jobs.network import build_network
-from tasks.jobs.runtime import Rank, main
+from tasks.jobs.data.samples import TRAIN, Shares
+from tasks.jobs.data.sources import open_source
+from tasks.jobs.node.runtime import Rank, main
 from tasks.jobs.train import Training, run
+from tasks.jobs.training.network import build_network
 from tasks.jobs.training.parallel import repeatable
 from tasks.jobs.training.schedule import learning_rate
-from tasks.training_config import ExecutionConfig, NetworkConfig, TrainingConfig
 
 VOCABULARY = 4096
 WARMUP = 3

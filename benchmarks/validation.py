@@ -72,9 +72,9 @@ def measure(inputs: list[Path], settings: dict) -> dict:
 
 def child(inputs: list[Path], settings: dict) -> None:
     """Profile the inputs, and say how long it took once everything was imported."""
-    from tasks.corpus import secrets
-    from tasks.corpus.profile import profile
-    from tasks.data_config import ValidationConfig
+    from tasks.config.data import ValidationConfig
+    from tasks.data.corpus import secrets
+    from tasks.data.corpus.profile import profile
 
     secrets.load()
     with scratch() as folder:

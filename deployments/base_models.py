@@ -17,13 +17,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.errors import Missing
+from tasks.common.errors import Missing
+from tasks.data.tokenizing.tokenizer import OpenedTokenizer, open_tokenizer
 from tasks.formats.model_folder import INDEX, ModelFolder, open_model_folder
 from tasks.registry.publishing import publish, publish_for_signing
-from tasks.registry.signatures import require_signer, sign
+from tasks.security.signatures import require_signer, sign
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import Store
-from tasks.tokenizing.tokenizer import OpenedTokenizer, open_tokenizer
 
 TOKENIZER_FILES = (
     "tokenizer.json",

@@ -15,8 +15,8 @@ import yaml
 from deployments.bridge import routes
 from deployments.cli.configuration import SHIPPED, changed, load
 from deployments.settings import PlatformConfig, ScheduleConfig
-from tasks.config import BackupConfig, QualifyConfig, RetrainConfig, RevalidateConfig, ValidateConfig, WatchConfig
-from tasks.settings import Settings, digest
+from tasks.config.base import Settings, digest
+from tasks.config.flows import BackupConfig, QualifyConfig, RetrainConfig, RevalidateConfig, ValidateConfig, WatchConfig
 
 POOL = "headway"
 OURS = "headway-"

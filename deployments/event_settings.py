@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
-from tasks.access_config import EntraConfig
+from tasks.config.access import EntraConfig
+from tasks.config.base import Name, Positive, Settings
 from tasks.events.event import EventName
-from tasks.settings import Name, Positive, Settings
 from tasks.storage.settings import Identity
 
 

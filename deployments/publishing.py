@@ -1,6 +1,6 @@
 """Files become a dataset version: packed, published, with where each shard came from and whose signatures are beside it.
 
-The core of `headway dataset publish` and of the bridge. Who may, is asked by them; packing is tasks/corpus/packing.py.
+The core of `headway dataset publish` and of the bridge. Who may, is asked by them; packing is tasks/data/corpus/packing.py.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.admission import covers
-from tasks.corpus.packing import Packed, pack
-from tasks.lifecycle import code_version
-from tasks.registry.audit import actor
+from tasks.data.admission import covers
+from tasks.data.corpus.packing import Packed, pack
+from tasks.orchestration.run import code_version
 from tasks.registry.publishing import publish
+from tasks.security.audit import actor
 from tasks.signing.bundle import SIGNATURES
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import Store
@@ -65,7 +65,7 @@ def make_dataset(
 def keep_signatures(store: Store, manifest: Manifest, bundles: list[bytes]) -> int:
     """Put signatures beside a dataset, and those that earlier versions have for the same shards; how many there are now.
 
-    What they are worth is decided when somebody asks for a signer: tasks/admission.py.
+    What they are worth is decided when somebody asks for a signer: tasks/data/admission.py.
     """
     found = [bundle.decode() for bundle in bundles]
     for version in store.manifests("dataset", manifest.provenance.name):

@@ -36,7 +36,7 @@ from prefect.workers.process import ProcessWorker
 from deployments.catalogue import OURS, POOL, Deployment, Schedule
 from deployments.platform import prefect_server
 from deployments.watch.flow_runs import KEPT, flow_runs, untried
-from tasks.errors import Unknown
+from tasks.common.errors import Unknown
 
 Change = Callable[[], Any]
 

@@ -1,7 +1,7 @@
 """Settings of the platform: what is deployed, when it runs, who is told, what is watched. One YAML file, every part optional.
 
 `headway up --config FILE` checks it and keeps a copy as `.headway/platform.yaml`, which later starts use. What one run does is
-tasks/config.py.
+tasks/config/flows.py.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from zoneinfo import available_timezones
 from pydantic import Field, field_validator
 
 from deployments.event_settings import EventsConfig
-from tasks.errors import Missing
-from tasks.settings import Positive, Settings
+from tasks.common.errors import Missing
+from tasks.config.base import Positive, Settings
 
 RANDOM = re.compile(r"[HR]($|[(/])", re.IGNORECASE)
 """A field that stands for times by chance: what Prefect does not take (a bare one), or draws anew at every look."""

@@ -64,5 +64,5 @@ USER 10001:10001
 WORKDIR /home/headway
 # A node's image serves nothing: healthy is one whose jobs can be imported.
 HEALTHCHECK --interval=60s --timeout=30s --start-period=30s --retries=3 \
-    CMD ["python", "-c", "import tasks.jobs.runtime"]
+    CMD ["python", "-c", "import tasks.jobs.node.runtime"]
 CMD ["python", "-m", "torch.utils.collect_env"]

@@ -16,11 +16,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from qualification_material import SKU, sample  # noqa: E402
 
+from tasks.config.qualification import BenchmarkConfig  # noqa: E402
 from tasks.qualification.judge import judge  # noqa: E402
 from tasks.qualification.measured import Measurement  # noqa: E402
 from tasks.qualification.remaining import remaining  # noqa: E402
-from tasks.qualification_config import BenchmarkConfig  # noqa: E402
-from tasks.report.qualification import write_qualification  # noqa: E402
+from tasks.report.qualification.report import write_qualification  # noqa: E402
 
 MACHINES, SIZE = 64, (1200, 1800)
 PICTURE = ROOT / "docs" / "images" / "qualification.png"

@@ -22,20 +22,20 @@ import typer
 from pydantic import BaseModel
 
 from deployments.cli.main import app
-from tasks import errors
+from tasks.common import errors
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = Path(__file__).with_name("surface.json")
 PRODUCT = ("flows", "tasks", "deployments")
 SCHEMAS = (
     "deployments.settings:PlatformConfig",
-    "tasks.config:BackupConfig",
-    "tasks.config:RetrainConfig",
+    "tasks.config.flows:BackupConfig",
+    "tasks.config.flows:RetrainConfig",
     "tasks.compute.job:Job",
-    "tasks.jobs.checkpoint_files:Manifest",
-    "tasks.registry.policy:Policy",
+    "tasks.jobs.checkpoint.files:Manifest",
+    "tasks.security.policy:Policy",
     "tasks.registry.records:Record",
-    "tasks.registry.trust:TrustFile",
+    "tasks.security.trust:TrustFile",
     "tasks.storage.manifest:Manifest",
     "tasks.storage.settings:Stores",
 )

@@ -14,19 +14,19 @@ from flows.inputs import resolve
 from flows.prefect_run import config_of_deployment
 from flows.revalidated import evidence_of
 from tasks.artifacts import Plan
-from tasks.config import RetrainConfig
-from tasks.continuing import ContinueFrom
-from tasks.errors import HeadwayError
+from tasks.common.errors import HeadwayError
+from tasks.config.base import canonical_json, digest
+from tasks.config.continue_from import ContinueFrom
+from tasks.config.flows import RetrainConfig
 from tasks.events.batches import events_of
 from tasks.events.ledger import Ledger
-from tasks.lifecycle import Lifecycle, current
-from tasks.prefect_notes import number, table
+from tasks.orchestration.prefect_artifacts import number, table
+from tasks.orchestration.run import Lifecycle, current
 from tasks.registry.changes import flat
 from tasks.registry.revalidations import revalidations
 from tasks.report.data import duration, short
-from tasks.report.evidence import FILE as PAGE
-from tasks.report.evidence import evidence_markdown
-from tasks.settings import canonical_json, digest
+from tasks.report.revalidation.report import FILE as PAGE
+from tasks.report.revalidation.report import evidence_markdown
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """A person's approval, once for all flows: the run pauses with a form, reminds, and expires. See docs/approval.md.
 
-How Prefect shows the form is flows/pause.py, who may approve is tasks/registry/policy.py. An approval is kept, so it is asked for
+How Prefect shows the form is flows/pause.py, who may approve is tasks/security/policy.py. An approval is kept, so it is asked for
 once: a run that is resumed, retried or started again goes on with it while it counts (tasks/registry/approvals.py). While a run
 waits without a process its question lies in its folder; deployments/watch/waiting.py reminds of it, and ends the time to answer.
 """
@@ -19,15 +19,15 @@ from pydantic import Field, ValidationError
 from flows.pause import Form, NeverAnswered, Pause, withdraw
 from flows.prefect_run import starters
 from tasks.artifacts import Value, parse_ref
-from tasks.config import ApprovalConfig
-from tasks.errors import GateFailed, Refused, Suspended
-from tasks.lifecycle import Lifecycle, current
-from tasks.prefect_notes import Away, ask
+from tasks.common.errors import GateFailed, Refused, Suspended
+from tasks.config.base import digest
+from tasks.config.flows import ApprovalConfig
+from tasks.orchestration.prefect_artifacts import Away, ask
+from tasks.orchestration.run import Lifecycle, current
+from tasks.orchestration.run_log import read_question, write_question
 from tasks.registry.approvals import Approval, Asked, keep, spend, standing, token_of, words
-from tasks.registry.audit import acting, audit, audited, by_somebody
-from tasks.registry.policy import Right, authorise, load_policy
-from tasks.runlog import read_question, write_question
-from tasks.settings import digest
+from tasks.security.audit import acting, audit, audited, by_somebody
+from tasks.security.policy import Right, authorise, load_policy
 
 KEY_DIGITS = 32
 """Of sha256: so many that nobody finds two questions with the same key, where they choose what both ask."""

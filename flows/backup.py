@@ -9,12 +9,12 @@ from prefect import flow, task
 
 from flows.inputs import configured
 from flows.prefect_run import named, setting, started_by
-from tasks.config import BackupConfig
-from tasks.errors import IntegrityError
-from tasks.prefect_notes import hand_in, new_artifact, number, table
+from tasks.common.errors import IntegrityError
+from tasks.config.base import home
+from tasks.config.flows import BackupConfig
+from tasks.orchestration.prefect_artifacts import hand_in, new_artifact, number, table
 from tasks.registry.backup.backup import back_up
 from tasks.registry.backup.drill import drill
-from tasks.settings import home
 from tasks.storage import open_named, open_store
 
 

@@ -7,11 +7,11 @@ See docs/fine-tuning.md.
 from __future__ import annotations
 
 from tasks.artifacts import Checkpoint, Tokenizer, parse_ref
-from tasks.config import RetrainConfig
-from tasks.data_config import PreprocessingConfig
-from tasks.errors import IntegrityError, Unknown
+from tasks.common.errors import IntegrityError, Unknown
+from tasks.config.data import PreprocessingConfig
+from tasks.config.flows import RetrainConfig
 from tasks.formats.model_folder import require_positions
-from tasks.lifecycle import pinned
+from tasks.orchestration.run import pinned
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from prefect.runtime import flow_run as runtime
 
 from tasks.artifacts import parse_ref
-from tasks.errors import Unknown
+from tasks.common.errors import Unknown
+from tasks.config.base import home
 from tasks.events.ledger import Ledger
-from tasks.settings import home
 from tasks.storage import open_store
 from tasks.storage.store import find
 

@@ -12,11 +12,11 @@ from flows import words
 from flows.evaluated import tell_comparison
 from flows.qualified import tell_qualification
 from tasks.artifacts import Endpoint
-from tasks.errors import HeadwayError
-from tasks.lifecycle import Lifecycle, code_version
+from tasks.common.errors import HeadwayError
 from tasks.lineage.links import run_page
-from tasks.outcomes import interrupted
-from tasks.prefect_notes import flush, hand_in, new_artifact
+from tasks.orchestration.observers import interrupted
+from tasks.orchestration.prefect_artifacts import flush, hand_in, new_artifact
+from tasks.orchestration.run import Lifecycle, code_version
 from tasks.report.gather import utc, write_report
 
 PATIENCE_SECONDS = 60.0

@@ -1,7 +1,8 @@
 """A run that begins with another run's checkpoint: which one, what differs, whether somebody may want that, and the audit entry.
 
-What may differ at all is tasks/continuing.py; the job takes the checkpoint over by itself (tasks/jobs/origins.py, which is called
-here, too, as a program: it alone can verify one). See docs/training.md, "Go on from another run".
+What may differ at all is tasks/config/continue_from.py; the job takes the checkpoint over by itself
+(tasks/jobs/checkpoint/origins.py, which is called here, too, as a program: it alone can verify one). See docs/training.md, "Go
+on from another run".
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import Artifact, Checkpoint, Pending, Tokens, parse_ref
+from tasks.common.errors import IntegrityError, Unknown
 from tasks.compute.job import Job
 from tasks.compute.jobs_book import find_job, job_of
-from tasks.config import RetrainConfig
-from tasks.continuing import (
+from tasks.config.base import Settings, digest, has_policy
+from tasks.config.continue_from import (
     TOKENS,
     ContinueFrom,
     Difference,
@@ -30,12 +32,11 @@ from tasks.continuing import (
     position,
     tokens_until,
 )
-from tasks.errors import IntegrityError, Unknown
-from tasks.lifecycle import Lifecycle, current
-from tasks.registry.audit import audit
+from tasks.config.flows import RetrainConfig
+from tasks.orchestration.run import Lifecycle, current
 from tasks.registry.journal import StoreJournal
-from tasks.registry.policy import require
-from tasks.settings import Settings, digest, has_policy
+from tasks.security.audit import audit
+from tasks.security.policy import require
 from tasks.storage import open_folder
 from tasks.storage.store import Store, find
 
@@ -216,7 +217,7 @@ def _keep(seen: _Seen, name: str) -> None:
 
 def _origins(job: Job, root: Path, *words: object) -> str:
     """What the program says, which alone can read checkpoints."""
-    argv = [sys.executable, "-m", "tasks.jobs.origins", str(root), *map(str, words)]
+    argv = [sys.executable, "-m", "tasks.jobs.checkpoint.origins", str(root), *map(str, words)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         raise IntegrityError(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from flows.base import tokenizer_given
 from flows.inputs import accepted_before, datasets, resolve
 from tasks.artifacts import Tokenizer, Tokens, Validation, unqualified
-from tasks.cluster_config import ClusterConfig
-from tasks.data_config import PreprocessingConfig, ValidationConfig
-from tasks.lifecycle import current
+from tasks.config.cluster import ClusterConfig
+from tasks.config.data import PreprocessingConfig, ValidationConfig
+from tasks.orchestration.run import current
 from tasks.preprocess import preprocess
 from tasks.validate import validate
 

@@ -1,6 +1,6 @@
 """What an evaluation is given beside the checkpoint and its tokens, and what people see of champion against challenger.
 
-What is measured is tasks/evaluate.py; the picture is tasks/report/evaluation_pictures.py.
+What is measured is tasks/evaluate.py; the picture is tasks/report/evaluation/pictures.py.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 from flows.inputs import datasets
 from tasks.artifacts import Dataset, Tokens
-from tasks.evaluation_config import EvaluationConfig
-from tasks.lifecycle import Lifecycle
-from tasks.prefect_notes import hand_in, new_artifact
+from tasks.config.evaluation import EvaluationConfig
+from tasks.orchestration.prefect_artifacts import hand_in, new_artifact
+from tasks.orchestration.run import Lifecycle
 
 
 def read_by_suites(config: EvaluationConfig) -> tuple[Dataset, ...]:
@@ -30,8 +30,8 @@ def tell_comparison(run: Lifecycle) -> None:
     told = run.results.get("comparison")
     if not told:
         return
-    from tasks.report.evaluation_pictures import draw_comparison  # matplotlib takes a second
-    from tasks.report.evaluation_words import comparison_markdown
+    from tasks.report.evaluation.messages import comparison_markdown
+    from tasks.report.evaluation.pictures import draw_comparison  # matplotlib takes a second
 
     spool = run.need_spool()
     picture = draw_comparison(run.home / "reports" / (run.run or run.flow)[:8], told)

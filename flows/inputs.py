@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from flows.prefect_run import config_of_deployment
 from tasks.artifacts import Check, Dataset, Validation, parse_ref
-from tasks.errors import Unknown
-from tasks.lifecycle import current, pinned
-from tasks.settings import Settings
+from tasks.common.errors import Unknown
+from tasks.config.base import Settings
+from tasks.orchestration.run import current, pinned
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find
 

@@ -1,7 +1,7 @@
 """The other corpora of a run that trains on a mixture: the tokens artifacts that `training.mixture` names beside its own.
 
-How samples are drawn of them is tasks/jobs/data_sources.py, which also refuses tokens of another tokenizer; near duplicates
-across the split are tasks/jobs/data_crossing.py's. See docs/training.md, "Data".
+How samples are drawn of them is tasks/jobs/data/sources.py, which also refuses tokens of another tokenizer; near duplicates
+across the split are tasks/jobs/data/crossing.py's. See docs/training.md, "Data".
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.artifacts import Checkpoint, Tokens, parse_ref
-from tasks.lifecycle import pinned
+from tasks.config.training import TrainingConfig
+from tasks.orchestration.run import pinned
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store
-from tasks.training_config import TrainingConfig
 
 
 def others(dataset: str, config: TrainingConfig) -> dict[str, str]:

@@ -28,10 +28,10 @@ from prefect.runtime import flow_run as runtime
 from prefect.states import Paused, Suspended
 from pydantic import Field, SecretStr
 
-from tasks.errors import Cancelled
-from tasks.errors import Suspended as Waits
-from tasks.prefect_notes import Away, Request, ask, hand_in, log
-from tasks.runlog import drop_question
+from tasks.common.errors import Cancelled
+from tasks.common.errors import Suspended as Waits
+from tasks.orchestration.prefect_artifacts import Away, Request, ask, hand_in, log
+from tasks.orchestration.run_log import drop_question
 
 AWAY_SECONDS = 2.0
 """Between two tries to reach Prefect's server."""
@@ -68,7 +68,7 @@ class Pause:
     def turn(self, text: str, expires: float) -> Form | None:
         """Look once: take the answer, or show the form. None while there is none.
 
-        Raises Cancelled; NeverAnswered after `expires`; tasks.errors.Suspended where the run is to wait without a process.
+        Raises Cancelled; NeverAnswered after `expires`; tasks.common.errors.Suspended where the run is to wait without a process.
         """
         try:
             return self._turn(text, expires)

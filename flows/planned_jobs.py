@@ -1,7 +1,7 @@
 """The job of each stage of a retraining, as a value: what would be submitted, without a server and without submitting it.
 
 Found by a dry run of the chain (flows/retrain.py): inputs that are recorded are the real ones, what is not made yet is a
-placeholder and is named. What a job is made of is tasks/programs.py.
+placeholder and is named. What a job is made of is tasks/orchestration/job_spec.py.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from flows.retrain import STAGES, chain
 from tasks import benchmark, evaluate, export, preprocess, train, validate
 from tasks import plan as plan_stage
 from tasks.artifacts import Artifact, Checkpoint, Cluster, Dataset, Tokenizer, Tokens, parse_ref, unqualified
+from tasks.common.errors import Unknown
 from tasks.compute.job import Job
-from tasks.config import RetrainConfig
-from tasks.errors import Unknown
-from tasks.lifecycle import lifecycle
-from tasks.outcast import machines
-from tasks.outcomes import Outcome
-from tasks.programs import Program, job_of
+from tasks.config.base import has_policy, home
+from tasks.config.flows import RetrainConfig
+from tasks.orchestration.job_spec import Program, job_of
+from tasks.orchestration.node_exclusion import machines
+from tasks.orchestration.observers import Outcome
+from tasks.orchestration.run import lifecycle
 from tasks.registry import records
-from tasks.settings import has_policy, home
 from tasks.storage.store import Store, find
 
 A = TypeVar("A", bound=Artifact)

@@ -22,14 +22,14 @@ from prefect.states import AwaitingRetry, Cancelled
 
 from flows.cause import covered_elsewhere
 from flows.pause import withdraw
-from tasks import process
-from tasks.errors import Suspended
-from tasks.prefect_notes import Away, ask
-from tasks.registry import audit_chain
-from tasks.registry.audit import Actor, acting, actor, entries, noted
-from tasks.registry.policy import Right, require
-from tasks.runlog import read_question, read_run
-from tasks.settings import home
+from tasks.common import process
+from tasks.common.errors import Suspended
+from tasks.config.base import home
+from tasks.orchestration.prefect_artifacts import Away, ask
+from tasks.orchestration.run_log import read_question, read_run
+from tasks.security import audit_chain
+from tasks.security.audit import Actor, acting, actor, entries, noted
+from tasks.security.policy import Right, require
 from tasks.storage.store import Store
 
 ASK_EVERY_SECONDS = 3.0

@@ -1,6 +1,7 @@
 """Shows in Prefect's page how far a stage is: one progress artifact a stage that lasts, moved every two seconds at most.
 
-An observer (tasks/outcomes.py) that every flow hands to its lifecycle. Prefect's server may be away: then the bar stands still.
+An observer (tasks/orchestration/observers.py) that every flow hands to its lifecycle. Prefect's server may be away: then the bar
+stands still.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import Any
 
 from prefect.logging import get_run_logger
 
+from tasks.common.redaction import redact
 from tasks.compute.watching import OUT_OF_THE_ORDINARY
-from tasks.outcomes import Outcome, Unobserved
-from tasks.prefect_notes import Away, Request, ask, hand_in, new_artifact
-from tasks.redaction import redact
+from tasks.orchestration.observers import Outcome, Unobserved
+from tasks.orchestration.prefect_artifacts import Away, Request, ask, hand_in, new_artifact
 
 FIRST_AFTER_SECONDS = 2.0
 EVERY_SECONDS = 2.0

@@ -1,6 +1,6 @@
 """A qualification for people: its page beside the run in MLflow, the same in short in Prefect's page of the flow run.
 
-Both for a qualification that was made now and for one that still holds. The page itself is tasks/report/qualification.py.
+Both for a qualification that was made now and for one that still holds. The page itself is tasks/report/qualification/report.py.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import json
 from pathlib import Path
 
 from tasks.artifacts import parse_ref
-from tasks.errors import HeadwayError
-from tasks.lifecycle import Lifecycle
-from tasks.prefect_notes import hand_in, new_artifact
-from tasks.report.qualification import FILE, qualification_markdown
+from tasks.common.errors import HeadwayError
+from tasks.orchestration.prefect_artifacts import hand_in, new_artifact
+from tasks.orchestration.run import Lifecycle
+from tasks.report.qualification.report import FILE, qualification_markdown
 from tasks.storage.store import Store, find
 
 STAGE = "benchmark"

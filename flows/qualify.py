@@ -10,8 +10,8 @@ from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
 from tasks.artifacts import Qualification
 from tasks.benchmark import benchmark
-from tasks.config import QualifyConfig
-from tasks.lifecycle import lifecycle
+from tasks.config.flows import QualifyConfig
+from tasks.orchestration.run import lifecycle
 from tasks.registry.qualifications import told
 
 STAGES = ("benchmark",)

@@ -1,7 +1,7 @@
 """The whole lifecycle, one call a stage: from a dataset to a served model.
 
-Each stage is a file of tasks/ with the same name (next: tasks/train.py). How a stage is recorded and reused is tasks/stage.py;
-who starts this flow is deployments/ (`headway retrain`).
+Each stage is a file of tasks/ with the same name (next: tasks/train.py). How a stage is recorded and reused is
+tasks/orchestration/stage.py; who starts this flow is deployments/ (`headway retrain`).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
 from tasks.artifacts import Cluster, Endpoint, Evaluation, Model, Pending, Tokens, as_configured
 from tasks.benchmark import benchmark
-from tasks.config import RetrainConfig
-from tasks.continuing import ContinueFrom
+from tasks.config.continue_from import ContinueFrom
+from tasks.config.flows import RetrainConfig
 from tasks.deploy import deploy, samples, stands, terms
 from tasks.evaluate import champion_checkpoint, compare, evaluate
 from tasks.export import export
-from tasks.lifecycle import current, lifecycle
-from tasks.outcast import require_proof
+from tasks.orchestration.node_exclusion import require_proof
+from tasks.orchestration.promotion import challenge
+from tasks.orchestration.run import current, lifecycle
+from tasks.orchestration.stage import recorded
 from tasks.plan import plan
-from tasks.promotion import challenge
-from tasks.registry.audit import acting
 from tasks.registry.refs import place_of
-from tasks.stage import recorded
+from tasks.security.audit import acting
 from tasks.train import train
 
 StageName = Literal["validate", "preprocess", "benchmark", "plan", "train", "evaluate", "export", "deploy"]

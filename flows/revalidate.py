@@ -32,19 +32,19 @@ from tasks.artifacts import (
     parse_ref,
     unqualified,
 )
-from tasks.config import RevalidateConfig
-from tasks.errors import Unknown
+from tasks.common.errors import Unknown
+from tasks.config.flows import RevalidateConfig
+from tasks.config.revalidation import ServiceConfig
 from tasks.evaluate import evaluate
-from tasks.integrity import integrity
-from tasks.lifecycle import Lifecycle, lifecycle
 from tasks.measure_drift import measure_drift
+from tasks.orchestration.run import Lifecycle, lifecycle
+from tasks.registry.model_integrity import serving
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import answers_judged, champions, degraded_in_a_row, documents_looked_at, learnt_from
-from tasks.registry.tampering import serving
-from tasks.revalidation import Found, Part, verdict
-from tasks.revalidation_config import ServiceConfig
-from tasks.service_outputs import anomalies
+from tasks.revalidate import Found, Part, verdict
+from tasks.serving.monitor.anomalies import anomalies
 from tasks.storage.store import Store, find
+from tasks.verify_integrity import integrity
 
 GRAVEST = ("anomaly", "none", "insufficient")
 """Of several endpoints, whose answers are told of."""

@@ -13,11 +13,11 @@ from typing import Any
 from tasks.artifacts import Evaluation, Revalidation, parse_ref
 from tasks.events.event import Event, EventName
 from tasks.events.ledger import Ledger
-from tasks.lifecycle import Lifecycle
+from tasks.orchestration.run import Lifecycle
 from tasks.registry.revalidations import note_revalidation
-from tasks.report.evidence import FILE as PAGE
-from tasks.report.evidence import evidence_markdown
-from tasks.revalidation import FILE
+from tasks.report.revalidation.report import FILE as PAGE
+from tasks.report.revalidation.report import evidence_markdown
+from tasks.revalidate import FILE
 from tasks.storage.store import Store, find
 
 SOURCE = "headway/revalidate"

@@ -12,8 +12,8 @@ from flows.inputs import configured
 from flows.prefect_run import cancelled, flow_run, named, setting, started_by
 from flows.progress import PrefectProgress
 from tasks.artifacts import Validation, parse_ref
-from tasks.config import ValidateConfig
-from tasks.lifecycle import Lifecycle, lifecycle
+from tasks.config.flows import ValidateConfig
+from tasks.orchestration.run import Lifecycle, lifecycle
 from tasks.storage.store import find
 
 STAGES = ("validate",)

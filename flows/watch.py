@@ -10,11 +10,11 @@ from prefect import flow, task
 
 from flows.inputs import configured
 from flows.prefect_run import named, setting, started_by
-from tasks.answer_watch import Seen, brief, history, look
-from tasks.config import WatchConfig
-from tasks.endpoints.known import known_endpoints, require_known
-from tasks.prefect_notes import hand_in, new_artifact, number, table
-from tasks.settings import home
+from tasks.config.base import home
+from tasks.config.flows import WatchConfig
+from tasks.orchestration.prefect_artifacts import hand_in, new_artifact, number, table
+from tasks.serving.known import known_endpoints, require_known
+from tasks.serving.monitor.watch import Seen, brief, history, look
 
 
 def _name() -> str:

@@ -1,16 +1,16 @@
 """What people read in Prefect's page of a whole run, in Markdown: the report in short, and what an approver should know.
 
-A stage's own note is tasks/prefect_notes.py; the whole report, with its figures, is tasks/report/.
+A stage's own note is tasks/orchestration/prefect_artifacts.py; the whole report, with its figures, is tasks/report/.
 """
 
 from __future__ import annotations
 
 from tasks.artifacts import Endpoint, Evaluation, Model
-from tasks.lifecycle import Lifecycle
-from tasks.prefect_notes import number, table
+from tasks.config.serving import DeploymentConfig
+from tasks.orchestration.prefect_artifacts import number, table
+from tasks.orchestration.run import Lifecycle
 from tasks.registry.changes import flat
 from tasks.report.data import duration, short
-from tasks.serving_config import DeploymentConfig
 
 SHOWN = {
     "validate": ("documents", "bytes", "quarantined", "warnings"),

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.cluster_config import ClusterConfig
-from tasks.errors import GateFailed
-from tasks.qualification_names import Verdict
+from tasks.common.errors import GateFailed
+from tasks.common.names import Verdict
+from tasks.config.cluster import ClusterConfig
 
 KINDS = (
     "dataset",
@@ -87,7 +87,7 @@ class Model(Artifact):
 
 
 class Drift(Artifact):
-    """New data against reference data: `drift.json` (tasks/drift), with a verdict, and no gate."""
+    """New data against reference data: `drift.json` (tasks/data/drift), with a verdict, and no gate."""
 
     KIND = "drift"
 
@@ -267,7 +267,7 @@ class Plan(Gate):
 
 
 class Revalidation(Gate):
-    """The verdict on a champion against updated data; its page is tasks/report/evidence.py."""
+    """The verdict on a champion against updated data; its page is tasks/report/revalidation/report.py."""
 
     KIND = "revalidation"
     STAGE = "verdict"

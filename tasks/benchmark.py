@@ -2,7 +2,7 @@
 
 The measuring is done by the program tasks/jobs/benchmark.py; what hardware must show is data in tasks/hardware, and the
 verdict is tasks/qualification. A baseline is never written by the run that it judges. What is done with machines that failed is
-tasks/outcast.py. See docs/qualification.md.
+tasks/orchestration/node_exclusion.py. See docs/qualification.md.
 """
 
 from __future__ import annotations
@@ -17,28 +17,36 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import Cluster, Qualification
-from tasks.cluster_config import ClusterConfig
+from tasks.common.errors import JobFailed
 from tasks.compute.marks import read_mark
 from tasks.compute.usable import usable_nodes
-from tasks.errors import JobFailed
+from tasks.config.base import digest, home
+from tasks.config.cluster import ClusterConfig
+from tasks.config.qualification import BenchmarkConfig
+from tasks.config.training import TrainingConfig
 from tasks.hardware.sku import Sku, load_sku
-from tasks.lifecycle import current
-from tasks.outcast import Outcast, act_on, left_of, machines, needed_nodes, require_possible, subject_of
-from tasks.programs import Program
+from tasks.orchestration.job_spec import Program
+from tasks.orchestration.node_exclusion import (
+    Outcast,
+    act_on,
+    left_of,
+    machines,
+    needed_nodes,
+    require_possible,
+    subject_of,
+)
+from tasks.orchestration.run import current
+from tasks.orchestration.stage import stage
+from tasks.orchestration.stage_context import at_work, intended_nodes, publish, run_again, run_job, scratch
 from tasks.qualification.gate import gate_checks, usable
 from tasks.qualification.history import Past
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement, Sweep, read_measurement
 from tasks.qualification.remaining import Remaining
 from tasks.qualification.verdicts import ClusterVerdict
-from tasks.qualification_config import BenchmarkConfig
 from tasks.registry.qualifications import PAGE, past, stored
 from tasks.registry.records import Record, age_hours
-from tasks.report.qualification import write_qualification
-from tasks.settings import digest, home
-from tasks.stage import stage
-from tasks.training_config import TrainingConfig
-from tasks.workbench import at_work, intended_nodes, publish, run_again, run_job, scratch
+from tasks.report.qualification.report import write_qualification
 
 ROUNDS = 3
 """Most often that what is left is measured again by itself; each time some machine was left out."""

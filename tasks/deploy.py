@@ -1,6 +1,6 @@
 """Model -> Endpoint: verified, started beside the one in service, proven by golden prompts, then given the traffic in steps.
 
-How a model takes the traffic is tasks/endpoints/rollout.py; what a server runs is tasks/jobs/serve.py. The stage reconciles: it
+How a model takes the traffic is tasks/serving/rollout.py; what a server runs is tasks/jobs/serve.py. The stage reconciles: it
 is done when the endpoint serves the wanted model, and does nothing then. See docs/rollout.md.
 """
 
@@ -13,18 +13,25 @@ from functools import partial
 from typing import Any
 
 from tasks.artifacts import Endpoint, Model
-from tasks.endpoints.client import Sampling
-from tasks.endpoints.known import ask, endpoint_of, known_endpoints, require_accepted, served_model
-from tasks.errors import Missing
+from tasks.common.errors import Missing
+from tasks.common.process import locked
+from tasks.config.base import config_digest, home
+from tasks.config.serving import DeploymentConfig, ExportConfig
 from tasks.formats.onnx_data import require_data_beside
-from tasks.process import locked
-from tasks.promotion import crown, logged, require_right, require_same_champion, require_signed, why_untrusted
+from tasks.orchestration.promotion import (
+    crown,
+    logged,
+    require_right,
+    require_same_champion,
+    require_signed,
+    why_untrusted,
+)
+from tasks.orchestration.stage import stage
+from tasks.orchestration.stage_context import fetch, home_folder, manifest_of, note
 from tasks.registry.refs import read_ref
-from tasks.serving_config import DeploymentConfig, ExportConfig
-from tasks.settings import config_digest, home
-from tasks.stage import stage
+from tasks.serving.client import Sampling
+from tasks.serving.known import ask, endpoint_of, known_endpoints, require_accepted, served_model
 from tasks.storage.store import Store
-from tasks.workbench import fetch, home_folder, manifest_of, note
 
 log = logging.getLogger("headway.deploy")
 SAMPLES = 3

@@ -22,21 +22,21 @@ from tasks.artifacts import (
     parse_ref,
     require_checks,
 )
-from tasks.comparison.against import against, in_words
-from tasks.comparison.rules import relative_check, rule_checks
-from tasks.comparison.sides import Side
-from tasks.errors import IntegrityError
-from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
+from tasks.common.errors import IntegrityError
+from tasks.config.evaluation import ComparisonConfig, EvaluationConfig
+from tasks.data.tokenizing.tokenizer import open_tokenizer
+from tasks.evaluation.comparison_against import against, in_words
+from tasks.evaluation.comparison_rules import relative_check, rule_checks
+from tasks.evaluation.comparison_sides import Side
+from tasks.evaluation.performance_compared import bigram_checks
 from tasks.formats.model_folder import declared_context
-from tasks.lifecycle import current
-from tasks.performance.compared import bigram_checks
-from tasks.programs import Program
+from tasks.orchestration.job_spec import Program
+from tasks.orchestration.run import current
+from tasks.orchestration.stage import stage
+from tasks.orchestration.stage_context import fetch, publish, run_job
 from tasks.registry.records import Record
 from tasks.registry.refs import made_from
-from tasks.stage import stage
 from tasks.storage.store import find
-from tasks.tokenizing.tokenizer import open_tokenizer
-from tasks.workbench import fetch, publish, run_job
 
 LONGEST = 1024
 """Tokens that a model is given at once, where neither its training nor its settings say how many it takes."""

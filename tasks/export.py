@@ -1,6 +1,6 @@
 """Checkpoint, Tokens -> Model: ONNX with KV cache, proven against the checkpoint, with smaller variants; hashed and signed.
 
-The program is tasks/jobs/export.py; signatures are tasks/registry/signatures.py. A model that does not answer as the checkpoint
+The program is tasks/jobs/export.py; signatures are tasks/security/signatures.py. A model that does not answer as the checkpoint
 does is never published, and a checkpoint that nobody trusted signed is never exported. See docs/export.md.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 from math import isfinite, nan
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Model, Tokens, require_checks
+from tasks.config.serving import ExportConfig
 from tasks.formats.model_folder import declared_context
-from tasks.lifecycle import current
-from tasks.programs import Program
-from tasks.promotion import require_signed, require_signer, sign
+from tasks.orchestration.job_spec import Program
+from tasks.orchestration.promotion import require_signed, require_signer, sign
+from tasks.orchestration.run import current
+from tasks.orchestration.stage import stage
+from tasks.orchestration.stage_context import fetch, publish, run_job
 from tasks.registry.ancestry import walk
-from tasks.serving_config import ExportConfig
-from tasks.stage import stage
-from tasks.workbench import fetch, publish, run_job
 
 MOST_LOSS = 1e-3
 """Share of bits by which an fp32 model may differ from its checkpoint on held-out text: what float32 sums in another order."""

@@ -1,16 +1,16 @@
 """Dataset, Dataset -> Drift: whether new data is still what the reference was. It judges, and closes no gate.
 
-The work is done by the program tasks/jobs/drift.py with tasks/drift; what a verdict leads to is flows/revalidate.py. See
+The work is done by the program tasks/jobs/drift.py with tasks/data/drift; what a verdict leads to is flows/revalidate.py. See
 docs/drift.md.
 """
 
 from __future__ import annotations
 
 from tasks.artifacts import Artifact, Checkpoint, Cluster, Dataset, Drift, Tokenizer, Tokens
-from tasks.programs import Program
-from tasks.revalidation_config import DriftConfig
-from tasks.stage import stage
-from tasks.workbench import publish, run_job
+from tasks.config.revalidation import DriftConfig
+from tasks.orchestration.job_spec import Program
+from tasks.orchestration.stage import stage
+from tasks.orchestration.stage_context import publish, run_job
 
 
 @stage(version=1, name="drift")

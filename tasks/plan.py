@@ -12,12 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Plan, Tokens
-from tasks.case_of_config import division_of
+from tasks.config.base import config_digest
+from tasks.config.planning import PlanningConfig
+from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.model_folder import open_model_folder, shape_of
-from tasks.gpu_plan import GpuPlan, plan_on_gpus
+from tasks.orchestration.stage import stage
+from tasks.orchestration.stage_context import fetch, free_disk_bytes, home_folder, noted, publish, scratch
+from tasks.planning.case_of_config import division_of
 from tasks.planning.checkpointing import RESTART_SECONDS, Recovery, Saving, expected_goodput
 from tasks.planning.correction import correction, kind_of, measured_on
 from tasks.planning.failures import job_seconds
+from tasks.planning.gpu_plan import GpuPlan, plan_on_gpus
 from tasks.planning.interval import corrected_every_steps
 from tasks.planning.size import (
     activation_bytes,
@@ -28,14 +33,9 @@ from tasks.planning.size import (
     parameter_count,
     training_memory_bytes,
 )
+from tasks.planning.spending import Use, cost_of, cost_per_hour, known_cost, plain, taken_away
+from tasks.planning.spending import checks as spending_checks
 from tasks.planning.steptime import step_seconds
-from tasks.planning_config import PlanningConfig
-from tasks.settings import config_digest
-from tasks.spending import Use, cost_of, cost_per_hour, known_cost, plain, taken_away
-from tasks.spending import checks as spending_checks
-from tasks.stage import stage
-from tasks.training_config import ExecutionConfig, TrainingConfig
-from tasks.workbench import fetch, free_disk_bytes, home_folder, noted, publish, scratch
 
 WRITE_BYTES_PER_SECOND = 200e6
 """What a plain disk takes with fsync and sha256 (measured: 512 MiB in 2.0 to 2.6 s)."""

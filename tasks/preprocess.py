@@ -1,16 +1,16 @@
 """Dataset -> Tokens: Megatron's `.bin/.idx` for the train and held-out splits, and the tokenizer that made them.
 
-The work is done by the program tasks/jobs/preprocess.py with the engine of tasks/tokenizing; the file format is
+The work is done by the program tasks/jobs/preprocess.py with the engine of tasks/data/tokenizing; the file format is
 tasks/formats/mmididx.py.
 """
 
 from __future__ import annotations
 
 from tasks.artifacts import Cluster, Dataset, Tokenizer, Tokens, Validation
-from tasks.data_config import PreprocessingConfig
-from tasks.programs import Program
-from tasks.stage import stage
-from tasks.workbench import publish, run_job
+from tasks.config.data import PreprocessingConfig
+from tasks.orchestration.job_spec import Program
+from tasks.orchestration.stage import stage
+from tasks.orchestration.stage_context import publish, run_job
 
 
 @stage(version=2)

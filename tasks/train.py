@@ -1,7 +1,7 @@
 """Tokens -> Checkpoint: the training run, as one job.
 
-The loop is the program tasks/jobs/train.py; what keeps it alive is tasks/compute (next: tasks/compute/slurm.py). It resumes from
-its newest verified checkpoint, whatever was killed.
+The loop is the program tasks/jobs/train.py; what keeps it alive is tasks/compute (next: tasks/compute/slurm/backend.py). It
+resumes from its newest verified checkpoint, whatever was killed.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import Artifact, Checkpoint, Cluster, Plan, Tokens
-from tasks.case_of_config import division_of
-from tasks.continuing import Origin, TakeOver
+from tasks.config.continue_from import Origin, TakeOver
+from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.ds_config import ds_config
+from tasks.orchestration.job_spec import Program
+from tasks.orchestration.promotion import require_signed, require_signer, sign
+from tasks.orchestration.stage import stage
+from tasks.orchestration.stage_context import attach, note, publish, run_job
+from tasks.planning.case_of_config import division_of
 from tasks.planning.correction import kind_of, measured, measured_on
-from tasks.programs import Program
-from tasks.promotion import require_signed, require_signer, sign
-from tasks.stage import stage
-from tasks.training_config import ExecutionConfig, TrainingConfig
-from tasks.workbench import attach, note, publish, run_job
 
 log = logging.getLogger("headway.train")
 
@@ -105,7 +105,7 @@ def program(
     continue_from: dict[str, Any] | None = None,
 ) -> Program:
     """What trains; `limits` are its `saving`, `peak` is what MFU is measured against, `continue_from` which checkpoint of another
-    run it takes over (tasks/jobs/origins.py)."""
+    run it takes over (tasks/jobs/checkpoint/origins.py)."""
     inputs: dict[str, Artifact] = {"tokens": tokens, **({"base": base} if base else {})}
     inputs |= {f"tokens-{other.name}": other for other in mixed}
     settings = {
@@ -154,7 +154,7 @@ def saving(
 
 def _show(job: Path, log: Path) -> None:
     """A picture of the training, and its profile where one was made, beside the stage's run in MLflow."""
-    from tasks.report.training_pictures import draw_training  # matplotlib takes a second
+    from tasks.report.training.pictures import draw_training  # matplotlib takes a second
 
     draw_training(job, log)
     for folder in ("pictures", "profile"):

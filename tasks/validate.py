@@ -2,7 +2,8 @@
 
 The program tasks/jobs/profile.py streams the corpus once into a profile of one row a document; the suite runs on the profile,
 in batches. Documents that break a rule go to the quarantine, and what is left is a new version of the dataset. How they are
-found and written: tasks/corpus/; distances: tasks/drift/histograms.py; who may bring data: tasks/admission.py. See docs/data.md.
+found and written: tasks/data/corpus/; distances: tasks/data/drift/histograms.py; who may bring data: tasks/data/admission.py.
+See docs/data.md.
 
 `validation.json`: documents, unreadable, characters, bytes, tokens (estimated), duplicates, near, contaminated, heldout,
 lengths{edges, counts}, classes{name: share}, passed, checks[{name, measured, limit, passed, warned, count, samples, remedy}],
@@ -25,20 +26,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks import expected
-from tasks.admission import refused
 from tasks.artifacts import Artifact, Check, Cluster, Dataset, Quarantine, Validation
-from tasks.corpus.profiled import PARTNERS, Columns, Profile
-from tasks.corpus.quarantine import BORDER, samples_of, write
-from tasks.corpus.rewriting import rewrite
-from tasks.data_config import ValidationConfig
-from tasks.drift.histograms import drifts, outliers
-from tasks.expected import INSUFFICIENT, SAMPLES, DocumentRule, Figure
-from tasks.programs import Program
+from tasks.config.data import ValidationConfig
+from tasks.data import expectations
+from tasks.data.admission import refused
+from tasks.data.corpus.profiled import PARTNERS, Columns, Profile
+from tasks.data.corpus.quarantine import BORDER, samples_of, write
+from tasks.data.corpus.rewriting import rewrite
+from tasks.data.drift.histograms import drifts, outliers
+from tasks.data.expectations import INSUFFICIENT, SAMPLES, DocumentRule, Figure
+from tasks.data.verdict import Bits, Judged, mask_of, shares, verdict
+from tasks.orchestration.job_spec import Program
+from tasks.orchestration.stage import stage
+from tasks.orchestration.stage_context import attachment, fetch, manifest_of, publish, run_job, scratch
 from tasks.signing.bundle import SIGNATURES
-from tasks.stage import stage
-from tasks.verdict import Bits, Judged, mask_of, shares, verdict
-from tasks.workbench import attachment, fetch, manifest_of, publish, run_job, scratch
 
 TIMES = ("seconds", "speed")
 """What columns.json says of its making, not of the corpus."""
@@ -79,7 +80,7 @@ def validate(
 
 def judge(profile: Profile, config: ValidationConfig, *, before: Columns | None, strange: Mapping[str, str]) -> Judged:
     """Run the suite on a profile: one check an expectation. Two bytes a document are held, and one batch of rows."""
-    rules = expected.document_rules(config, benchmarks=bool(profile.benchmarks))
+    rules = expectations.document_rules(config, benchmarks=bool(profile.benchmarks))
     bits = examine(profile, rules)
     gone = bits & mask_of(rules, config.quarantine) != 0
     fewest = config.min_drift_documents
@@ -87,14 +88,14 @@ def judge(profile: Profile, config: ValidationConfig, *, before: Columns | None,
     apart = outliers(profile.shards, fewest=fewest)
     left = profile.documents - int(gone.sum())
     figures = [
-        *expected.of_size(config, documents=profile.documents, left=left, tokens=profile.columns["tokens"]),
+        *expectations.of_size(config, documents=profile.documents, left=left, tokens=profile.columns["tokens"]),
         _unreadable(profile, config),
         *_documents(profile, rules, bits),
         *([_border(profile, gone)] if profile.split else []),
-        *expected.of_classes(config, shares(profile.columns["classes"])),
-        expected.of_shards(config, apart),
-        *expected.of_drift(config, drift),
-        expected.of_admission(strange),
+        *expectations.of_classes(config, shares(profile.columns["classes"])),
+        expectations.of_shards(config, apart),
+        *expectations.of_drift(config, drift),
+        expectations.of_admission(strange),
     ]
     checks = tuple(_check(f, kept, f.name in config.only_warn) for f, kept in zip(figures, hold(figures), strict=True))
     return Judged(profile, checks, rules, bits, config.quarantine, drift, apart, strange)
@@ -179,13 +180,13 @@ def _documents(profile: Profile, rules: Sequence[DocumentRule], bits: Bits) -> l
     """The share of documents that break each rule, with the first few."""
     broken = {rule.name: np.flatnonzero(bits >> number & 1) for number, rule in enumerate(rules)}
     told = samples_of(profile, {name: rows[:SAMPLES].tolist() for name, rows in broken.items()})
-    return [expected.of_rule(r, len(broken[r.name]), profile.documents, told[r.name]) for r in rules]
+    return [expectations.of_rule(r, len(broken[r.name]), profile.documents, told[r.name]) for r in rules]
 
 
 def _unreadable(profile: Profile, config: ValidationConfig) -> Figure:
     first = islice(profile.unreadable(), SAMPLES)
     samples = tuple(f"{profile.names[found['shard']]}:{found['line']}: {found['reason']}" for found in first)
-    return expected.of_unreadable(config, int(profile.columns["unreadable"]), profile.documents, samples)
+    return expectations.of_unreadable(config, int(profile.columns["unreadable"]), profile.documents, samples)
 
 
 def _border(profile: Profile, gone: NDArray[np.bool_]) -> Figure:
@@ -201,7 +202,7 @@ def _border(profile: Profile, gone: NDArray[np.bool_]) -> Figure:
         crosses = (partners >= 0) & (heldout[rows] != heldout[partners])
         count, left = count + int(crosses.sum()), left + int((crosses & ~gone[rows] & ~gone[partners]).sum())
         found += rows[crosses][: SAMPLES - len(found)].tolist()
-    return expected.of_border(count, left, samples_of(profile, {BORDER: found})[BORDER])
+    return expectations.of_border(count, left, samples_of(profile, {BORDER: found})[BORDER])
 
 
 def program(

@@ -8,9 +8,9 @@ import json
 from functools import partial
 from pathlib import Path
 
-from tasks.azureml_door import use_files
-from tasks.endpoints import open_endpoint
-from tasks.serving_config import DeploymentConfig
+from tasks.azure.arm_client import use_files
+from tasks.config.serving import DeploymentConfig
+from tasks.serving import open_endpoint
 from tasks.storage import open_files
 
 GOLDEN = {"prompts": [{"prompt": "def ", "completion": "f(x):", "tokens": [1, 2, 3]}]}

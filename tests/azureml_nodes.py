@@ -15,7 +15,7 @@ from typing import Any
 from azure.storage.blob import BlobServiceClient
 from azurite import ACCOUNT, Endpoint, dying_with_us
 
-from tasks.process import descendants
+from tasks.common.process import descendants
 
 HOST = f"https://{ACCOUNT}.blob.core.windows.net/"
 

@@ -19,10 +19,10 @@ from azureml_service import TOKEN, AzureMlService, serving
 from azurite import ACCOUNT
 from waiting import limit
 
-from tasks.cluster_config import ClusterConfig
 from tasks.compute import open_backend
-from tasks.compute.azureml import AzureMlBackend
+from tasks.compute.azureml.backend import AzureMlBackend
 from tasks.compute.job import Job, JobState
+from tasks.config.cluster import ClusterConfig
 from tasks.storage import open_files
 
 SECRET = "HEADWAY_TEST_CONNECTION"

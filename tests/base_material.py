@@ -32,7 +32,7 @@ def make_base(folder, *, shards=False):
 
 def write_tokens_of(base, folder, *, documents=60):
     """Pieces of a text in the base's own tokens, with the files of its tokenizer as preprocessing writes them."""
-    from tasks.tokenizing.tokenizer import load, open_tokenizer
+    from tasks.data.tokenizing.tokenizer import load, open_tokenizer
 
     opened = open_tokenizer(base)
     words, eod = load(opened.rules), opened.require_eod()

@@ -12,8 +12,8 @@ from pathlib import Path
 from waiting import limit
 
 from tasks.hardware.sku import load_sku
+from tasks.jobs.node.runtime import Rank
 from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.runtime import Rank
 from tasks.qualification.measured import read_measurement
 
 ROOT = Path(__file__).parents[1]

@@ -46,13 +46,13 @@ def make_batch(home, name, subject, *, object_="", dataset="", deployment="retra
 
 def main(arguments):
     from deployments.platform import prefect_server
-    from tasks.settings import home
+    from tasks.config.base import home
 
     prefect_server.wait(prefect_server.prepare(home()))
     import importlib
 
     from deployments.catalogue import parameters
-    from tasks.registry.audit import acting
+    from tasks.security.audit import acting
 
     flow = getattr(importlib.import_module(f"flows.{arguments['flow']}"), arguments["flow"])
     told = parameters(arguments["flow"], "tiny", arguments["dataset"], tuple(arguments["set"]))

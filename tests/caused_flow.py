@@ -11,7 +11,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 from flows.cause import covered_elsewhere
 from flows.prefect_run import started_by
-from tasks.registry.audit import actor
+from tasks.security.audit import actor
 
 
 def count(folder, what, cause, dataset):

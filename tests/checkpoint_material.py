@@ -2,10 +2,10 @@
 
 import torch
 
-from tasks.jobs.checkpoint import Saver
-from tasks.jobs.checkpoint_choice import identity
+from tasks.config.training import TrainingConfig
+from tasks.jobs.checkpoint.choice import identity
+from tasks.jobs.checkpoint.snapshot import Saver
 from tasks.jobs.training.optimizer import build_optimizer
-from tasks.training_config import TrainingConfig
 
 CONFIG = TrainingConfig(steps=100)
 IDENTITY = identity(CONFIG, {"tokens.json": "0" * 64})

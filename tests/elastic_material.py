@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from tasks.cluster_config import ElasticConfig
 from tasks.compute.job import Job
+from tasks.config.cluster import ElasticConfig
+from tasks.config.training import NetworkConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter
-from tasks.training_config import NetworkConfig, TrainingConfig
 
 EVERY = 25
 
@@ -72,8 +72,8 @@ def expected(tokens: Path, config: TrainingConfig) -> list[tuple[int, int, int]]
     """The same of a run that nothing disturbs, computed from the tokens alone."""
     import torch
 
-    from tasks.jobs.data import Batch, open_samples
-    from tasks.jobs.elastic import fingerprint
+    from tasks.jobs.data.samples import Batch, open_samples
+    from tasks.jobs.node.elastic import fingerprint
 
     samples, size = open_samples(tokens, config), config.global_batch_size
     batches = [torch.from_numpy(samples.batch(step * size, size)) for step in range(config.steps)]

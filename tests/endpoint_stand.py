@@ -11,12 +11,12 @@ from pathlib import Path
 import plain_server
 from waiting import until
 
-from tasks import process
-from tasks.endpoints.client import ready_state
-from tasks.endpoints.gateway import Gateway
-from tasks.endpoints.journal import Journal
-from tasks.endpoints.local_rollout import LocalTraffic
-from tasks.endpoints.servers import free_port, servers_of
+from tasks.common import process
+from tasks.serving.client import ready_state
+from tasks.serving.gateway import Gateway
+from tasks.serving.journal import Journal
+from tasks.serving.local.rollout import LocalTraffic
+from tasks.serving.servers import free_port, servers_of
 
 BLUE, GREEN = "model/tiny@blue", "model/tiny@green"
 
@@ -67,7 +67,7 @@ class Clients:
 
 
 class Endpoint:
-    """A folder of an endpoint, as tasks/endpoints/local.py keeps it."""
+    """A folder of an endpoint, as tasks/serving/local/endpoint.py keeps it."""
 
     def __init__(self, folder: Path):
         self.folder = folder

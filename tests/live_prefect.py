@@ -28,8 +28,8 @@ from deployments import registration
 from deployments.catalogue import POOL
 from deployments.platform import prefect_server, worker
 from deployments.watch.flow_runs import flow_runs
-from tasks import process
-from tasks.runlog import RunLog, note_stopped
+from tasks.common import process
+from tasks.orchestration.run_log import RunLog, note_stopped
 
 FLOW = """
 import os, time
@@ -39,8 +39,8 @@ from types import SimpleNamespace
 from prefect import flow, task
 from prefect.runtime import flow_run
 from flows.prefect_run import started_by
-from tasks.runlog import RunLog
-from tasks.settings import home
+from tasks.orchestration.run_log import RunLog
+from tasks.config.base import home
 
 
 @task(name="nap")

@@ -5,13 +5,13 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from tasks.config.qualification import BenchmarkConfig
+from tasks.config.training import TrainingConfig
 from tasks.hardware import sku as hardware
+from tasks.jobs.node.runtime import Rank
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine
-from tasks.jobs.runtime import Rank
 from tasks.qualification.measured import RankReport
-from tasks.qualification_config import BenchmarkConfig
-from tasks.training_config import TrainingConfig
 
 TOOLS = Path(__file__).with_name("fake_gpu_tools.py")
 UPTIME = 90000.0

@@ -3,10 +3,10 @@
 import datetime
 import itertools
 
+from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Sku
 from tasks.qualification.measured import Measurement, Probe, RankReport, Row, Sweep
 from tasks.qualification.verdicts import ClusterVerdict
-from tasks.qualification_config import BenchmarkConfig
 
 SOURCES = {"page": {"what": "a vendor's page", "date": datetime.date(2026, 11, 21)}}
 GPU = Sku.model_validate(

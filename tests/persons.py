@@ -9,7 +9,7 @@ def policy_of(home, tmp_path, *persons):
     """A role policy with these persons and their rights; returns its path and their tokens."""
     path, tokens = tmp_path / "policy.yaml", {}
     code = (
-        "import json, sys; from pathlib import Path; from tasks.registry.policy import add_person\n"
+        "import json, sys; from pathlib import Path; from tasks.security.policy import add_person\n"
         "print(json.dumps({n: add_person(Path(sys.argv[1]), n, tuple(m)) for n, m in json.loads(sys.argv[2])}))"
     )
     environment = home.environment() | {"HEADWAY_POLICY": str(path)}

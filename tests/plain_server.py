@@ -17,10 +17,10 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tasks import process
-from tasks.access_config import LOOPBACK
-from tasks.endpoints.routes import GONE, LOADING, TRAFFIC, WANTED
-from tasks.process import read_json, write_json
+from tasks.common import process
+from tasks.common.process import read_json, write_json
+from tasks.config.access import LOOPBACK
+from tasks.serving.protocol.routes import GONE, LOADING, TRAFFIC, WANTED
 
 PIECES = 4
 MARKS = {"gone": [GONE], "loading": [LOADING], "mute": []}

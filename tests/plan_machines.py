@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.planning.machine import Machine
+from tasks.hardware.machine import Machine
 
 GIB = 1 << 30
 

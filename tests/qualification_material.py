@@ -9,10 +9,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from tasks.common.names import COLLECTIVES
 from tasks.hardware.sku import Sku
 from tasks.qualification.measured import Measurement, Probe, RankReport, Row, Sweep, TrainingPoint
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, Reason
-from tasks.qualification_names import COLLECTIVES
 
 GPUS = 8
 SIZES = tuple(2**power for power in range(10, 34))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from waiting import limit
 
-from tasks.process import descendants, die_with_parent, process_started
+from tasks.common.process import descendants, die_with_parent, process_started
 
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",

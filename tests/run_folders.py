@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks import process
+from tasks.common import process
 from tasks.compute.job import Job, write_folder
-from tasks.outcomes import Outcome
-from tasks.runlog import RunLog
+from tasks.orchestration.observers import Outcome
+from tasks.orchestration.run_log import RunLog
 
 ROOT = Path(__file__).parents[1]
 

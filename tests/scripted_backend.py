@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.common.errors import Missing
+from tasks.common.process import write_json
 from tasks.compute.job import Job, JobState, Rendered, write_folder
-from tasks.errors import Missing
-from tasks.process import write_json
 
 Play = Callable[[Job, Path, int], JobState]
 RUNNING = JobState(state="running")

@@ -10,14 +10,14 @@ from typing import Any
 from slurm_stand import SlurmStand
 from waiting import limit
 
-from tasks.cluster_config import ClusterConfig
 from tasks.compute.job import Job, JobState
 from tasks.compute.nodes import ended_state
-from tasks.compute.slurm import SlurmBackend
+from tasks.compute.slurm.backend import SlurmBackend
+from tasks.config.cluster import ClusterConfig
 
 PROGRAM = """
 import os, signal, sys, time
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 
 asked = []
 

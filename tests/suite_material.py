@@ -4,11 +4,11 @@ import numpy as np
 import tiny_model
 from tokenizers import Tokenizer
 
-from tasks.evaluation_config import EvaluationConfig
+from tasks.config.evaluation import EvaluationConfig
 from tasks.jobs.evaluation.heldout import Encoded, Heldout
 from tasks.jobs.evaluation.loading import load_model
 from tasks.jobs.evaluation.suites import Bench
-from tasks.jobs.runtime import Rank
+from tasks.jobs.node.runtime import Rank
 
 EOD = 0
 

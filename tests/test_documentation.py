@@ -18,7 +18,7 @@ import typer.main
 
 from deployments.cli.main import app
 from deployments.cli.output import exit_code
-from tasks import errors
+from tasks.common import errors
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from waiting import limit
 
-from tasks.process import locked
+from tasks.common.process import locked
 from tasks.storage.manifest import describe
 
 PROMPTS = ["def ", "import ", "class ", "for i in range(", "return self."]

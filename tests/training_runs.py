@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tasks.config.training import NetworkConfig, SafetyConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter
-from tasks.jobs.checkpoint_files import manifests
-from tasks.training_config import NetworkConfig, SafetyConfig, TrainingConfig
+from tasks.jobs.checkpoint.files import manifests
 
 ROOT = Path(__file__).parents[1]
 STEPS, EVERY = 40, 4
@@ -30,7 +30,7 @@ SERVER = """
 import json, os, sys
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what libraries print is no answer
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 from tasks.jobs.train import run
 import tasks.jobs.training.torch_engine
 for line in sys.stdin:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from waiting import limit, until
 
-from tasks.cluster_config import WatchConfig
+from tasks.common.process import descendants, read_json
 from tasks.compute.job import Job
 from tasks.compute.nodes import node_command, node_environment, write_nodes
-from tasks.process import descendants, read_json
+from tasks.config.cluster import WatchConfig
 
 TORCHRUN = """
 import os, signal, subprocess, sys, time

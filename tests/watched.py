@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from answers import answers, every
 
-from tasks import process
-from tasks.endpoints.local import outputs_of
+from tasks.common import process
+from tasks.common.process import write_json
 from tasks.events.ledger import Ledger
 from tasks.formats.answers import Label, line
-from tasks.process import write_json
+from tasks.serving.local.endpoint import outputs_of
 
 MODEL = "model/tiny@" + "1" * 64
 

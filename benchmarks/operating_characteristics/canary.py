@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.operating_characteristics import Line
-from tasks.endpoints.journal import Journal
-from tasks.endpoints.judge import MOST_OLD, Seen
-from tasks.endpoints.rollout import roll_out
-from tasks.errors import GateFailed
-from tasks.serving_config import RolloutConfig
+from tasks.common.errors import GateFailed
+from tasks.config.serving import RolloutConfig
+from tasks.serving.journal import Journal
+from tasks.serving.protocol.judge import MOST_OLD, Seen
+from tasks.serving.rollout import roll_out
 
 SEED = 20
 RATES = (0.1, 0.5, 5.0, 200.0)

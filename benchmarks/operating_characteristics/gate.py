@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.operating_characteristics import Line
-from tasks.comparison.rules import relative_check
-from tasks.comparison.sides import Side
-from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
+from tasks.config.evaluation import ComparisonConfig, EvaluationConfig
+from tasks.evaluation.comparison_rules import relative_check
+from tasks.evaluation.comparison_sides import Side
 from tasks.report.seeds import noise as estimated
 
 SEED = 20

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.operating_characteristics import Line
-from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
-from tasks.performance.compared import loss_status
-from tasks.performance.loss import Measured, loss_since
-from tasks.revalidation_config import PerformanceConfig
+from tasks.config.evaluation import ComparisonConfig, EvaluationConfig
+from tasks.config.revalidation import PerformanceConfig
+from tasks.evaluation.performance_compared import loss_status
+from tasks.evaluation.performance_loss import Measured, loss_since
 
 SEED = 20
 CONFIG, LIMITS, DRAWN = PerformanceConfig(), ComparisonConfig(), EvaluationConfig()

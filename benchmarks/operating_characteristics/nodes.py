@@ -16,6 +16,8 @@ from typing import NamedTuple
 from scipy import stats
 
 from benchmarks.operating_characteristics import Line
+from tasks.common.names import Collective
+from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Sku
 from tasks.jobs.qualify.plans import Answer, Found, Outcome, Plan, Standard, Step, collectives_plan, pairs_plan
 from tasks.jobs.qualify.schedule import Group
@@ -23,8 +25,6 @@ from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement, RankReport, Row, Sweep
 from tasks.qualification.peers import Rate, against_peers
 from tasks.qualification.verdicts import ClusterVerdict
-from tasks.qualification_config import BenchmarkConfig
-from tasks.qualification_names import Collective
 
 BARE = Sku(name="simulated", vendor="nvidia", sources={})
 """Hardware of which nothing is known: only peers judge."""

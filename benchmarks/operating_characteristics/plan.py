@@ -16,14 +16,14 @@ import numpy as np
 
 from benchmarks.operating_characteristics import Line
 from tasks.artifacts import Cluster
-from tasks.cluster_config import ClusterConfig
-from tasks.gpu_plan import plan_on_gpus
+from tasks.config.cluster import ClusterConfig
+from tasks.config.planning import PlanningConfig
+from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.hardware.machines import machine_of_sku
 from tasks.plan import reckon
 from tasks.planning.checkpoint_plan import plan_checkpoints
 from tasks.planning.checkpointing import RESTART_SECONDS, Recovery, Saving, chosen_interval
-from tasks.planning_config import PlanningConfig
-from tasks.training_config import ExecutionConfig, NetworkConfig, TrainingConfig
+from tasks.planning.gpu_plan import plan_on_gpus
 
 SEED = 20
 DAY = 86_400.0

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.operating_characteristics import Line
-from tasks.answer_watch import Followed, next_followed
-from tasks.answering.accuracy import accuracy_column
-from tasks.answering.reading import ended
+from tasks.config.revalidation import ServiceConfig
 from tasks.formats.answers import Answer, Label
-from tasks.revalidation_config import ServiceConfig
-from tasks.service_outputs import compare
+from tasks.serving.monitor.accuracy import accuracy_column
+from tasks.serving.monitor.anomalies import compare
+from tasks.serving.monitor.reading import ended
+from tasks.serving.monitor.watch import Followed, next_followed
 
 CONFIG = ServiceConfig()
 SEED = 20

@@ -21,8 +21,8 @@ from typing import Any
 from deployments.duties import Duty, take
 from deployments.event_settings import EventsConfig
 from deployments.platform import bridge, prefect_server, up
+from tasks.common.redaction import clean_logs
 from tasks.events.ledger import Ledger
-from tasks.redaction import clean_logs
 
 EVERY_SECONDS = 1.0
 

@@ -15,11 +15,11 @@ from deployments.bridge.folders import UNFINISHED, Changed, look, place_of
 from deployments.bridge.stores import published, read_change
 from deployments.event_settings import ContainerConfig, EventsConfig, FolderConfig
 from deployments.publishing import make_dataset
-from tasks.errors import HeadwayError
+from tasks.common.errors import HeadwayError
+from tasks.common.redaction import redact
 from tasks.events.ledger import Ledger
-from tasks.redaction import redact
-from tasks.registry.audit import acting
-from tasks.registry.policy import require
+from tasks.security.audit import acting
+from tasks.security.policy import require
 from tasks.storage import open_store
 from tasks.storage.history import published_as
 from tasks.storage.manifest import Manifest

@@ -20,7 +20,7 @@ from deployments.bridge.clients import WORKERS, container_of
 from deployments.bridge.folders import Changed
 from deployments.bridge.objects import counts, strange
 from deployments.event_settings import ContainerConfig
-from tasks.process import read_json, write_json
+from tasks.common.process import read_json, write_json
 from tasks.storage.blob import faults
 from tasks.storage.blob.parallel import in_order
 from tasks.storage.cache import require_room
@@ -147,5 +147,5 @@ def _unfit(name: str, folders: set[str]) -> str:
 
 
 def _hidden(name: str) -> bool:
-    """What packing leaves out is not fetched: tasks/corpus/packing.py."""
+    """What packing leaves out is not fetched: tasks/data/corpus/packing.py."""
     return any(part.startswith(".") or part == "__pycache__" for part in name.split("/"))

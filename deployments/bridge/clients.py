@@ -15,7 +15,7 @@ from azure.storage.blob import ContainerClient
 from azure.storage.queue import QueueClient
 
 from deployments.event_settings import ContainerConfig, QueueConfig
-from tasks.errors import Missing
+from tasks.common.errors import Missing
 from tasks.storage.blob.credentials import access
 from tasks.storage.blob.retries import CONNECT_SECONDS, READ_SECONDS, Retries
 from tasks.storage.settings import Identity, StoreConfig

@@ -19,8 +19,8 @@ from deployments.bridge.prefect_events import due, forward, send
 from deployments.bridge.routes import Route, routes
 from deployments.event_settings import EventsConfig
 from deployments.platform import prefect_server
-from tasks import process
 from tasks.artifacts import parse_ref
+from tasks.common import process
 from tasks.events import batches
 from tasks.events.batches import Batch
 from tasks.events.ledger import Ledger

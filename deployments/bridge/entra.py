@@ -1,10 +1,10 @@
-"""Tokens of Microsoft Entra that Event Grid and others send events with; what makes one right is tasks/entra.py."""
+"""Tokens of Microsoft Entra that Event Grid and others send events with; what makes one right is tasks/azure/entra.py."""
 
 from __future__ import annotations
 
 from deployments.bridge.refusals import NotTaken, Unable
-from tasks import entra
-from tasks.access_config import EntraConfig
+from tasks.azure import entra
+from tasks.config.access import EntraConfig
 
 
 class Entra:

@@ -24,7 +24,7 @@ from prefect.exceptions import ObjectNotFound
 
 from deployments.catalogue import REFUSED
 from tasks.events.batches import Batch
-from tasks.runlog import read_run
+from tasks.orchestration.run_log import read_run
 
 CRASH_SECONDS = 120.0
 """Time in which the watch puts a run back that crashed, or that a limit cancelled (deployments/watch/dead_runs.py)."""

@@ -24,7 +24,7 @@ from deployments.bridge.objects import allowed
 from deployments.bridge.refusals import Notes, Unable
 from deployments.bridge.signatures import Signature, remember
 from deployments.event_settings import EventsConfig
-from tasks.errors import HeadwayError
+from tasks.common.errors import HeadwayError
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
 

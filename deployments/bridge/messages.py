@@ -18,9 +18,9 @@ from deployments.bridge.objects import NotAllowed as NotAllowed
 from deployments.bridge.objects import Places, read_again
 from deployments.event_settings import EventsConfig
 from tasks.artifacts import parse_ref
+from tasks.common.redaction import redact_value
+from tasks.config.base import canonical_json
 from tasks.events.event import NAMES, Channel, Event, EventName
-from tasks.redaction import redact_value
-from tasks.settings import canonical_json
 
 BLOB_CREATED = "Microsoft.Storage.BlobCreated"
 VALIDATION = "Microsoft.EventGrid.SubscriptionValidationEvent"

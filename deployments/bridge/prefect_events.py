@@ -16,9 +16,9 @@ from uuid import NAMESPACE_URL, uuid5
 
 import httpx
 
+from tasks.common.redaction import redact_value
 from tasks.events.batches import Batch, mark, set_mark
 from tasks.events.ledger import Ledger
-from tasks.redaction import redact_value
 
 FORWARDED = "forwarded"
 AT_ONCE = 50

@@ -22,10 +22,10 @@ from deployments.bridge.clients import WORKERS, queue_of
 from deployments.bridge.messages import BLOB_CREATED, NotAllowed, Told, read_events, to_event
 from deployments.bridge.objects import Places, list_many
 from deployments.event_settings import EventsConfig, QueueConfig
-from tasks.errors import HeadwayError, Missing
+from tasks.common.errors import HeadwayError, Missing
+from tasks.common.redaction import redact
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
-from tasks.redaction import redact
 from tasks.storage.blob import faults
 from tasks.storage.blob.parallel import in_order
 

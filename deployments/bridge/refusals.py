@@ -11,8 +11,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from tasks.common.redaction import redact
 from tasks.events.ledger import Ledger
-from tasks.redaction import redact
 
 NOTES_A_MINUTE = 20
 """Refusals that have a row of their own; those beyond are one row with their number. So a flood writes 30,000 rows a day."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from deployments.event_settings import EventsConfig, TriggerConfig
-from tasks.settings import digest
+from tasks.config.base import digest
 
 STARTABLE = ("retrain", "revalidate")
 """Flows that take a `cause`, so that the same batch of events never has two runs."""

@@ -12,9 +12,9 @@ import math
 from pathlib import Path
 
 from deployments.platform import bridge
+from tasks.common.process import read_json, write_text
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
-from tasks.process import read_json, write_text
 from tasks.storage import open_store
 from tasks.storage.history import Change
 from tasks.storage.store import Store

@@ -19,7 +19,7 @@ from deployments.bridge.refusals import Notes
 from deployments.bridge.senders import unset
 from deployments.event_settings import EventsConfig, WebhookConfig
 from deployments.platform.checks import choose_port
-from tasks import listening, process
+from tasks.common import http_server, process
 from tasks.events.ledger import Ledger
 
 READ_SECONDS = 10.0
@@ -78,7 +78,7 @@ def start(home: Path, config: EventsConfig, ledger: Ledger) -> Webhook | None:
 def _listen(config: WebhookConfig, last: int | None) -> socket.socket:
     port = choose_port(config.port, last)
     try:
-        return listening.listen(config.host, port, backlog=CONNECTIONS)
+        return http_server.listen(config.host, port, backlog=CONNECTIONS)
     except OSError as error:
         raise ValueError(f"webhook: {config.host}:{port} cannot be listened on: {error}") from error
 
@@ -92,7 +92,7 @@ def _server(answers: Answers, notes: Notes) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             answers,
-            http=listening.impatient(read_seconds=READ_SECONDS, connections=CONNECTIONS),
+            http=http_server.impatient(read_seconds=READ_SECONDS, connections=CONNECTIONS),
             ws="none",
             lifespan="off",
             loop="asyncio",

@@ -28,7 +28,7 @@ def approve(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """List what waits for an approval; with a question and --approve or --reject, answer. HEADWAY_TOKEN may hold the token."""
-    from tasks.settings import home
+    from tasks.config.base import home
 
     token = os.environ.pop("HEADWAY_TOKEN", "")
     waiting = _waiting(home())
@@ -52,7 +52,7 @@ def approve(
 
 def _waiting(home: Any) -> list[dict[str, Any]]:
     """Runs of this home that wait for an approval, with a process or without."""
-    from tasks.runlog import logged_runs
+    from tasks.orchestration.run_log import logged_runs
 
     found = []
     for run in logged_runs(home):
@@ -89,9 +89,9 @@ def _person(chosen: dict[str, Any], decision: str, reason: str, name: str, token
 
     Refused here already when the policy refuses; the run asks the policy once more. Raises Refused.
     """
-    from tasks.registry.audit import account
-    from tasks.registry.policy import authorise, load_policy
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.audit import account
+    from tasks.security.policy import authorise, load_policy
 
     policy = load_policy(home())
     if not policy.asks("approve") and not policy.asks(chosen["exercises"]):
@@ -108,8 +108,8 @@ def _answer(flow_run: str, answer: dict[str, str]) -> None:
     from uuid import UUID
 
     from deployments.platform import prefect_server
-    from tasks.errors import Missing
-    from tasks.settings import home
+    from tasks.common.errors import Missing
+    from tasks.config.base import home
 
     if not prefect_server.reachable(home()):
         raise Missing(

@@ -14,7 +14,7 @@ from deployments.cli.output import CommandError, say
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tasks.registry.audit_chain import Link
+    from tasks.security.audit_chain import Link
 
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 HASH = r"[0-9a-fA-F]{12,64}"
@@ -34,7 +34,7 @@ def audit_log(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """List the audit log, newest first: who did what, when, why; and who was refused."""
-    from tasks.settings import home
+    from tasks.config.base import home
 
     if head and not verify:
         raise ValueError("--head is for --verify: headway audit-log --verify --head HASH")
@@ -49,7 +49,7 @@ def audit_log(
 
 
 def _entries(home: Path, person: str, what: str, start: float, as_json: bool) -> None:
-    from tasks.registry.audit import entries
+    from tasks.security.audit import entries
     from tasks.storage import open_store
 
     found = [
@@ -64,7 +64,7 @@ def _entries(home: Path, person: str, what: str, start: float, as_json: bool) ->
 
 
 def _accesses(home: Path, person: str, what: str, start: float, as_json: bool) -> None:
-    from tasks.registry.access import accesses
+    from tasks.security.access import accesses
 
     found = [
         one
@@ -78,8 +78,8 @@ def _accesses(home: Path, person: str, what: str, start: float, as_json: bool) -
 
 def _verify(home: Path, head: str, as_json: bool) -> None:
     """Walk the chain; against the copy too, where there is one that answers. Raises IntegrityError in a CommandError."""
-    from tasks.errors import IntegrityError
-    from tasks.registry.audit_chain import check
+    from tasks.common.errors import IntegrityError
+    from tasks.security.audit_chain import check
     from tasks.storage import open_store
 
     if head and not re.fullmatch(HASH, head):
@@ -106,8 +106,8 @@ def _verify(home: Path, head: str, as_json: bool) -> None:
 
 def _newest_copied(home: Path) -> Link | None:
     """What the copy elsewhere has; None where there is none, or where it does not answer, which is said."""
-    from tasks.errors import Missing
-    from tasks.registry.audit_copy import copy_of, newest_copied
+    from tasks.common.errors import Missing
+    from tasks.security.audit_copy import copy_of, newest_copied
 
     try:
         lines = copy_of(home)

@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 
 from deployments.cli.doctor import Finding
-from tasks.cluster_config import ClusterConfig
+from tasks.config.cluster import ClusterConfig
 
 ANSWER_SECONDS = 10.0
 INSTALL = "pip install -c constraints.txt -e '.[orchestrator]'"
@@ -44,7 +44,7 @@ def _local(cluster: ClusterConfig) -> Iterator[Finding]:
 def _ssh(cluster: ClusterConfig) -> Iterator[Finding]:
     """Every host, asked at once."""
     from tasks.compute.connection import Connection, run_all
-    from tasks.compute.ssh_hosts import read_hosts
+    from tasks.compute.ssh.hosts import read_hosts
 
     try:
         hosts = {host: Connection(host.address, cluster.ssh) for host in read_hosts(cluster.ssh)}
@@ -65,13 +65,13 @@ def _ssh(cluster: ClusterConfig) -> Iterator[Finding]:
 
 
 def _slurm(cluster: ClusterConfig) -> Iterator[Finding]:
-    from tasks.compute.slurm_findings import slurm_findings
+    from tasks.compute.slurm.findings import slurm_findings
 
     yield from (Finding(*each) for each in slurm_findings(cluster))
 
 
 def _azureml(cluster: ClusterConfig) -> Iterator[Finding]:
-    from tasks.compute.azureml_findings import azureml_findings
+    from tasks.compute.azureml.findings import azureml_findings
 
     yield from (Finding(*each) for each in azureml_findings(cluster))
 

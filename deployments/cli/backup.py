@@ -33,8 +33,8 @@ def backup(
         if keep or with_keys:
             raise ValueError("--drill makes no backup: leave out --keep and --with-keys")
         return _drill(to, as_json)
+    from tasks.config.base import home
     from tasks.registry.backup.backup import back_up
-    from tasks.settings import home
     from tasks.storage import open_named, open_store
 
     store, target = open_store(home()), open_named(home(), to)
@@ -56,8 +56,8 @@ def restore(
     as_json: Json = False,
 ) -> None:
     """Rebuild an empty home from a backup; every byte is checked on its way."""
+    from tasks.config.base import home
     from tasks.registry.backup.restore import restore as restore_home
-    from tasks.settings import home
     from tasks.storage import open_named, open_store
 
     source = open_named(home(), from_)
@@ -83,8 +83,8 @@ def restore(
 
 
 def _drill(to: str, as_json: bool) -> None:
+    from tasks.config.base import home
     from tasks.registry.backup.drill import drill
-    from tasks.settings import home
     from tasks.storage import open_named
 
     source = open_named(home(), to)
@@ -100,7 +100,7 @@ def _drill(to: str, as_json: bool) -> None:
 
 def _tell_made(made: Any, to: str, as_json: bool) -> None:
     """What is damaged here is in no backup: that is told with exit code 5, after all the rest is safe."""
-    from tasks.errors import IntegrityError
+    from tasks.common.errors import IntegrityError
 
     said = made.contents
     fields = {

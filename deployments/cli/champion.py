@@ -11,13 +11,13 @@ from typing import Any
 from deployments.catalogue import parameters
 from deployments.cli.configuration import validated, with_settings
 from tasks.artifacts import parse_ref
-from tasks.config import RevalidateConfig
-from tasks.errors import IntegrityError, Unknown
-from tasks.redaction import require_no_secrets
+from tasks.common.errors import IntegrityError, Unknown
+from tasks.common.redaction import require_no_secrets
+from tasks.config.base import home
+from tasks.config.flows import RevalidateConfig
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, learnt_from
-from tasks.registry.signatures import signed_config
-from tasks.settings import home
+from tasks.security.signatures import signed_config
 from tasks.storage import open_store
 from tasks.storage.store import Store, find
 

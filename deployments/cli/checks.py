@@ -47,7 +47,7 @@ def revalidate(
     but what serves changed files is stopped. Without MODEL it is the one of the configuration, `local` when none is named.
     """
     from deployments.cli.champion import of_champion
-    from tasks.config import RevalidateConfig
+    from tasks.config.flows import RevalidateConfig
 
     if model and not config:
         told = of_champion(model, data, set_ or [])
@@ -61,7 +61,7 @@ def revalidate(
 def parameters_of(flow: str, config: list[str] | None, dataset: str, set_: list[str] | None) -> dict[str, Any]:
     """What a flow is called with, by the options of a command. Raises ValueError, also for a secret among them."""
     from deployments.catalogue import parameters
-    from tasks.redaction import require_no_secrets
+    from tasks.common.redaction import require_no_secrets
 
     told = parameters(flow, config or "local", dataset, tuple(set_ or ()))
     require_no_secrets(told)
@@ -74,8 +74,8 @@ def _named(model: str) -> list[str]:
 
 
 def _run(settings: Any, arguments: dict[str, Any], what: str, as_: str, as_json: bool) -> None:
-    from tasks.registry.audit import audit
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.audit import audit
     from tasks.storage import open_store
 
     with asked("run", as_, what=what):
@@ -106,7 +106,7 @@ def _parts(fields: dict[str, Any]) -> RenderableType:
 def _preflight(arguments: dict[str, Any]) -> None:
     """What can be known to be wrong before anything is spent: the dataset."""
     from tasks.artifacts import parse_ref
-    from tasks.settings import home
+    from tasks.config.base import home
     from tasks.storage import open_store
     from tasks.storage.store import find
 

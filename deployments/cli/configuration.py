@@ -11,9 +11,9 @@ import yaml
 from pydantic import ValidationError
 
 from deployments.cli.written import Loader, sentence
-from tasks.cluster_config import ClusterConfig
-from tasks.config import RetrainConfig
-from tasks.settings import Settings
+from tasks.config.base import Settings
+from tasks.config.cluster import ClusterConfig
+from tasks.config.flows import RetrainConfig
 
 SHIPPED = Path(__file__).parent.parent / "configs"
 C = TypeVar("C", bound=Settings)

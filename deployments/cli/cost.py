@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tasks.config.planning import PriceKind
+    from tasks.orchestration.run_log import LoggedRun
     from tasks.planning.money import MachinePrice
     from tasks.planning.spent import Machines, StageCost, Timed
-    from tasks.planning_config import PriceKind
-    from tasks.runlog import LoggedRun
 
 COLUMNS = ("stage", "", "time", "machines", "machine hours", "an hour", "cost", "planned", "over")
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
@@ -77,8 +77,8 @@ def rightsize(
     as_json: Json = False,
 ) -> None:
     """Say of each stored training whether its machines were too small, too large or right, and what measured use says so."""
-    from tasks.runlog import logged_runs
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.orchestration.run_log import logged_runs
 
     chosen = [_run(run)] if run else list(logged_runs(home()))
     rows = [row for each in chosen for row in _judged(each)][:SHOWN]
@@ -92,8 +92,8 @@ def rightsize(
 
 def _run(identity: str) -> LoggedRun:
     """Raises ValueError where none, or more than one, begins so."""
-    from tasks.runlog import logged_runs
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.orchestration.run_log import logged_runs
 
     found = [one for one in logged_runs(home()) if one.identity.startswith(identity)]
     if not found:
@@ -119,8 +119,8 @@ def _machines(done: list[Timed], sku: str) -> dict[str, Machines]:
 
 
 def _price(name: str, region: str) -> MachinePrice:
-    from tasks.prices.book import machine_price, open_book
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.planning.prices.book import machine_price, open_book
 
     today = datetime.datetime.now(datetime.UTC).date()
     return machine_price(open_book(home()), name, region="" if name.startswith("local") else region, today=today)
@@ -130,9 +130,9 @@ def _kind(wanted: str, done: list[Timed]) -> PriceKind:
     """As asked for; else what the jobs' machines were: on demand, or of the tier that may be taken away."""
     from pathlib import Path
 
+    from tasks.common.process import read_json
     from tasks.planning.money import KINDS
-    from tasks.process import read_json
-    from tasks.spending import kind_of_preemptible
+    from tasks.planning.spending import kind_of_preemptible
 
     if wanted:
         if wanted not in KINDS:
@@ -238,10 +238,10 @@ def _judged(run: LoggedRun) -> Iterator[dict[str, Any]]:
     from dataclasses import asdict
     from pathlib import Path
 
+    from tasks.config.base import home
     from tasks.planning.rightsize import judge
     from tasks.planning.spent import timed
     from tasks.report.machines_used import machines_of, used
-    from tasks.settings import home
 
     for one in timed(run.events):
         folder = Path(one.job)
@@ -257,7 +257,7 @@ def _judged(run: LoggedRun) -> Iterator[dict[str, Any]]:
 
 def _out_of_memory(folder: Path) -> int:
     """How often its job was made smaller for that, or ended of it."""
-    from tasks.process import read_json
+    from tasks.common.process import read_json
 
     job, settled = read_json(folder / "job.json") or {}, read_json(folder / "settled.json") or {}
     return int(job.get("smaller_batches") or 0) + (settled.get("failure") == "out_of_memory")

@@ -25,7 +25,7 @@ def deployments(
     from deployments.cli.configuration import load_file
     from deployments.platform.up import settings
     from deployments.settings import PlatformConfig
-    from tasks.settings import home
+    from tasks.config.base import home
 
     chosen = load_file(PlatformConfig, config) if config else settings(home())
     found = catalogue(chosen)

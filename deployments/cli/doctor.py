@@ -36,7 +36,7 @@ class Finding:
 
 def doctor(config: Config = None, set_: Set = None, as_: As = "", as_json: Json = False) -> None:
     """Name what is missing or broken, and how to mend it; with -c, also of the backend that the configuration names."""
-    from tasks.settings import home
+    from tasks.config.base import home
 
     findings = [*examine(home()), *(_backend(config or "local", set_ or [], as_) if config or set_ else ())]
     words = "\n".join(f"{'ok ' if f.ok else 'BAD'} {visible(f'{f.name:<22}{f.said}')}" + _arrow(f) for f in findings)
@@ -47,7 +47,7 @@ def doctor(config: Config = None, set_: Set = None, as_: As = "", as_json: Json 
         return
     if not as_json:
         print(words)
-    from tasks.errors import Missing
+    from tasks.common.errors import Missing
 
     said = "; ".join(f"{finding.name}: {finding.said}" for finding in broken)
     raise CommandError(Missing(said, remedy=" ".join(dict.fromkeys(f.remedy for f in broken))), fields)
@@ -133,8 +133,8 @@ def _room(home: Path) -> Finding:
 
 
 def _policy(home: Path) -> Finding:
-    from tasks.errors import Refused
-    from tasks.registry.policy import in_force, load_policy
+    from tasks.common.errors import Refused
+    from tasks.security.policy import in_force, load_policy
 
     try:
         load_policy(home)
@@ -171,8 +171,8 @@ def _worker(home: Path) -> Finding:
 
 
 def _endpoints(home: Path) -> Iterator[Finding]:
-    from tasks.endpoints.known import endpoint_of, known_endpoints
-    from tasks.errors import HeadwayError
+    from tasks.common.errors import HeadwayError
+    from tasks.serving.known import endpoint_of, known_endpoints
 
     for name in known_endpoints(home):
         try:

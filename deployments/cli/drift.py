@@ -16,7 +16,7 @@ from deployments.cli.output import say, short_ref
 from deployments.cli.preprocess import cores
 
 if TYPE_CHECKING:
-    from tasks.drift.corpora import Corpus
+    from tasks.data.drift.corpora import Corpus
 
 MARKS = {"drift": "DRIFT", "none": "ok", "insufficient": "-"}
 
@@ -37,8 +37,8 @@ def drift(
     file's means the dataset; write ./NAME for the file.
     """
     from deployments.cli.configuration import changed
-    from tasks.drift.corpora import drift_of
-    from tasks.revalidation_config import RevalidationConfig
+    from tasks.config.revalidation import RevalidationConfig
+    from tasks.data.drift.corpora import drift_of
 
     config = changed(RevalidationConfig, set_ or ()).drift
     corpora = [_corpus(name) for name in (reference, new)]
@@ -52,9 +52,9 @@ def drift(
 
 def _corpus(name: str) -> Corpus:
     """A dataset of the store, or else files. Raises Unknown, ValueError."""
-    from tasks.corpus.inputs import find_shards
-    from tasks.drift.corpora import Corpus
-    from tasks.errors import Unknown
+    from tasks.common.errors import Unknown
+    from tasks.data.corpus.inputs import find_shards
+    from tasks.data.drift.corpora import Corpus
 
     path = Path(name)
     try:
@@ -73,8 +73,8 @@ def _folder(tokenizer: str) -> Path:
 def _fetched(name: str, *, kind: str) -> tuple[str, Path]:
     """An artifact of the store, every byte checked. Raises Unknown, ValueError."""
     from tasks.artifacts import parse_ref
-    from tasks.registry.access import note_access
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.access import note_access
     from tasks.storage import open_store
     from tasks.storage.store import find
 

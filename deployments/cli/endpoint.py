@@ -19,9 +19,9 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """List endpoints, the model that each serves, and whether it answers."""
-    from tasks.endpoints.known import endpoint_of, known_endpoints
-    from tasks.errors import HeadwayError
-    from tasks.settings import home
+    from tasks.common.errors import HeadwayError
+    from tasks.config.base import home
+    from tasks.serving.known import endpoint_of, known_endpoints
 
     served, silent = [], {}
     for name in known_endpoints(home()):
@@ -52,8 +52,8 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Stop an endpoint. The next `headway retrain` starts it again."""
-    from tasks.endpoints.known import require_known
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.serving.known import require_known
 
     name = require_known(home(), name)
     with asked("roll_back", as_, what=f"stop endpoint/{name}", reason=reason):
@@ -63,8 +63,8 @@ def stop(
 
 def stop_all(reason: str) -> None:
     """Stop every endpoint of the home, for `headway down --endpoints`, which asks for the right."""
-    from tasks.endpoints.known import known_endpoints
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.serving.known import known_endpoints
 
     for name in known_endpoints(home()):
         _stop(name, reason)
@@ -81,18 +81,18 @@ def complete(
     as_json: Json = False,
 ) -> None:
     """Ask a served model to complete a text."""
-    from tasks.endpoints.client import Sampling
-    from tasks.endpoints.known import ask
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.serving.client import Sampling
+    from tasks.serving.known import ask
 
     answer = ask(home(), endpoint, text, Sampling(max_tokens, temperature, top_p, seed, tuple(stop or ())))
     say({"prompt": text, **answer}, text + answer["completion"], as_json=as_json)
 
 
 def _stop(name: str, reason: str) -> None:
-    from tasks.endpoints.known import endpoint_of
-    from tasks.registry.audit import audited
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.audit import audited
+    from tasks.serving.known import endpoint_of
     from tasks.storage import open_store
 
     endpoint = endpoint_of(home(), name)

@@ -28,7 +28,7 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Make a key, and print it, this once. From the first one on, the endpoint asks everybody for a key."""
-    from tasks.endpoints.keys import add_key
+    from tasks.serving.keys import add_key
 
     bare, folder = _folder(name)
     if not re.fullmatch(CALLER, caller):
@@ -46,7 +46,7 @@ def add(
 @app.command("list")
 def list_(name: Endpoint, as_json: Json = False) -> None:
     """List the keys of an endpoint, without what they are."""
-    from tasks.endpoints.keys import read_keys
+    from tasks.serving.keys import read_keys
 
     bare, folder = _folder(name)
     rows = [
@@ -69,7 +69,7 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """End a key. The endpoint knows within a second."""
-    from tasks.endpoints.keys import revoke_key
+    from tasks.serving.keys import revoke_key
 
     bare, folder = _folder(name)
     told = {"right": "roll_back", "reason": reason, "before": key_id}
@@ -86,8 +86,8 @@ def revoke(
 
 
 def _folder(name: str) -> tuple[str, Path]:
-    from tasks.endpoints.known import require_known
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.serving.known import require_known
 
     bare = require_known(home(), name)
     return bare, home() / "endpoints" / bare
@@ -95,8 +95,8 @@ def _folder(name: str) -> tuple[str, Path]:
 
 def _told(action: str, bare: str, details: dict[str, str]) -> AbstractContextManager[object]:
     """An entry in the audit log around a change. No key is ever part of one."""
-    from tasks.registry.audit import audited
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.audit import audited
     from tasks.storage import open_store
 
     return audited(open_store(home()), action, what=f"endpoint/{bare}", **details)

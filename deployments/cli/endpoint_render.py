@@ -11,7 +11,7 @@ from deployments.cli.checks import Config, Json, Set
 from deployments.cli.output import say
 
 if TYPE_CHECKING:
-    from tasks.config import RetrainConfig
+    from tasks.config.flows import RetrainConfig
 
 PLACEHOLDER = f"model/placeholder@{'0' * 64}"
 REGION = "REGION-OF-THE-WORKSPACE"
@@ -29,8 +29,8 @@ def render(
 ) -> None:
     """Print or write the YAML of an endpoint and its deployment on Azure ML, and the rules around them. Nobody is asked."""
     from deployments.cli.configuration import load
-    from tasks.endpoints.azureml_files import files_of
-    from tasks.endpoints.azureml_render import Rendering, require_complete
+    from tasks.serving.azureml.files import files_of
+    from tasks.serving.azureml.render import Rendering, require_complete
 
     wanted = [*(set_ or []), "deployment.backend=azureml", f"deployment.endpoint={name.removeprefix('endpoint/')}"]
     settings = load(config or "azureml", wanted)
@@ -52,8 +52,8 @@ def render(
 def _model(settings: RetrainConfig, ref: str) -> tuple[str, dict[str, Any], list[str]]:
     """Reference and content of the model; a placeholder when there is none yet."""
     from tasks.artifacts import parse_ref
-    from tasks.errors import Unknown
-    from tasks.settings import home
+    from tasks.common.errors import Unknown
+    from tasks.config.base import home
     from tasks.storage import open_store
     from tasks.storage.store import find
 
@@ -73,8 +73,8 @@ def _model(settings: RetrainConfig, ref: str) -> tuple[str, dict[str, Any], list
 
 def _address(store: str, ref: str) -> tuple[str, list[str]]:
     """Where the model would lie in the store."""
-    from tasks.endpoints.azureml_render import model_prefix
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.serving.azureml.render import model_prefix
     from tasks.storage import open_files
 
     try:
@@ -85,8 +85,8 @@ def _address(store: str, ref: str) -> tuple[str, list[str]]:
 
 def _colour(name: str) -> str:
     """Of the deployment that the next model would get."""
-    from tasks.process import read_json
-    from tasks.settings import home
+    from tasks.common.process import read_json
+    from tasks.config.base import home
 
     record = read_json(home() / "endpoints" / name / "endpoint.json") or {}
     return "green" if record.get("colour") == "blue" else "blue"

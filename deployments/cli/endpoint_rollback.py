@@ -11,11 +11,11 @@ from deployments.cli.person import asked
 
 def rollback(ref: str, *, to: str, dry_run: bool, reason: str, as_: str, as_json: bool) -> None:
     """Go back, and say how long it took. The champion stays who it is."""
-    from tasks.endpoints.known import go_back, require_known, served_model
-    from tasks.process import read_json
-    from tasks.registry.audit import audited
+    from tasks.common.process import read_json
+    from tasks.config.base import home
     from tasks.registry.served import require_way_back
-    from tasks.settings import home
+    from tasks.security.audit import audited
+    from tasks.serving.known import go_back, require_known, served_model
     from tasks.storage import open_store
 
     name = require_known(home(), ref)

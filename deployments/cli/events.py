@@ -44,7 +44,7 @@ def events(
     """List events, newest last: what came, which run covered it, what it waits for, and what was refused and why."""
     if context.invoked_subcommand is not None:
         return
-    from tasks.settings import home
+    from tasks.config.base import home
 
     if follow:
         _follow(home(), limit, as_json)
@@ -68,9 +68,9 @@ def send(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Make an event by hand. What it starts, and when, is the bridge's: `headway events` shows it."""
+    from tasks.config.base import home
     from tasks.events.ledger import Ledger
-    from tasks.registry.audit import audited
-    from tasks.settings import home
+    from tasks.security.audit import audited
     from tasks.storage import open_store
 
     what = f"{name} of {subject}"
@@ -86,9 +86,9 @@ def send(
 
 def told(home: Path, *, limit: int, after: int = 0) -> list[dict[str, Any]]:
     """Events as this command tells them, oldest first: times are ISO 8601 in UTC, flow runs have their page."""
+    from tasks.common.redaction import redact_value
     from tasks.events.ledger import Ledger
     from tasks.events.listing import told as listed
-    from tasks.redaction import redact_value
 
     pages = _pages(home)
     return [_plain(redact_value(event), pages) for event in listed(Ledger(home), _now(home), limit=limit, after=after)]
@@ -170,7 +170,7 @@ def _utc(seconds: float | None) -> str | None:
 def _pages(home: Path) -> str:
     """Where flow runs have their pages, also while the server is down."""
     from deployments.platform import prefect_server
-    from tasks import process
+    from tasks.common import process
 
     known = process.read_json(home / "prefect" / "server.json") or {}
     return prefect_server.named_server(home) or str(known.get("url", ""))
@@ -181,7 +181,7 @@ def _now(home: Path) -> Now:
     from deployments.bridge.dispatch import told_at
     from deployments.bridge.routes import routes
     from deployments.platform import bridge, up
-    from tasks import process
+    from tasks.common import process
     from tasks.events.listing import Now
 
     cooldowns = {route.name: route.trigger.cooldown_minutes * 60 for route in routes(up.settings(home).events)}
@@ -204,9 +204,9 @@ def _by_hand(home: Path, name: str, subject: str, object_: str, data: list[str],
     """The event of a command line. Raises ValueError, and Unknown for what is not there."""
     from uuid import uuid4
 
+    from tasks.common.redaction import require_no_secrets
     from tasks.events.event import NAMES, Event
-    from tasks.redaction import require_no_secrets
-    from tasks.registry.audit import actor
+    from tasks.security.audit import actor
 
     if name not in NAMES:
         raise ValueError(f"there is no event {name!r}; there are {', '.join(NAMES)}")
@@ -228,7 +228,7 @@ def _by_hand(home: Path, name: str, subject: str, object_: str, data: list[str],
 def _known_subject(home: Path, name: str, subject: str) -> None:
     from deployments.platform.up import settings
     from tasks.artifacts import parse_ref
-    from tasks.endpoints.known import require_known
+    from tasks.serving.known import require_known
     from tasks.storage import open_store
     from tasks.storage.store import find
 

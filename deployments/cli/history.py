@@ -34,8 +34,8 @@ def diff(
 ) -> None:
     """Show what differs from A to B: files, configuration, metrics, and what they were made from."""
     from tasks.artifacts import parse_ref
+    from tasks.config.base import home
     from tasks.registry.difference import difference
-    from tasks.settings import home
     from tasks.storage import open_store
     from tasks.storage.store import find
 
@@ -68,8 +68,8 @@ def rollback(
     if ref.startswith("endpoint/"):
         endpoint_rollback.rollback(ref, to=to, dry_run=dry_run, reason=reason, as_=as_, as_json=as_json)
         return
+    from tasks.config.base import home
     from tasks.registry.rollback import require_sound, roll_back, way_back
-    from tasks.settings import home
     from tasks.storage import open_store
 
     store = open_store(home())
@@ -103,8 +103,8 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Delete old versions that nothing needs. Says what would go, and why the others stay; --apply does it, with --reason."""
+    from tasks.config.base import home
     from tasks.registry.retention import Rule, judge
-    from tasks.settings import home
     from tasks.storage import open_store
 
     if apply and not reason.strip():
@@ -120,7 +120,7 @@ def prune(
 
 
 def _apply(store: Store, verdicts: list[Verdict], reason: str, as_json: bool) -> None:
-    from tasks.errors import Missing
+    from tasks.common.errors import Missing
     from tasks.registry.retention import prune as delete
 
     done = list(delete(store, verdicts, reason=reason))
@@ -153,9 +153,9 @@ def _subject(what: str) -> tuple[str, str]:
 
 def _used() -> dict[str, str]:
     """What the endpoints of this home serve, and what its flow runs that are at work have read and made; with by whom."""
-    from tasks.endpoints.known import known_endpoints, models_before, served_model
-    from tasks.runlog import logged_runs
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.orchestration.run_log import logged_runs
+    from tasks.serving.known import known_endpoints, models_before, served_model
 
     found: dict[str, str] = {}
     for run in logged_runs(home()):

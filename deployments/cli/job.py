@@ -15,7 +15,7 @@ from deployments.cli.checks import Config, Json, Set
 from deployments.cli.jobs import Ask, journal, opener, plain, said
 from deployments.cli.output import harmless, say
 from deployments.cli.person import As, Reason, asked
-from tasks.process import read_json
+from tasks.common.process import read_json
 
 if TYPE_CHECKING:
     from tasks.compute.job import Journal
@@ -47,8 +47,8 @@ def render(
     """
     from deployments.cli.configuration import load
     from flows.planned_jobs import on_which, planned_job
-    from tasks.redaction import require_no_secrets
-    from tasks.settings import home
+    from tasks.common.redaction import require_no_secrets
+    from tasks.config.base import home
 
     settings = load(config or "local", [*(set_ or []), *([f"cluster.backend={backend}"] if backend else [])])
     require_no_secrets(settings.model_dump(mode="json"))
@@ -82,7 +82,7 @@ def _rendered_words(fields: dict[str, Any]) -> str:
 def show(id_: Id, ask: Ask = False, as_json: Json = False) -> None:
     """Tell everything of one job: how it is, what it was asked for, each submission and how it ended, what ranks reported."""
     from tasks.compute.jobs_book import find_job, job_of
-    from tasks.settings import home
+    from tasks.config.base import home
 
     book = journal()
     entry = find_job(home(), id_, book, ask=ask, opener=opener())
@@ -100,8 +100,8 @@ def show(id_: Id, ask: Ask = False, as_json: Json = False) -> None:
 def cancel(id_: Id, reason: Reason = "", as_: As = "", as_json: Json = False) -> None:
     """End a job on its backend. Its checkpoints stay; the command that ran it says that it was cancelled."""
     from tasks.compute.jobs_book import cancel_job, find_job
-    from tasks.registry.audit import audited
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.audit import audited
     from tasks.storage import open_store
 
     entry = find_job(home(), id_, journal())
@@ -164,7 +164,7 @@ def logs(
     """Print the logs of a job's ranks, the failing rank first; with --follow as they are written."""
     from tasks.compute import logs as of
     from tasks.compute.jobs_book import find_job
-    from tasks.settings import home
+    from tasks.config.base import home
 
     if follow and as_json:
         raise ValueError("--json is one object: leave --follow out, and ask again")
@@ -200,7 +200,7 @@ def _logs(folder: Path, ranks: list[int] | None, failing: int | None) -> Iterato
 def _over(id_: str, book: Journal) -> Callable[[], bool]:
     """Says whether a job is over, looked up every two seconds at most."""
     from tasks.compute.jobs_book import find_job
-    from tasks.settings import home
+    from tasks.config.base import home
 
     looked, over = 0.0, False
 

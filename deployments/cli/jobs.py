@@ -25,7 +25,7 @@ def jobs(
 ) -> None:
     """List the jobs that are not over: state, machines, attempts, and whether somebody supervises each."""
     from tasks.compute.jobs_book import list_jobs
-    from tasks.settings import home
+    from tasks.config.base import home
 
     entries = [entry for entry in list_jobs(home(), journal(), ask=ask, opener=opener()) if all_ or not entry.over]
     say({"jobs": [plain(entry) for entry in entries]}, _table(entries) or _none(all_), as_json=as_json)
@@ -37,7 +37,7 @@ def reconcile(
 ) -> None:
     """Settle jobs that ended while nobody looked, and tell of those that go on without anybody. Ends none, submits none."""
     from tasks.compute.reconcile import reconcile as settle
-    from tasks.settings import home
+    from tasks.config.base import home
 
     found = settle(home(), journal(), ask=ask, opener=opener())
     fields = {"found": [{"id": one.entry.id, "verdict": one.verdict, "text": one.text} for one in found]}
@@ -47,8 +47,8 @@ def reconcile(
 
 def journal() -> Journal:
     """Where this home remembers what it submitted."""
+    from tasks.config.base import home
     from tasks.registry.journal import StoreJournal
-    from tasks.settings import home
     from tasks.storage import open_store
 
     return StoreJournal(open_store(home()))
@@ -57,7 +57,7 @@ def journal() -> Journal:
 def opener() -> Opener:
     """What opens the backend of a job that lies in this home."""
     from tasks.compute import open_backend
-    from tasks.settings import home
+    from tasks.config.base import home
     from tasks.storage import open_files
 
     return partial(open_backend, files=partial(open_files, home()))
@@ -87,7 +87,7 @@ def age(seconds: float) -> str:
 
 
 def _progress(entry: JobEntry) -> str:
-    from tasks.process import read_json
+    from tasks.common.process import read_json
 
     told = read_json(Path(entry.folder) / "progress.json") or {}
     if told.get("total"):

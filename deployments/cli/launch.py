@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tasks.errors import Cancelled, Missing
+from tasks.common.errors import Cancelled, Missing
 
 if TYPE_CHECKING:
-    from tasks.config import RetrainConfig
+    from tasks.config.flows import RetrainConfig
 
 
 def require_wanted(settings: RetrainConfig, stages: Callable[[], list[dict[str, Any]]]) -> None:
@@ -26,7 +26,7 @@ def require_wanted(settings: RetrainConfig, stages: Callable[[], list[dict[str, 
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
-    from tasks.case_of_config import case_of
+    from tasks.planning.case_of_config import case_of
 
     try:
         case = case_of(settings)
@@ -36,9 +36,9 @@ def require_wanted(settings: RetrainConfig, stages: Callable[[], list[dict[str, 
         typer.echo(f"headway: no plan before the start: {error}", err=True)
         return
     from deployments.cli.plan_page import page
-    from tasks.planned_case import plain, planned
-    from tasks.settings import home
-    from tasks.spending import paid_for
+    from tasks.config.base import home
+    from tasks.planning.planned_case import plain, planned
+    from tasks.planning.spending import paid_for
 
     try:
         paid = paid_for(settings.planning.spending, settings.cluster)

@@ -47,10 +47,10 @@ def lineage(
 
 
 def _walk(ref: str, forward: bool) -> dict[str, Any]:
-    from tasks.endpoints.known import known_endpoints, served_model
+    from tasks.config.base import home
     from tasks.registry.ancestry import walk
     from tasks.registry.lineage_index import PLACE
-    from tasks.settings import home
+    from tasks.serving.known import known_endpoints, served_model
     from tasks.storage import open_store
 
     serves = served_model(home(), ref.partition("/")[2]) if ref.startswith("endpoint/") else None
@@ -126,18 +126,18 @@ def _warning(found: dict[str, Any]) -> list[str]:
 
 
 def _draw(found: dict[str, Any], path: Path) -> str:
-    from tasks.report.lineage_page import write_lineage_page
+    from tasks.report.lineage.page import write_lineage_page
 
     return str(write_lineage_page(path, found).absolute())
 
 
 def _hand_on(found: dict[str, Any], target: str) -> int:
     """Events of the runs behind the lineage, to a file or a server; returns how many."""
+    from tasks.config.base import home, openlineage_key
+    from tasks.config.environment import code_place
     from tasks.lineage.openlineage import events_of, hand_on
     from tasks.registry.records import load
-    from tasks.settings import home, openlineage_key
     from tasks.storage import open_store
-    from tasks.surroundings import code_place
 
     store = open_store(home())
     runs = {(node["stage"], node["key"]) for node in found["nodes"] if node["stage"] and node["key"]}
@@ -149,8 +149,8 @@ def _hand_on(found: dict[str, Any], target: str) -> int:
 
 def _sync(as_json: bool) -> None:
     """Publish every spool that MLflow does not know whole, and wait for it."""
+    from tasks.config.base import home
     from tasks.lineage.spool import refused, sync
-    from tasks.settings import home
 
     behind, aside = sync(home()), refused(home())
     words = ["MLflow knows everything." if not behind else f"{len(behind)} run(s) could not be told; is the server up?"]

@@ -51,7 +51,7 @@ from deployments.cli import (
 )
 from deployments.cli import run as run_
 from deployments.cli.output import Terminated, say_error
-from tasks.redaction import clean_logs, redacted
+from tasks.common.redaction import clean_logs, redacted
 
 app = typer.Typer(
     name="headway",
@@ -89,8 +89,8 @@ def _look_at_home(
     from pathlib import Path
 
     from deployments.platform.checks import no_file, not_newer, own_settings
-    from tasks.azureml_door import use_files
-    from tasks.settings import home, policy_file, trust_file
+    from tasks.azure.arm_client import use_files
+    from tasks.config.base import home, policy_file, trust_file
     from tasks.storage import open_files
     from tasks.storage.settings import stores_file
 

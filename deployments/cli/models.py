@@ -32,8 +32,8 @@ def models(
 ) -> None:
     """List the versions of models, newest first: which is champion, challenger or previous, its metrics, and who serves it."""
     from tasks.artifacts import parse_ref
-    from tasks.errors import Unknown
-    from tasks.settings import home
+    from tasks.common.errors import Unknown
+    from tasks.config.base import home
     from tasks.storage import open_store
 
     store = open_store(home())
@@ -57,10 +57,10 @@ def promote(
     as_json: Json = False,
 ) -> None:
     """Make a version the champion of its model, when every byte of it is sound and signed by a trusted key. Needs --reason."""
-    from tasks.endpoints.known import accept_again
+    from tasks.config.base import home
     from tasks.registry.promoting import promote as move
     from tasks.registry.promoting import would_promote
-    from tasks.settings import home
+    from tasks.serving.known import accept_again
     from tasks.storage import open_store
 
     store = open_store(home())
@@ -85,8 +85,8 @@ def _promoted(ref: str, before: str | None, dry_run: bool) -> str:
 
 def _served() -> dict[str, list[str]]:
     """Names of the endpoints that serve a model now, by its reference."""
-    from tasks.endpoints.known import endpoint_of, known_endpoints
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.serving.known import endpoint_of, known_endpoints
 
     found: dict[str, list[str]] = {}
     for name in known_endpoints(home()):
@@ -124,7 +124,7 @@ def _row(store: Store, model: Manifest, aliases: dict[str, list[str]], served: d
 def _evaluation(store: Store, model: Manifest) -> Manifest | None:
     """The evaluation under which a model was exported; None where that is gone. The export measures less text than it."""
     from tasks.artifacts import parse_ref
-    from tasks.errors import HeadwayError
+    from tasks.common.errors import HeadwayError
 
     under = next((ref for ref in model.provenance.context if ref.startswith(MEASURED)), "")
     try:

@@ -27,8 +27,8 @@ def test(
     It is sent from here, with this command's environment; Prefect's server sends the real ones, from where it runs.
     """
     from deployments.platform.up import settings
-    from tasks.errors import Missing, Unknown
-    from tasks.settings import home
+    from tasks.common.errors import Missing, Unknown
+    from tasks.config.base import home
 
     channels = settings(home()).notifications
     names = [one.name for one in channels]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deployments.cli.disk import of_the_disk
-from tasks.errors import GateFailed, HeadwayError, IntegrityError
+from tasks.common.errors import GateFailed, HeadwayError, IntegrityError
 
 SCHEMA = "headway/output/1"
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

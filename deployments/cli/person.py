@@ -1,6 +1,6 @@
 """`headway person`: who may do what; and how every command that asks for it finds out who types. See docs/access.md.
 
-The rules are tasks/registry/policy.py. A token is never an option: other users of the machine see command lines.
+The rules are tasks/security/policy.py. A token is never an option: other users of the machine see command lines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import typer
 from deployments.cli.output import say
 
 if TYPE_CHECKING:
-    from tasks.registry.policy import Right, Rights
+    from tasks.security.policy import Right, Rights
 
 app = typer.Typer(help="Who may do what: add persons, list, remove, give new tokens.", no_args_is_help=True)
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
@@ -36,9 +36,9 @@ def asked(right: Right, name: str, *, what: str, reason: str | None = None) -> I
 
     `reason` is None for what needs none. The token is in HEADWAY_TOKEN, and is taken out of the environment; or it is typed.
     """
-    from tasks.registry.audit import acting
-    from tasks.registry.policy import authorise
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.audit import acting
+    from tasks.security.policy import authorise
 
     token = os.environ.pop("HEADWAY_TOKEN", "")
     if not asks(right):
@@ -54,9 +54,9 @@ def asked(right: Right, name: str, *, what: str, reason: str | None = None) -> I
 
 def asks(right: Right) -> bool:
     """Whether the policy asks; one that cannot be trusted does, and `authorise` says and notes why it refuses."""
-    from tasks.errors import Refused
-    from tasks.registry.policy import load_policy
-    from tasks.settings import home
+    from tasks.common.errors import Refused
+    from tasks.config.base import home
+    from tasks.security.policy import load_policy
 
     try:
         return load_policy(home()).asks(right)
@@ -75,8 +75,8 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Let somebody in, and print their token, this once. The first person makes the policy, and gets every right."""
-    from tasks.registry.policy import RIGHTS, add_person, load_or_none
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.policy import RIGHTS, add_person, load_or_none
 
     first = load_or_none(home()) is None
     rights = RIGHTS if first else _rights(",".join(may))
@@ -93,8 +93,8 @@ def add(
 @app.command()
 def renew(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = False) -> None:
     """Give somebody a new token, and print it, this once. The old one ends."""
-    from tasks.registry.policy import load_policy, renew_person
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.policy import load_policy, renew_person
 
     with asked("override", as_, what=f"renew person {name}"), _noted("renew person", name):
         token = renew_person(home(), name)
@@ -104,8 +104,8 @@ def renew(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = 
 @app.command()
 def remove(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = False) -> None:
     """Take somebody out. Their token ends, also for runs of theirs that are at work."""
-    from tasks.registry.policy import remove_person
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.policy import remove_person
 
     with asked("override", as_, what=f"remove person {name}"), _noted("remove person", name):
         remove_person(home(), name)
@@ -115,8 +115,8 @@ def remove(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json =
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """List persons and their rights, and which rights are asked for."""
-    from tasks.registry.policy import RIGHTS, load_or_none
-    from tasks.settings import home, policy_file
+    from tasks.config.base import home, policy_file
+    from tasks.security.policy import RIGHTS, load_or_none
 
     policy = load_or_none(home())
     if policy is None:
@@ -136,7 +136,7 @@ def list_(as_json: Json = False) -> None:
 
 
 def _rights(said: str) -> Rights:
-    from tasks.registry.policy import RIGHTS
+    from tasks.security.policy import RIGHTS
 
     wanted = [word.strip() for word in said.split(",") if word.strip()]
     wrong = [word for word in wanted if word not in RIGHTS]
@@ -149,8 +149,8 @@ def _rights(said: str) -> Rights:
 @contextmanager
 def _noted(action: str, what: str) -> Iterator[None]:
     """Change the policy inside, with an entry in the audit log before."""
-    from tasks.registry.audit import audited
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.audit import audited
     from tasks.storage import open_store
 
     with audited(open_store(home()), action, right="override", what=what):

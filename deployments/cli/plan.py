@@ -1,7 +1,7 @@
 """`headway plan`: whether a training fits, how fast, how long, what it costs, before anything is spent. See docs/planning.md.
 
-Reading cases and showing plans; what is planned is tasks/planned_case.py, what a lifecycle's configuration asks for,
-tasks/case_of_config.py.
+Reading cases and showing plans; what is planned is tasks/planning/planned_case.py, what a lifecycle's configuration asks for,
+tasks/planning/case_of_config.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from deployments.cli.checks import Config, Set
 from deployments.cli.output import say, say_list
 
 if TYPE_CHECKING:
-    from tasks.planned_case import Planned
     from tasks.planning.case import Case
+    from tasks.planning.planned_case import Planned
 
 MOST_BYTES = 1 << 20
 MOST_CASES = 500
@@ -52,10 +52,10 @@ def plan(
     searched.
     """
     from deployments.cli.configuration import load
-    from tasks.case_of_config import case_of
-    from tasks.planned_case import plain, planned
-    from tasks.settings import home
-    from tasks.spending import paid_for
+    from tasks.config.base import home
+    from tasks.planning.case_of_config import case_of
+    from tasks.planning.planned_case import plain, planned
+    from tasks.planning.spending import paid_for
 
     bandwidth, paid, hours = 0.0, None, None
     if case:
@@ -140,8 +140,8 @@ def _listed(said: Any) -> Iterable[Any]:
 
 def _measured(cluster: str) -> float:
     """Bus bandwidth, bytes a second, that the cluster's newest qualification measured over all machines; 0: there is none."""
-    from tasks.errors import Unknown
-    from tasks.settings import home
+    from tasks.common.errors import Unknown
+    from tasks.config.base import home
     from tasks.storage import open_store
     from tasks.storage.store import find
 
@@ -167,7 +167,7 @@ def _with_goal(case: Case, goal: str) -> Case:
 def _write(made: list[Planned], path: Path) -> None:
     import yaml
 
-    from tasks.case_of_config import settings_of
+    from tasks.planning.case_of_config import settings_of
 
     if len(made) != 1 or made[0].plan is None:
         raise ValueError(

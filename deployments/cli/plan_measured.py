@@ -1,6 +1,7 @@
 """`headway plan -c` of machines without GPUs: the stage's own formulas, with what the last qualification here measured.
 
-Of machines with GPUs the plan is tasks/planned_case.py. Nothing is judged here that the stage `plan` does not judge again.
+Of machines with GPUs the plan is tasks/planning/planned_case.py. Nothing is judged here that the stage `plan` does not judge
+again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from deployments.cli.output import say
 
 if TYPE_CHECKING:
     from tasks.artifacts import Qualification
-    from tasks.config import RetrainConfig
+    from tasks.config.flows import RetrainConfig
 
 GIB = 1 << 30
 DAY = 86_400.0
@@ -20,7 +21,7 @@ DAY = 86_400.0
 
 def say_measured(settings: RetrainConfig, *, as_json: bool) -> bool:
     """Say the plan of a configuration; False, and nothing is said, where its cluster was not measured here."""
-    from tasks.settings import home
+    from tasks.config.base import home
     from tasks.storage import open_store
 
     store = open_store(home())

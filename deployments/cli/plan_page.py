@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tasks.planned_case import Planned
+    from tasks.planning.planned_case import Planned
 
 BAR = 40
 PARTS = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "other": "."}

@@ -1,4 +1,4 @@
-"""`headway plan --plots DIR`: the what-if of each case as pictures. The numbers are tasks/what_if.py's."""
+"""`headway plan --plots DIR`: the what-if of each case as pictures. The numbers are tasks/planning/what_if.py's."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tasks.planned_case import Planned
-    from tasks.what_if import Point, WhatIf
+    from tasks.planning.planned_case import Planned
+    from tasks.planning.what_if import Point, WhatIf
 
 LEVELS = {"low": "fails most", "mid": "as expected", "high": "fails least"}
 
 
 def draw(made: Sequence[Planned], folder: Path, *, home: Path, region: str) -> list[Path]:
     """Write the pictures of every case, in a folder of its own where there are several. Raises ValueError before writing."""
-    from tasks.what_if import what_if
+    from tasks.planning.what_if import what_if
 
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--plots {str(folder)!r} is a file: give a folder")
@@ -29,8 +29,8 @@ def draw(made: Sequence[Planned], folder: Path, *, home: Path, region: str) -> l
 
 
 def _pictures(curves: WhatIf, folder: Path, currency: str) -> list[Path]:
+    from tasks.planning.what_if import cheapest_by_time
     from tasks.report import plan_pictures as picture
-    from tasks.what_if import cheapest_by_time
 
     written = []
     if curves.by_gpus:

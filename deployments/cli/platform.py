@@ -33,7 +33,7 @@ def up(
     What runs already is adopted. Without --detach it stays in the foreground, and Ctrl-C stops what this command started.
     """
     from deployments.platform import up as platform
-    from tasks.settings import home
+    from tasks.config.base import home
 
     if config is None:
         settings = platform.settings(home())
@@ -73,7 +73,7 @@ def down(
     are told: `headway job cancel` ends them.
     """
     from deployments.platform import down as platform
-    from tasks.settings import home
+    from tasks.config.base import home
 
     what = "stop the platform and all endpoints" if endpoints else "stop the platform"
     with asked("roll_back", as_, what=what, reason=reason):
@@ -91,7 +91,7 @@ def down(
 def status(as_json: Json = False) -> None:
     """What runs, since when, in which version; the last runs, the next schedules, what waits, what is wrong."""
     from deployments.platform.state import state, words
-    from tasks.settings import home
+    from tasks.config.base import home
 
     fields = state(home())
     say(fields, words(fields), as_json=as_json)
@@ -100,8 +100,8 @@ def status(as_json: Json = False) -> None:
 def _keep(text: str, settings: Any, as_: str) -> None:
     """Keep the text of a file of settings. What the platform does by itself is changed by who may change the policy."""
     from deployments.platform import up as platform
-    from tasks.registry.audit import audited
-    from tasks.settings import config_digest, home
+    from tasks.config.base import config_digest, home
+    from tasks.security.audit import audited
     from tasks.storage import open_store
 
     changed = platform.changed(home(), settings)
@@ -122,7 +122,7 @@ def _is_asked_about_and_runs() -> bool:
     """Whether the platform runs already, and the policy says who may stop it."""
     from deployments.cli.person import asks
     from deployments.platform.down import running
-    from tasks.settings import home
+    from tasks.config.base import home
 
     return asks("roll_back") and bool(running(home()))
 
@@ -134,9 +134,9 @@ def _note_stop(reason: str) -> None:
     """
     from deployments.cli.person import asks
     from deployments.platform.down import running
-    from tasks.errors import HeadwayError
-    from tasks.registry.audit import audit
-    from tasks.settings import home
+    from tasks.common.errors import HeadwayError
+    from tasks.config.base import home
+    from tasks.security.audit import audit
     from tasks.storage import open_store
 
     parts = running(home())

@@ -41,11 +41,11 @@ def preprocess(
 
     What a killed run left is taken up by the same command. Output of the same work is left as it is.
     """
-    from tasks.tokenizing.run import plan
-    from tasks.tokenizing.run import preprocess as run
-    from tasks.tokenizing.splits import parse_splits
-    from tasks.tokenizing.tokenizer import open_tokenizer
-    from tasks.tokenizing.units import Work
+    from tasks.data.tokenizing.run import plan
+    from tasks.data.tokenizing.run import preprocess as run
+    from tasks.data.tokenizing.splits import parse_splits
+    from tasks.data.tokenizing.tokenizer import open_tokenizer
+    from tasks.data.tokenizing.units import Work
 
     work = Work(open_tokenizer(tokenizer_model), tuple(json_keys or ["text"]), parse_splits(split), append_eod)
     wanted = plan(input_, work, prefix=output_prefix)
@@ -77,8 +77,8 @@ def tokens(
     as_json: Json = False,
 ) -> None:
     """Check a Megatron .bin/.idx and show what it holds."""
-    from tasks.tokenizing.checking import look
-    from tasks.tokenizing.tokenizer import open_tokenizer
+    from tasks.data.tokenizing.checking import look
+    from tasks.data.tokenizing.tokenizer import open_tokenizer
 
     prefix = _without_ending(prefix)
     beside = prefix.parent / "tokenizer"
@@ -104,7 +104,7 @@ def mixture(
     as_json: Json = False,
 ) -> None:
     """Check datasets and their weights, and say Megatron's arguments for the mixture."""
-    from tasks.tokenizing.mixture import data_arguments, parse_mixture
+    from tasks.data.tokenizing.mixture import data_arguments, parse_mixture
 
     arguments = data_arguments(parse_mixture(parts))
     say({"arguments": list(arguments)}, " ".join(arguments), as_json=as_json)
@@ -165,7 +165,7 @@ def _without_ending(prefix: Path) -> Path:
 
 def _decoded(samples: tuple[tuple[int, ...], ...], tokenizer: Any) -> str:
     """The beginning of the first sequence as text."""
-    from tasks.tokenizing.engine import Tokenizers
+    from tasks.data.tokenizing.engine import Tokenizers
 
     first = next((sample for sample in samples if sample), ())
     return Tokenizers(tokenizer).decode(list(first[:SHOWN_TOKENS]))

@@ -16,8 +16,8 @@ from deployments.cli.output import say
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tasks.prices.book import Book
-    from tasks.prices.update import Updated
+    from tasks.planning.prices.book import Book
+    from tasks.planning.prices.update import Updated
 
 UPDATE = "update"
 HEAD = ("machine", "region", "on-demand", "spot", "low priority", "1 y", "3 y", "plan 1 y", "plan 3 y", "as of", "from")
@@ -45,8 +45,8 @@ def prices(
     """
     if size == UPDATE:
         return _update(region or [], as_json)
-    from tasks.prices.book import open_book
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.planning.prices.book import open_book
 
     book, today = open_book(home()), _today()
     rows = list(_machines(book, size, region or [], today))
@@ -59,9 +59,9 @@ def prices(
 
 
 def _update(regions: list[str], as_json: bool) -> None:
-    from tasks.prices.book import open_book
-    from tasks.prices.update import default_regions, known_sizes, update
-    from tasks.settings import home, prices_url
+    from tasks.config.base import home, prices_url
+    from tasks.planning.prices.book import open_book
+    from tasks.planning.prices.update import default_regions, known_sizes, update
 
     where = list(dict.fromkeys(regions)) or default_regions(home())
     done = update(home(), prices_url(), regions=where, sizes=known_sizes(open_book(home())), today=_today())
@@ -74,7 +74,7 @@ def _today() -> datetime.date:
 
 def _machines(book: Book, size: str, regions: list[str], today: datetime.date) -> Iterator[dict[str, Any]]:
     """One row a machine and region, as the lists say in their order."""
-    from tasks.prices.book import machine_price
+    from tasks.planning.prices.book import machine_price
 
     if size:
         asked = [(size, region) for region in regions or _regions_of(book, size) or [""]]
@@ -102,7 +102,7 @@ def _regions_of(book: Book, size: str) -> list[str]:
 
 
 def _storage(book: Book, regions: list[str], today: datetime.date) -> Iterator[dict[str, Any]]:
-    from tasks.prices.book import storage_prices
+    from tasks.planning.prices.book import storage_prices
 
     known = sorted({r for one in book.lists for r in (*one.storage, *one.egress) if not regions or r in regions})
     for region in known:

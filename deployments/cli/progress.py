@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.cli.output import harmless, visible
-from tasks.lifecycle import Lifecycle
-from tasks.outcomes import Outcome
+from tasks.orchestration.observers import Outcome
+from tasks.orchestration.run import Lifecycle
 
 LINE_EVERY_SECONDS = 10.0
 PASSING = ("submitted", "running")

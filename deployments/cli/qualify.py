@@ -21,9 +21,9 @@ from deployments.cli.person import As, Reason, asked
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from tasks.cluster_config import ClusterConfig
     from tasks.compute.draining import Drained
-    from tasks.config import QualifyConfig
+    from tasks.config.cluster import ClusterConfig
+    from tasks.config.flows import QualifyConfig
     from tasks.registry.qualifications import Stored
 
 COLOURS = {"healthy": "green", "degraded": "yellow", "failed": "red", "unknown": "magenta"}
@@ -151,14 +151,14 @@ def _named(nodes: str) -> list[str]:
 
 
 def _settings(config: list[str] | None, set_: list[str] | None) -> QualifyConfig:
-    from tasks.config import QualifyConfig
+    from tasks.config.flows import QualifyConfig
 
     return QualifyConfig.model_validate(parameters_of("qualify", config, "", set_)["config"])
 
 
 def _measure(settings: QualifyConfig, record: str, replace: bool, as_: str, *, as_json: bool) -> None:
-    from tasks.registry.audit import audit
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.audit import audit
     from tasks.storage import open_store
 
     what = f"qualify {settings.cluster.name}"
@@ -175,9 +175,9 @@ def _measure(settings: QualifyConfig, record: str, replace: bool, as_: str, *, a
 def _preflight(settings: QualifyConfig, record: str, replace: bool) -> None:
     """What can be known to be wrong before anything is spent."""
     from tasks.benchmark import hardware_of
-    from tasks.outcast import require_possible
+    from tasks.config.base import home
+    from tasks.orchestration.node_exclusion import require_possible
     from tasks.qualification.record import place
-    from tasks.settings import home
 
     require_possible(settings.cluster, settings.benchmark)
     judged_by = hardware_of(settings.cluster, settings.benchmark)
@@ -192,9 +192,9 @@ def _preflight(settings: QualifyConfig, record: str, replace: bool) -> None:
 def _record(settings: QualifyConfig, name: str, replace: bool) -> None:
     """Only of a cluster whose gate opened: `run_and_tell` has raised for any other."""
     from tasks.benchmark import hardware_of, sku_digest
+    from tasks.config.base import home
     from tasks.qualification.record import record
     from tasks.registry.qualifications import healthy_measurements, newest_measurement
-    from tasks.settings import home
     from tasks.storage import open_store
 
     store, cluster, config = open_store(home()), settings.cluster, settings.benchmark
@@ -234,9 +234,9 @@ def _use(name: str, fields: dict[str, Any]) -> str:
 
 
 def _history(node: str, *, as_json: bool) -> None:
-    from tasks.errors import Unknown
+    from tasks.common.errors import Unknown
+    from tasks.config.base import home
     from tasks.registry.qualifications import stored
-    from tasks.settings import home
     from tasks.storage import open_store
 
     found = [told for one in stored(open_store(home())) for told in _past(one, node)]
@@ -271,8 +271,8 @@ def _drained_by_us(names: list[str]) -> list[ClusterConfig]:
     Raises ValueError when there is none, and for one that no job of this home went to: the store does not say how it is reached.
     """
     from tasks.compute.jobs_book import known_cluster
+    from tasks.config.base import home
     from tasks.registry.qualifications import drained
-    from tasks.settings import home
     from tasks.storage import open_store
 
     found = [name for name, nodes in drained(open_store(home())).items() if not names or nodes & set(names)]
@@ -289,8 +289,8 @@ def _drained_by_us(names: list[str]) -> list[ClusterConfig]:
 
 def _drain(cluster: ClusterConfig, names: list[str], reason: str, as_: str, *, as_json: bool) -> None:
     from tasks.compute.draining import CANNOT, drain
-    from tasks.registry.audit import audited
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.audit import audited
     from tasks.storage import open_store
 
     if cluster.backend != "slurm":
@@ -310,8 +310,8 @@ def _drain(cluster: ClusterConfig, names: list[str], reason: str, as_: str, *, a
 
 def _resume(where: list[ClusterConfig], names: list[str], reason: str, as_: str, *, as_json: bool) -> None:
     from tasks.compute.draining import resume
-    from tasks.registry.audit import audited
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.audit import audited
     from tasks.storage import open_store
 
     on = ", ".join(cluster.name for cluster in where)
@@ -326,7 +326,7 @@ def _resume(where: list[ClusterConfig], names: list[str], reason: str, as_: str,
 
 def _tell_of_each(done: Sequence[Drained], what: str, *, as_json: bool) -> None:
     """What became of each machine. Raises CommandError where it was not what was asked for."""
-    from tasks.errors import Missing
+    from tasks.common.errors import Missing
 
     fields = {what: [one.node for one in done if one.done], "nodes": [one.model_dump() for one in done]}
     failed = [one for one in done if not one.done]

@@ -46,10 +46,10 @@ def quota(
     if not size:
         return _show(as_json)
     from tasks.artifacts import require_checks
+    from tasks.config.base import home
     from tasks.hardware.sku import load_sku
+    from tasks.planning.prices.limits import read_limits
     from tasks.planning.quota import Request, judge
-    from tasks.prices.limits import read_limits
-    from tasks.settings import home
 
     sku = load_sku(size, home() / "hardware")
     vcpus, ports = sku.specs.get("vcpus"), sku.specs.get("infiniband_ports")
@@ -79,8 +79,8 @@ def _line(check: Check) -> str:
 
 
 def _show(as_json: bool) -> None:
-    from tasks.prices.limits import FETCHED, FILE, read_file
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.planning.prices.limits import FETCHED, FILE, read_file
 
     found = {
         name: read_file(home() / name).model_dump(mode="json") for name in (FILE, FETCHED) if (home() / name).exists()
@@ -107,11 +107,11 @@ def _update(config: list[str] | None, set_: list[str] | None, as_json: bool) -> 
     from functools import partial
 
     from deployments.cli.checks import parameters_of
-    from tasks.cluster_config import ClusterConfig
-    from tasks.compute.azureml_quota import account_usages
+    from tasks.compute.azureml.quota import account_usages
+    from tasks.config.base import home
+    from tasks.config.cluster import ClusterConfig
+    from tasks.planning.prices.limits import keep_limits
     from tasks.planning.quota import of_usages
-    from tasks.prices.limits import keep_limits
-    from tasks.settings import home
     from tasks.storage import open_files
 
     cluster = parameters_of("qualify", config, "", set_)["config"]["cluster"]

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 def tell(store: Store, action: str, reason: str, model: Manifest) -> None:
     """Tell MLflow that a model is the champion, and what is `previous` by that. `action` is rollback or promote."""
-    from tasks.lineage import words
+    from tasks.config.base import experiment, home, tracking_uri
+    from tasks.lineage import messages
     from tasks.lineage.spool import Spool
     from tasks.registry.refs import aliases
-    from tasks.settings import experiment, home, tracking_uri
 
     name = model.provenance.name
-    about = words.experiment_note(action, name)
-    spool = Spool(home(), tracking_uri(), experiment=experiment(words.experiment_name(action, name)), note=about)
-    tags = words.version_tags({"Model": model.ref, "Code": model.provenance.commit or ""})
+    about = messages.experiment_note(action, name)
+    spool = Spool(home(), tracking_uri(), experiment=experiment(messages.experiment_name(action, name)), note=about)
+    tags = messages.version_tags({"Model": model.ref, "Code": model.provenance.commit or ""})
     note = {"headway.flow": action, "headway.model": name, "mlflow.note.content": reason}
-    run = spool.start_run(words.run_name(action, time.time()), tags={**tags, **note}, params={})
+    run = spool.start_run(messages.run_name(action, time.time()), tags={**tags, **note}, params={})
     previous = aliases(store, name).get("previous", "")
     spool.register(
         run,
@@ -30,8 +30,8 @@ def tell(store: Store, action: str, reason: str, model: Manifest) -> None:
         uri=store.uri_of(model),
         alias="champion",
         tags=tags,
-        note=words.version_note({"Model": model.ref}, ""),
-        about=words.MODEL_NOTE,
+        note=messages.version_note({"Model": model.ref}, ""),
+        about=messages.MODEL_NOTE,
         previous=previous,
     )
     spool.end_run(run, "FINISHED", tags={})

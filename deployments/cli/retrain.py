@@ -53,10 +53,10 @@ def retrain(
     What was done before with the same inputs and settings is reused. A run that was stopped goes on where it stopped.
     """
     from deployments.cli.configuration import load
-    from tasks.continuing import ContinueFrom
-    from tasks.redaction import require_no_secrets
-    from tasks.registry.audit import audit
-    from tasks.settings import home
+    from tasks.common.redaction import require_no_secrets
+    from tasks.config.base import home
+    from tasks.config.continue_from import ContinueFrom
+    from tasks.security.audit import audit
     from tasks.storage import open_store
 
     settings = load(config or "local", set_ or [])
@@ -83,7 +83,7 @@ def retrain(
 
 def _preview(name: str, settings: Any, from_stage: Any, to_stage: Any, origin: Any) -> dict[str, Any]:
     from flows.retrain import preview
-    from tasks.settings import config_digest
+    from tasks.config.base import config_digest
 
     dataset, stages = preview(name, settings, from_stage, to_stage, origin)
     return {"status": "completed", "dataset": dataset, "config_digest": config_digest(settings), "stages": stages}
@@ -101,9 +101,9 @@ def _preflight(name: str, settings: Any, origin: Any) -> None:
     from flows.continuing import require_possible
     from tasks.artifacts import parse_ref
     from tasks.benchmark import hardware_of
-    from tasks.endpoints.known import require_port
-    from tasks.outcast import require_proof
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.orchestration.node_exclusion import require_proof
+    from tasks.serving.known import require_port
     from tasks.storage import open_store
     from tasks.storage.store import find
 

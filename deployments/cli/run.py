@@ -26,10 +26,10 @@ def run(
     """Start a flow run of a deployment on the platform, and return. `headway status` shows how it goes."""
     from deployments.catalogue import catalogue, parameters
     from deployments.platform import prefect_server, up
-    from tasks.errors import Missing, Unknown
-    from tasks.redaction import require_no_secrets
-    from tasks.registry.audit import audited
-    from tasks.settings import home
+    from tasks.common.errors import Missing, Unknown
+    from tasks.common.redaction import require_no_secrets
+    from tasks.config.base import home
+    from tasks.security.audit import audited
     from tasks.storage import open_store
 
     known = {one.full_name: one for one in catalogue(up.settings(home()))}

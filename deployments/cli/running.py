@@ -18,10 +18,10 @@ from deployments.cli.output import CommandError, say
 from deployments.cli.progress import Progress, console, summary
 from deployments.platform import prefect_server
 from tasks.artifacts import Endpoint
-from tasks.lifecycle import Lifecycle, watched
+from tasks.config.base import Settings, config_digest, home
 from tasks.lineage.links import run_page
-from tasks.outcomes import Outcome, status_of
-from tasks.settings import Settings, config_digest, home
+from tasks.orchestration.observers import Outcome, status_of
+from tasks.orchestration.run import Lifecycle, watched
 
 PUBLISH_SECONDS = 30.0
 TOLD = {

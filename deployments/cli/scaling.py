@@ -24,9 +24,9 @@ def scaling(
 
     Trainings of the same network, hardware, engine and precision make a curve; efficiency is against its fewest GPUs.
     """
-    from tasks.errors import Missing
+    from tasks.common.errors import Missing
+    from tasks.config.base import home
     from tasks.report.scaling import curves, trainings
-    from tasks.settings import home
     from tasks.storage import open_store
 
     if picture and not picture.endswith(".png"):

@@ -21,9 +21,9 @@ def seeds(
     Nothing is trained. Train a recipe with other seeds under another name, so that its champion is left alone:
     `headway retrain -c CONFIG --set training.model=NAME-seeds --set training.seed=1 --to evaluate`.
     """
-    from tasks.errors import Missing
+    from tasks.common.errors import Missing
+    from tasks.config.base import home
     from tasks.report.seeds import recipes
-    from tasks.settings import home
     from tasks.storage import open_store
 
     found = recipes(open_store(home()), model)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tasks.hardware.machine import Machine
     from tasks.planning.case import Case
     from tasks.planning.checkpointing import Interval, Recovery, Saving
     from tasks.planning.failures import Range, Rates
-    from tasks.planning.machine import Machine
     from tasks.planning.simulation.settings import Failing, Simulated
 
 GENERIC_MACHINE = 8
@@ -105,8 +105,8 @@ def _machine(words: Words, case: Case | None) -> Machine | None:
         raise ValueError(f"--sku {words.sku} and --gpu {words.gpu}: give one of the two")
     if not sku and not gpu:
         return None
+    from tasks.config.base import home
     from tasks.hardware.machines import machine_of_gpu, machine_of_sku
-    from tasks.settings import home
 
     return machine_of_sku(sku, home() / "hardware") if sku else machine_of_gpu(gpu)
 

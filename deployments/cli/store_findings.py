@@ -10,7 +10,7 @@ from deployments.cli.doctor import Finding
 
 def store_findings(home: Path) -> Iterator[Finding]:
     """Findings of all stores. A store in Azure is written to, because only a write tells whether it keeps versions."""
-    from tasks.errors import HeadwayError
+    from tasks.common.errors import HeadwayError
     from tasks.storage.settings import load_stores
 
     try:
@@ -31,7 +31,7 @@ def store_findings(home: Path) -> Iterator[Finding]:
 
 
 def _artifacts(home: Path) -> Finding:
-    from tasks.errors import HeadwayError
+    from tasks.common.errors import HeadwayError
     from tasks.storage import open_store
 
     try:

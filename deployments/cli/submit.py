@@ -1,7 +1,7 @@
 """`headway submit`: the supervisor for a program of the user's own: retries, bad nodes left out, logs, progress, metrics.
 
 The program is told nothing of Headway but its job folder (HEADWAY_JOB); what it may write there is docs/compute.md, "A program of
-your own". What stages submit is tasks/workbench.py.
+your own". What stages submit is tasks/orchestration/stage_context.py.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from deployments.cli.output import say
 from deployments.cli.person import As, asked
 
 if TYPE_CHECKING:
-    from tasks.cluster_config import ClusterConfig
     from tasks.compute.job import Job
+    from tasks.config.cluster import ClusterConfig
     from tasks.storage.manifest import Manifest
 
 
@@ -59,8 +59,8 @@ def submit(
     The same program with the same arguments and settings, while one is at work, adopts that one.
     """
     from deployments.cli.configuration import load_cluster
-    from tasks.registry.audit import audit
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.audit import audit
     from tasks.storage import open_store
 
     overrides = [*(set_ or []), *_overrides(nodes, ranks, backend, time_limit)]
@@ -97,10 +97,10 @@ def job_of_program(
 
     Raises ValueError for a program that is no file, or a secret in its arguments.
     """
+    from tasks.common.redaction import require_no_secrets
     from tasks.compute.job import Job
-    from tasks.programs import shape
-    from tasks.redaction import require_no_secrets
-    from tasks.settings import digest
+    from tasks.config.base import digest
+    from tasks.orchestration.job_spec import shape
 
     if not program.is_file():
         raise ValueError(f"there is no program {program}: give the path of a Python file")
@@ -144,7 +144,7 @@ def _job_name(text: str) -> str:
 def _inputs(given: list[str]) -> dict[str, Manifest]:
     """Artifacts by the name that the program knows them by. Raises ValueError, Unknown."""
     from tasks.artifacts import parse_ref
-    from tasks.settings import home
+    from tasks.config.base import home
     from tasks.storage import open_store
     from tasks.storage.store import find
 

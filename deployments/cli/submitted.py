@@ -15,24 +15,24 @@ from deployments.cli.jobs import opener
 from deployments.cli.output import CommandError
 from deployments.cli.progress import Progress, console
 from deployments.cli.running import job_may_stop, make_home
-from tasks.cluster_config import ClusterConfig
+from tasks.common.errors import Conflict
 from tasks.compute.job import Job, JobResult
 from tasks.compute.submission import settle
-from tasks.compute.supervision import is_supervised
 from tasks.compute.supervisor import run
+from tasks.compute.supervisor_lock import is_supervised
 from tasks.compute.watching import Watch
-from tasks.errors import Conflict
-from tasks.lineage import words
+from tasks.config.base import experiment, home, tracking_uri
+from tasks.config.cluster import ClusterConfig
+from tasks.config.environment import surroundings
+from tasks.lineage import messages
 from tasks.lineage.links import run_page
 from tasks.lineage.spool import Spool
-from tasks.outcomes import Outcome, interrupted
-from tasks.registry.access import note_access
-from tasks.registry.audit import actor
+from tasks.orchestration.observers import Outcome, interrupted
 from tasks.registry.journal import StoreJournal
-from tasks.settings import experiment, home, tracking_uri
+from tasks.security.access import note_access
+from tasks.security.audit import actor
 from tasks.storage import open_store
 from tasks.storage.manifest import Manifest
-from tasks.surroundings import surroundings
 
 PUBLISH_SECONDS = 30.0
 NOTE = "Runs of the program **{name}**, by `headway submit`: what it writes into `metrics.jsonl` of its job folder."
@@ -101,11 +101,11 @@ def _told(job: Job, cluster: ClusterConfig, fields: dict[str, Any]) -> Iterator[
         "headway.backend": cluster.backend,
         "mlflow.user": actor().name,
         "mlflow.source.name": job.program,
-        **words.surroundings_tags(surroundings()),
+        **messages.surroundings_tags(surroundings()),
     }
     shape = ("nodes", "ranks_per_node", "gpus_per_node", "image", "launcher")
     params = {"arguments": " ".join(job.arguments), **{name: getattr(job, name) for name in shape}, **job.artifacts}
-    identity, status = spool.start_run(words.run_name(job.name, time.time()), tags=tags, params=params), "FINISHED"
+    identity, status = spool.start_run(messages.run_name(job.name, time.time()), tags=tags, params=params), "FINISHED"
     try:
         yield spool, identity
     except BaseException as error:

@@ -29,11 +29,11 @@ def publish(
     Only the tokenizer's own files are taken: no code, no weights.
     """
     from tasks.artifacts import parse_ref
+    from tasks.config.base import home
+    from tasks.data.tokenizing.tokenizer import open_tokenizer
     from tasks.registry.publishing import publish as publish_artifact
-    from tasks.settings import home
     from tasks.storage import open_store
     from tasks.storage.manifest import Provenance
-    from tasks.tokenizing.tokenizer import open_tokenizer
 
     _, name, _ = parse_ref(name, kind="tokenizer")
     opened = open_tokenizer(folder)

@@ -25,10 +25,10 @@ def train_log(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, with every step.")] = False,
 ) -> None:
     """Show losses, learning rates, speed and the end of a training by its log, as `metrics.jsonl` of our own jobs has them."""
+    from tasks.common.redaction import redact, redact_value
     from tasks.formats.deepspeed_log import read_deepspeed
     from tasks.formats.log_text import text_of
     from tasks.formats.megatron_log import read_megatron
-    from tasks.redaction import redact, redact_value
 
     if not file.is_file():
         raise ValueError(f"there is no file {file}")

@@ -21,8 +21,8 @@ Why = Annotated[str, typer.Option("--reason", help="Why, for the audit log.")]
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """List the keys whose signatures count, what each may sign, and the revoked ones."""
-    from tasks.registry.trust import held_keys, load_or_none
-    from tasks.settings import home, trust_file
+    from tasks.config.base import home, trust_file
+    from tasks.security.trust import held_keys, load_or_none
 
     file = load_or_none(home())
     keys: list[dict[str, Any]] = [
@@ -57,8 +57,8 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Let a key in. The first one makes trust.yaml, in which the home's own key stays trusted."""
-    from tasks.registry.trust import add_key
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.trust import add_key
     from tasks.signing.keys import key_id
 
     patterns = tuple(word.strip() for word in may_sign.split(",") if word.strip())
@@ -79,9 +79,9 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """Let a key count for nothing any more, neither for what comes nor for what it has signed."""
-    from tasks.registry.audit import actor
-    from tasks.registry.trust import revoke_key
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.audit import actor
+    from tasks.security.trust import revoke_key
 
     with (
         asked("override", as_, what=f"revoke key {name}", reason=_given(reason)),
@@ -100,9 +100,9 @@ def sign(
 ) -> None:
     """Sign an artifact anew with this home's key, after every byte of it was checked. You vouch for where it comes from."""
     from tasks.artifacts import parse_ref
-    from tasks.registry.signatures import KINDS
-    from tasks.registry.signatures import sign as sign_artifact
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.signatures import KINDS
+    from tasks.security.signatures import sign as sign_artifact
     from tasks.storage import open_store
     from tasks.storage.manifest import require_intact
     from tasks.storage.store import find
@@ -129,16 +129,16 @@ def _given(reason: str) -> str:
 
 
 def _noted(action: str, what: str, reason: str, **details: Any) -> Any:
-    from tasks.registry.audit import audited
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.audit import audited
     from tasks.storage import open_store
 
     return audited(open_store(home()), action, right="override", what=what, reason=reason, **details)
 
 
 def _public_key(said: str) -> ec.EllipticCurvePublicKey:
-    from tasks.registry.trust import load_or_none, vault_key
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.security.trust import load_or_none, vault_key
     from tasks.signing.keys import load_public_key
     from tasks.storage.settings import Identity
 
@@ -149,7 +149,7 @@ def _public_key(said: str) -> ec.EllipticCurvePublicKey:
 
 
 def _words(one: dict[str, Any]) -> str:
-    from tasks.registry.trust import Revoked
+    from tasks.security.trust import Revoked
 
     revoked = one["revoked"]
     return f"revoked {Revoked.model_validate(revoked)}" if revoked else ", ".join(one["may_sign"])

@@ -33,9 +33,9 @@ def validate(
     Documents that break a rule of validation.quarantine are set aside, and what is left is a version of its own. A name that is
     a dataset's and a file's means the dataset; write ./NAME for the file.
     """
-    from tasks.config import ValidateConfig
-    from tasks.registry.audit import audit
-    from tasks.settings import home
+    from tasks.config.base import home
+    from tasks.config.flows import ValidateConfig
+    from tasks.security.audit import audit
     from tasks.storage import open_store
 
     told = parameters_of("validate", config, dataset, set_)
@@ -65,7 +65,7 @@ def _published(dataset: str, name: str, as_: str) -> str:
 
 
 def _is_known(dataset: str) -> bool:
-    from tasks.errors import Unknown
+    from tasks.common.errors import Unknown
 
     try:
         _known(dataset)
@@ -77,7 +77,7 @@ def _is_known(dataset: str) -> bool:
 def _known(dataset: str) -> None:
     """Raises Unknown for a dataset that there is not, ValueError for what is no reference."""
     from tasks.artifacts import parse_ref
-    from tasks.settings import home
+    from tasks.config.base import home
     from tasks.storage import open_store
     from tasks.storage.store import find
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from deployments.event_settings import EventsConfig
-from tasks import process
-from tasks.redaction import redact
-from tasks.settings import config_digest
+from tasks.common import process
+from tasks.common.redaction import redact
+from tasks.config.base import config_digest
 
 LOOKED_SECONDS = 15.0
 """In which a bridge that starts has looked at its sources once."""

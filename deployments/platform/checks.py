@@ -9,8 +9,8 @@ import socket
 import sqlite3
 from pathlib import Path
 
-from tasks import process
-from tasks.errors import Missing
+from tasks.common import process
+from tasks.common.errors import Missing
 
 LAYOUT = 1
 """Number of the form in which state lies under home; raised when an older Headway could not read it."""

@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 
 from deployments.platform import prefect_server
-from tasks import process
+from tasks.common import process
+from tasks.common.errors import HeadwayError
 from tasks.compute.jobs_book import list_jobs
-from tasks.compute.ray_local import stop_local_cluster
-from tasks.errors import HeadwayError
+from tasks.compute.ray.local import stop_local_cluster
+from tasks.config.base import stopped_mark
+from tasks.orchestration.run_log import LoggedRun, logged_runs, note_stopped
 from tasks.registry.journal import StoreJournal
-from tasks.runlog import LoggedRun, logged_runs, note_stopped
-from tasks.settings import stopped_mark
 from tasks.storage import open_store
 
 FLOW_SECONDS = 30.0

@@ -16,8 +16,8 @@ from typing import Any
 
 from deployments.platform.checks import choose_port, not_locked
 from deployments.platform.prefect_server import password
-from tasks import process
-from tasks.errors import Missing
+from tasks.common import process
+from tasks.common.errors import Missing
 
 START_SECONDS = 120.0
 

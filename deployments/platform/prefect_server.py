@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deployments.platform.checks import choose_port, not_locked
-from tasks import process
-from tasks.errors import Missing
+from tasks.common import process
+from tasks.common.errors import Missing
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from deployments.platform import bridge, mlflow_server, prefect_server, watch, worker
-from tasks import process
-from tasks.redaction import redact
-from tasks.registry.policy import in_force
-from tasks.runlog import LoggedRun, logged_runs, read_run, suspended
+from tasks.common import process
+from tasks.common.redaction import redact
+from tasks.orchestration.run_log import LoggedRun, logged_runs, read_run, suspended
+from tasks.security.policy import in_force
 
 PACKAGES = ("headway", "prefect", "mlflow")
 RUNS = 10

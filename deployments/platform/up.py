@@ -18,10 +18,10 @@ from deployments.cli.configuration import load_file, load_with_text
 from deployments.platform import bridge, checks, mlflow_server, prefect_server, watch, worker
 from deployments.platform.down import take_over
 from deployments.settings import PlatformConfig, kept
-from tasks.endpoints.known import settle_all
-from tasks.errors import Missing
-from tasks.process import locked, write_text
-from tasks.settings import stopped_mark
+from tasks.common.errors import Missing
+from tasks.common.process import locked, write_text
+from tasks.config.base import stopped_mark
+from tasks.serving.known import settle_all
 
 WORKER_SECONDS = 60.0
 Say = Callable[[str], None]

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tasks import process
+from tasks.common import process
 
 
 def start(home: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deployments.catalogue import POOL
-from tasks import process
+from tasks.common import process
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

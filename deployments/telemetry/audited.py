@@ -1,4 +1,4 @@
-"""The audit log as log records, for those who watch over many machines in one place. The log itself is tasks/registry/audit.py.
+"""The audit log as log records, for those who watch over many machines in one place. The log itself is tasks/security/audit.py.
 
 How far each exporter got is in the ledger, as for runs. A record that is told is no proof; the chain is.
 """
@@ -10,9 +10,9 @@ import logging
 from pathlib import Path
 
 from deployments.telemetry.story import Log
-from tasks.errors import HeadwayError
-from tasks.registry import audit_chain
-from tasks.registry.audit import Entry
+from tasks.common.errors import HeadwayError
+from tasks.security import audit_chain
+from tasks.security.audit import Entry
 from tasks.storage import open_store
 
 EVERY_SECONDS = 15.0

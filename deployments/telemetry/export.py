@@ -26,7 +26,7 @@ from deployments.telemetry.reader import HISTORY_SECONDS, Reader
 from deployments.telemetry.runs import Runs
 from deployments.telemetry.sinks import FileSink, Sink, azure_sink, otlp_sink
 from deployments.telemetry.story import Log
-from tasks.errors import Missing
+from tasks.common.errors import Missing
 
 COUNTER = "counter"
 """The reader that adds up the totals."""

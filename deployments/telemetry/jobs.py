@@ -15,9 +15,9 @@ from typing import Any
 
 from deployments.telemetry.runs import RunView, read_object
 from deployments.telemetry.story import Log
-from tasks import process
+from tasks.common import process
+from tasks.common.redaction import redact
 from tasks.compute.logs import tail_of_failure
-from tasks.redaction import redact
 
 RECENT_SECONDS = 600.0
 """A job that ended is shown for so long."""

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from deployments.telemetry.instruments import SECONDS, Instrument, Point
 from deployments.telemetry.runs import read_object
-from tasks import process
+from tasks.common import process
 
 LOOPBACK = "127.0.0.1"
 

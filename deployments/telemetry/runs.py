@@ -1,7 +1,7 @@
 """The run folders of a home, read from outside and only where something was added. Nothing is written here.
 
-What a folder holds is tasks/runlog.py. `Tail` reads lines that came since; `Runs` keeps a view of every run, which alerts and
-metrics look at. Everything that is read here passes the redaction, so nothing behind it sees a secret.
+What a folder holds is tasks/orchestration/run_log.py. `Tail` reads lines that came since; `Runs` keeps a view of every run,
+which alerts and metrics look at. Everything that is read here passes the redaction, so nothing behind it sees a secret.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks import process
-from tasks.redaction import redact_value
+from tasks.common import process
+from tasks.common.redaction import redact_value
 
 LINES_AT_ONCE = 1000
 

@@ -20,8 +20,8 @@ from typing import Any
 from deployments.duties import Duty, take
 from deployments.platform import prefect_server, up
 from deployments.settings import PlatformConfig
-from tasks.azureml_door import use_files
-from tasks.redaction import clean_logs
+from tasks.azure.arm_client import use_files
+from tasks.common.redaction import clean_logs
 from tasks.storage import open_files
 
 EVERY_SECONDS = 5.0

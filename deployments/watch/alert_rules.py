@@ -16,8 +16,8 @@ from deployments.telemetry.measure import failing
 from deployments.telemetry.runs import RunView
 from deployments.watch.alert_models import degraded, stale, tampered, untrusted, unusual_answers
 from deployments.watch.alert_seen import Found, Instance, Seen, clock
-from tasks.registry import unusual
-from tasks.registry.unusual import Habits, Unusual
+from tasks.security import access_anomalies
+from tasks.security.access_anomalies import Habits, Unusual
 
 DISK_MARGIN = 1.05
 """Room must be so many times the limit before a full disk counts as over: it would come and go otherwise."""
@@ -127,7 +127,7 @@ def _broken(seen: Seen, limits: AlertsConfig) -> Found:
 
 
 def _habit(judge: Callable[[Habits, float, AlertsConfig], list[Unusual]]) -> Callable[[Seen, AlertsConfig], Found]:
-    """What is unusual, as a rule of tasks/registry/unusual.py judges it."""
+    """What is unusual, as a rule of tasks/security/access_anomalies.py judges it."""
 
     def find(seen: Seen, limits: AlertsConfig) -> Found:
         if seen.habits is None:
@@ -139,16 +139,16 @@ def _habit(judge: Callable[[Habits, float, AlertsConfig], list[Unusual]]) -> Cal
 
 
 def _denied(habits: Habits, now: float, limits: AlertsConfig) -> list[Unusual]:
-    return unusual.many_denials(habits, now, most=limits.denials, minutes=limits.denials_minutes)
+    return access_anomalies.many_denials(habits, now, most=limits.denials, minutes=limits.denials_minutes)
 
 
 def _bulk(habits: Habits, now: float, limits: AlertsConfig) -> list[Unusual]:
     gb, artifacts, times = limits.download_gb, limits.download_artifacts, limits.download_times_usual
-    return unusual.bulk_downloads(habits, now, most_gb=gb, most_artifacts=artifacts, times_usual=times)
+    return access_anomalies.bulk_downloads(habits, now, most_gb=gb, most_artifacts=artifacts, times_usual=times)
 
 
 def _moved(habits: Habits, now: float, limits: AlertsConfig) -> list[Unusual]:
-    return unusual.new_places(habits, now, hours=limits.new_place_hours)
+    return access_anomalies.new_places(habits, now, hours=limits.new_place_hours)
 
 
 RULES = (

@@ -9,7 +9,7 @@ from typing import Any
 
 from deployments.telemetry.runs import RunView
 from tasks.registry.served import Untrusting
-from tasks.registry.unusual import Habits
+from tasks.security.access_anomalies import Habits
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,14 @@ from deployments.watch.alert_events import event_of, send
 from deployments.watch.alert_rules import RULES, Rule
 from deployments.watch.alert_seen import Champion, Instance, Seen
 from deployments.watch.habits import Follower
-from tasks import process
-from tasks.answer_watch import standing_anomalies
-from tasks.errors import HeadwayError
-from tasks.redaction import redact_value
+from tasks.common import process
+from tasks.common.errors import HeadwayError
+from tasks.common.redaction import redact_value
+from tasks.registry.model_integrity import standing
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, last_revalidated, revalidations
 from tasks.registry.served import untrusted_endpoints
-from tasks.registry.tampering import standing
+from tasks.serving.monitor.watch import standing_anomalies
 from tasks.storage import open_store
 from tasks.storage.store import Store
 

@@ -1,7 +1,7 @@
 """The answers of every endpoint in service, looked at every few minutes, in the background (background.py).
 
-What a window is, when it stands out, and what is said then is tasks/answer_watch.py: the flow watch and `headway watch` look by
-the same, and share what is known.
+What a window is, when it stands out, and what is said then is tasks/serving/monitor/watch.py: the flow watch and `headway watch`
+look by the same, and share what is known.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from deployments.watch.background import Background
-from tasks import answer_watch
+from tasks.serving.monitor import watch
 
 EVERY_SECONDS = 120.0
 
@@ -30,4 +30,4 @@ class Anomalies:
 
     def look(self, now: float) -> None:
         """Look at every endpoint in service."""
-        answer_watch.look(self.home, now)
+        watch.look(self.home, now)

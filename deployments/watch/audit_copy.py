@@ -1,12 +1,12 @@
-"""Keeps the copy of the audit log elsewhere up to date, where stores.yaml names one. How is tasks/registry/audit_copy.py."""
+"""Keeps the copy of the audit log elsewhere up to date, where stores.yaml names one. How is tasks/security/audit_copy.py."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
 
-from tasks.errors import Conflict
-from tasks.registry.audit_copy import copy_of, send
+from tasks.common.errors import Conflict
+from tasks.security.audit_copy import copy_of, send
 from tasks.storage import open_store
 
 EVERY_SECONDS = 15.0

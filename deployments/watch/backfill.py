@@ -13,7 +13,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.responses import DeploymentResponse
 
 from deployments.catalogue import OURS
-from tasks import process
+from tasks.common import process
 
 MOST = 100
 """Times made up for after one silence."""

@@ -1,7 +1,7 @@
 """Deletes what stands on Azure ML and is over: models that were kept warm for the way back, and test endpoints that expired.
 
-What that is, tasks/endpoints/azureml.py knows; an endpoint on this machine looks after itself. A deletion takes minutes, so it is
-done in the background (background.py).
+What that is, tasks/serving/azureml/endpoint.py knows; an endpoint on this machine looks after itself. A deletion takes minutes,
+so it is done in the background (background.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from deployments.watch.background import Background
-from tasks.endpoints.known import tidy_all
+from tasks.serving.known import tidy_all
 
 EVERY_SECONDS = 60.0
 

@@ -2,9 +2,9 @@
 
 Prefect alone leaves them Running, Cancelling or Pending for ever when the worker died with them. Whether a process lives is
 sightings.py; who acts when several watches see the same is claims.py; that no slot stays occupied is slots.py. Finished stages
-are not run again: their records are reused (tasks/stage.py). Dead jobs are the compute backends' business. What `headway down`
-stopped always goes on, and is not counted, nor is what a worker had only taken up when the platform stopped; so does what was at
-work before, and lost its slot to another run meanwhile.
+are not run again: their records are reused (tasks/orchestration/stage.py). Dead jobs are the compute backends' business. What
+`headway down` stopped always goes on, and is not counted, nor is what a worker had only taken up when the platform stopped; so
+does what was at work before, and lost its slot to another run meanwhile.
 
 Only runs of this platform are touched: those of our work pool whose worker was on this host, and those of this home's command
 line. A run from the command line that dies before it opened its folder (runs/ID) belongs to nobody that can be known: it is left.
@@ -42,7 +42,7 @@ from deployments.watch.flow_runs import AT_WORK, KEPT, at, flow_runs, history
 from deployments.watch.sightings import Sighting, look
 from deployments.watch.slots import Slots
 from flows.prefect_run import STOPPED
-from tasks import process
+from tasks.common import process
 
 CONFIRM_SECONDS = 2.0
 """A death is acted on when it is still seen so long after the first look: a worker that lives tells of it itself, in 0.2 s."""

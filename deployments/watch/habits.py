@@ -1,7 +1,7 @@
 """Follows the audit log and the access log, and remembers what the rules about the unusual need: platform/habits.json.
 
-The rules are tasks/registry/unusual.py; they become alerts in alert_rules.py. How far it has read is written together with what
-it read, so a killed watch counts nothing twice.
+The rules are tasks/security/access_anomalies.py; they become alerts in alert_rules.py. How far it has read is written together
+with what it read, so a killed watch counts nothing twice.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from deployments.settings import AlertsConfig
-from tasks import process
-from tasks.registry import access, audit_chain
-from tasks.registry.audit import Entry
-from tasks.registry.unusual import Habits
+from tasks.common import process
+from tasks.security import access, audit_chain
+from tasks.security.access_anomalies import Habits
+from tasks.security.audit import Entry
 from tasks.storage import open_store
 
 

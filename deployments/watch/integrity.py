@@ -1,7 +1,7 @@
 """The files of every champion, and of what every endpoint serves, against what was signed: all bytes, again and again.
 
 Sizes and times are not asked: whoever changes a file can keep them. Each model is read one file at a time in the background
-(background.py). What is compared, and what becomes of a difference, is tasks/registry/tampering.py.
+(background.py). What is compared, and what becomes of a difference, is tasks/registry/model_integrity.py.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import logging
 from pathlib import Path
 
 from deployments.watch.background import Background
-from tasks.endpoints.known import endpoint_of, known_endpoints
-from tasks.errors import HeadwayError
+from tasks.common.errors import HeadwayError
+from tasks.registry.model_integrity import act_on, findings, forget, standing, told
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions
-from tasks.registry.tampering import act_on, findings, forget, standing, told
+from tasks.serving.known import endpoint_of, known_endpoints
 from tasks.storage import open_store
 from tasks.storage.store import Store
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks import process
+from tasks.common import process
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
 from tasks.registry.refs import read_ref

@@ -16,8 +16,8 @@ from typing import Literal
 from prefect.client.schemas.objects import FlowRun
 
 from deployments.watch.flow_runs import at
-from tasks import process
-from tasks.runlog import LoggedRun, read_run
+from tasks.common import process
+from tasks.orchestration.run_log import LoggedRun, read_run
 
 WORKER = "headway-"
 """Our workers are called so, and the host's name follows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks import process
+from tasks.common import process
 from tasks.lineage.spool import start_publisher, unpublished
 
 

@@ -25,8 +25,8 @@ from deployments.watch.dead_runs import RESUME_SECONDS
 from deployments.watch.flow_runs import at
 from flows.approval import Question
 from flows.pause import withdraw
-from tasks import process
-from tasks.runlog import note_cancelled, read_question, read_run, suspended, write_question
+from tasks.common import process
+from tasks.orchestration.run_log import note_cancelled, read_question, read_run, suspended, write_question
 
 LOOKED = "platform/watch/waiting.json"
 NOTED_EVERY_SECONDS = 30.0

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from tasks import azureml_door
-from tasks.azureml_door import OpenFiles
-from tasks.cluster_config import ClusterConfig
+from tasks.azure import arm_client
+from tasks.azure.arm_client import OpenFiles
 from tasks.compute.job import Backend
+from tasks.config.cluster import ClusterConfig
 
 BACKENDS = {
     "local": ("tasks.compute.local", "LocalBackend"),
-    "ssh": ("tasks.compute.ssh", "SshBackend"),
-    "slurm": ("tasks.compute.slurm", "SlurmBackend"),
-    "azureml": ("tasks.compute.azureml", "AzureMlBackend"),
-    "ray": ("tasks.compute.ray", "RayBackend"),
+    "ssh": ("tasks.compute.ssh.backend", "SshBackend"),
+    "slurm": ("tasks.compute.slurm.backend", "SlurmBackend"),
+    "azureml": ("tasks.compute.azureml.backend", "AzureMlBackend"),
+    "ray": ("tasks.compute.ray.backend", "RayBackend"),
 }
 """Module and class of each; a class takes the whole cluster's configuration and reads its own section of it."""
 
@@ -28,5 +28,5 @@ def open_backend(config: ClusterConfig, files: OpenFiles | None = None) -> Backe
     module, name = BACKENDS[config.backend]
     kind = getattr(import_module(module), name)
     with_files = config.backend in WITHOUT_A_SHARED_FOLDER
-    backend: Backend = kind(config, files or azureml_door.open_files) if with_files else kind(config)
+    backend: Backend = kind(config, files or arm_client.open_files) if with_files else kind(config)
     return backend

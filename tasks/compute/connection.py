@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.cluster_config import SshConfig
-from tasks.errors import Missing
+from tasks.common.errors import Missing
+from tasks.config.cluster import SshConfig
 
 try:
     import asyncssh

@@ -15,9 +15,9 @@ from pathlib import Path, PurePosixPath
 
 import asyncssh
 
+from tasks.common.errors import Missing
+from tasks.common.file_names import require_inside
 from tasks.compute.connection import ROOM, Connection, Ran
-from tasks.errors import Missing
-from tasks.names import require_inside
 
 APPENDED = (".jsonl", ".log")
 """Files that are only ever written at their end."""
@@ -144,7 +144,7 @@ async def _get(connection: Connection, remote: str, path: Path, stat: _Listed) -
 
 
 def _passing(name: str) -> bool:
-    """Whether a file is on its way to its real name: ours, or one of tasks/process.py's."""
+    """Whether a file is on its way to its real name: ours, or one of tasks/common/process.py's."""
     return name.endswith(PART) or name.rpartition("/")[2].startswith(".")
 
 

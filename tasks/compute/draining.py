@@ -1,6 +1,7 @@
 """Machines taken out of service where the scheduler can do that, and put back: what each backend can, as one answer.
 
-Slurm's way is slurm_drain.py. What a failed machine needs elsewhere is rendered, and never sent: tasks/qualification/requests.py.
+Slurm's way is tasks/compute/slurm/drain.py. What a failed machine needs elsewhere is rendered, and never sent:
+tasks/qualification/requests.py.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.cluster_config import BackendName, ClusterConfig
+from tasks.config.cluster import BackendName, ClusterConfig
 
 CANNOT: dict[BackendName, str] = {
     "local": "there is one machine, and no scheduler that could keep jobs away from it",
@@ -35,8 +36,8 @@ def drain(config: ClusterConfig, reasons: Mapping[str, str]) -> tuple[Drained, .
     """Take machines out of service, each for its reason. Never raises: no rights, no answer are in what it says."""
     if config.backend != "slurm":
         return tuple(Drained(node=name, done=False, said=CANNOT[config.backend]) for name in reasons)
-    from tasks.compute import slurm_drain
-    from tasks.compute.slurm_commands import open_login
+    from tasks.compute.slurm import drain as slurm_drain
+    from tasks.compute.slurm.commands import open_login
 
     return slurm_drain.drain(open_login(config), reasons)
 
@@ -45,7 +46,7 @@ def resume(config: ClusterConfig, nodes: Iterable[str] = ()) -> tuple[Drained, .
     """Put machines back that Headway drained; without names all of them. Raises ValueError for a backend that cannot, Missing."""
     if config.backend != "slurm":
         raise ValueError(f"backend {config.backend} has no drained machines: {CANNOT[config.backend]}")
-    from tasks.compute import slurm_drain
-    from tasks.compute.slurm_commands import open_login
+    from tasks.compute.slurm import drain as slurm_drain
+    from tasks.compute.slurm.commands import open_login
 
     return slurm_drain.resume(open_login(config), nodes)

@@ -1,7 +1,8 @@
 """The process that holds the store where the machines of an elastic job meet, and what it says of the submission's end.
 
-The program is tasks/jobs/rendezvous.py. It runs on the machine that jobs are submitted from, outlives the orchestrator, and its
-`rendezvous/exit.json` is how the submission ended. Which backends take elastic jobs: tasks/elasticity.py. See docs/elastic.md.
+The program is tasks/jobs/node/rendezvous.py. It runs on the machine that jobs are submitted from, outlives the orchestrator, and
+its `rendezvous/exit.json` is how the submission ended. Which backends take elastic jobs: tasks/config/elasticity.py. See
+docs/elastic.md.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
-from tasks import process
+from tasks.common import process
+from tasks.common.errors import Missing
 from tasks.compute.job import Job, JobState
 from tasks.compute.nodes import node_environment, python
-from tasks.errors import Missing
 
 RESTARTS = 5
 STEADY_SECONDS = 60.0
@@ -24,7 +25,7 @@ FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tor
 def spec(job: Job, folder: Path) -> process.ProcessSpec:
     """What the parent of the store's holder is told; `folder` is the job's as that machine sees it."""
     return process.ProcessSpec(
-        argv=[python(job), "-m", "tasks.jobs.rendezvous", str(folder)],
+        argv=[python(job), "-m", "tasks.jobs.node.rendezvous", str(folder)],
         env=node_environment(job),
         secrets=(),
         log="rendezvous.log",
@@ -48,7 +49,7 @@ def open_rendezvous(job: Job, folder: Path) -> None:
 
 
 def write_rendezvous(job: Job, folder: Path, *, seen: Path) -> None:
-    """Write what `python -m tasks.process SEEN/rendezvous` needs on another machine, where the folder is `seen`."""
+    """Write what `python -m tasks.common.process SEEN/rendezvous` needs on another machine, where the folder is `seen`."""
     process.write_json(folder / "rendezvous" / "process.json", asdict(spec(job, seen)))
 
 

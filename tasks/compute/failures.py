@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tasks.common.errors import IntegrityError, JobFailed, Missing
+from tasks.common.redaction import redact
 from tasks.compute.job import Failure, Job, JobState
 from tasks.compute.logs import failing_rank, launcher_logs, rank_logs, tail, tail_of_failure
 from tasks.compute.marks import read_mark
 from tasks.compute.submission import CANCELLED
-from tasks.errors import IntegrityError, JobFailed, Missing
-from tasks.redaction import redact
 
 OF_THE_PROGRAM: tuple[Failure, ...] = ("user", "integrity", "missing", "diverged", "limit", "preempted")
 """Classes that a program reports itself, and that no scheduler and no log knows better."""

@@ -28,7 +28,7 @@ LEAST_STEPS = 5
 REMEMBERED_STEPS = 50
 LOOK_SECONDS = 0.5
 SILENT_SECONDS = 60.0
-"""Without a beat, as tasks/jobs/node.py counts."""
+"""Without a beat, as tasks/jobs/node/__main__.py counts."""
 ELASTIC_SECONDS = 120.0
 """An elastic job may stand still for so long while its machines meet anew."""
 

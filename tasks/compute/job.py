@@ -1,7 +1,8 @@
 """A job as data, and what a backend must do with it.
 
 A job is one submission of a program. Its folder is the whole contract with the program (docs/compute.md, "The job folder";
-tasks/jobs/runtime.py has the rank's side, tasks/jobs/node.py the machine's). How a job is supervised lives in supervisor.py.
+tasks/jobs/node/runtime.py has the rank's side, tasks/jobs/node/__main__.py the machine's). How a job is supervised lives in
+supervisor.py.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.cluster_config import ElasticConfig, RetryConfig, ScratchConfig, WatchConfig
-from tasks.process import write_json
-from tasks.settings import digest
+from tasks.common.process import write_json
+from tasks.config.base import digest
+from tasks.config.cluster import ElasticConfig, RetryConfig, ScratchConfig, WatchConfig
 
 Failure = Literal[
     "user",

@@ -14,17 +14,17 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks import process
-from tasks.cluster_config import ClusterConfig
+from tasks.common import process
+from tasks.common.errors import Missing, Unknown
 from tasks.compute import open_backend
 from tasks.compute.job import Backend, Job, JobState, Journal
 from tasks.compute.marks import read_mark
 from tasks.compute.metrics import newest_step
 from tasks.compute.nodes import ended_state
 from tasks.compute.submission import CANCELLED, Generation, newest, settle
-from tasks.compute.supervision import is_supervised
-from tasks.errors import Missing, Unknown
-from tasks.settings import digest
+from tasks.compute.supervisor_lock import is_supervised
+from tasks.config.base import digest
+from tasks.config.cluster import ClusterConfig
 
 Opener = Callable[[ClusterConfig], Backend]
 """`open_backend`, with the files of a store handed in where job folders lie in one."""

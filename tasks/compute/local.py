@@ -1,6 +1,6 @@
 """The local backend: this machine, under a small parent that outlives the orchestrator.
 
-What runs under the parent is tasks/jobs/node.py, as on every backend. See tasks/process.py for the parent.
+What runs under the parent is tasks/jobs/node/__main__.py, as on every backend. See tasks/common/process.py for the parent.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks import process
-from tasks.cluster_config import ClusterConfig
+from tasks.common import process
 from tasks.compute.job import Job, JobState, Rendered, write_folder
 from tasks.compute.nodes import AGENT_SECONDS, clean_up
+from tasks.config.cluster import ClusterConfig
 
 
 def spec(job: Job, folder: Path) -> process.ProcessSpec:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+from tasks.common.redaction import redact
 from tasks.compute.marks import read_mark
-from tasks.redaction import redact
 
 TAIL_BYTES = 65_536
 FOLLOW_SECONDS = 0.2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import IntegrityError
-from tasks.process import read_json
+from tasks.common.errors import IntegrityError
+from tasks.common.process import read_json
 
 
 def read_mark(path: Path) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""What a backend starts on each machine of a job, as values: tasks/jobs/node.py under the parent of tasks/process.py.
+"""What a backend starts on each machine of a job, as values: tasks/jobs/node/__main__.py under the parent of
+tasks/common/process.py.
 
 The parent of node rank 0 counts the attempts and ends the job: its `nodes/0/exit.json` is how the submission ended. The others
 are started again until then.
@@ -10,7 +11,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from tasks import process
+from tasks.common import process
 from tasks.compute.job import Job, JobState, write_folder
 
 AGENT_SECONDS = 20.0
@@ -53,7 +54,7 @@ def node_spec(job: Job, folder: Path, rank: int) -> process.ProcessSpec:
 
 def clean_up(job: Job, folder: Path, rank: int) -> list[str]:
     """What the parent runs on its machine when the job is over there."""
-    return [python(job), "-m", "tasks.jobs.scratch", str(folder), str(rank)] if job.scratch else []
+    return [python(job), "-m", "tasks.jobs.node.scratch", str(folder), str(rank)] if job.scratch else []
 
 
 def node_command(job: Job, folder: Path, rank: int | str) -> list[str]:
@@ -61,7 +62,7 @@ def node_command(job: Job, folder: Path, rank: int | str) -> list[str]:
 
     `rank` may be a variable of the shell that runs it.
     """
-    return [python(job), "-m", "tasks.process", f"{folder}/nodes/{rank}"]
+    return [python(job), "-m", "tasks.common.process", f"{folder}/nodes/{rank}"]
 
 
 def node_environment(job: Job) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """One look at a scheduler for all jobs of a process: 1,000 supervisors cost one call of `states` a period.
 
 Each supervisor reads what the last look found, and wakes up when its own job's state changed; so a scheduler that takes minutes
-to answer holds nobody up who wants to cancel. What a state means for a job is supervisor.py and attending.py.
+to answer holds nobody up who wants to cancel. What a state means for a job is supervisor.py and job_monitor.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.cluster_config import ClusterConfig
+from tasks.common.errors import HeadwayError
 from tasks.compute.clock import CLOCK, Clock
 from tasks.compute.job import Backend, JobState
-from tasks.errors import HeadwayError
-from tasks.settings import digest
+from tasks.config.base import digest
+from tasks.config.cluster import ClusterConfig
 
 NO_ANSWER = (HeadwayError, OSError, ValueError, subprocess.SubprocessError)
 """Errors of a look that mean no answer; `states` should say `unknown` itself."""

@@ -13,15 +13,15 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks import process
+from tasks.common import process
+from tasks.common.errors import Missing
 from tasks.compute import open_backend
 from tasks.compute.job import Job, JobState, Journal
 from tasks.compute.jobs_book import JobEntry, Opener, cluster_of, find_job, handle_of, job_of
 from tasks.compute.nodes import ended_state
 from tasks.compute.retrying import close_failed
 from tasks.compute.submission import mark_settled, newest
-from tasks.compute.supervision import unsupervised
-from tasks.errors import Missing
+from tasks.compute.supervisor_lock import unsupervised
 
 STARTS_AGAIN = ("slurm", "azureml")
 """Backends that start a job again by themselves: the mark of an end there may be of the start before."""

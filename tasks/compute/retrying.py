@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tasks.common.redaction import redact
 from tasks.compute.failures import Failed, classify, rules
 from tasks.compute.job import Job, JobState, Journal
 from tasks.compute.submission import Generation, marker, settle
-from tasks.redaction import redact
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tasks.cluster_config import ClusterConfig
+from tasks.common.errors import Conflict
+from tasks.common.process import read_json, write_json, write_text
 from tasks.compute.job import Job, Journal
 from tasks.compute.metrics import newest_step
-from tasks.errors import Conflict
-from tasks.process import read_json, write_json, write_text
+from tasks.config.cluster import ClusterConfig
 
 MAY_DIFFER = ("submission", "excluded_nodes", "only_nodes", "smaller_batches", "retry", "watch")
 """Of two jobs under one token: what a further submission changes, and what concerns the supervisor only."""

@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.cluster_config import ClusterConfig
-from tasks.compute.attending import Attendance, Forwarding, with_result
+from tasks.common.errors import Cancelled
+from tasks.common.process import read_json
 from tasks.compute.clock import CLOCK, Clock
 from tasks.compute.failures import Failed, error_of
 from tasks.compute.job import Backend, Job, JobResult, JobState, Journal
+from tasks.compute.job_monitor import Attendance, Forwarding, with_result
 from tasks.compute.polling import Poller, poller_of
 from tasks.compute.retrying import Decision, close_failed
 from tasks.compute.submission import Generation, clear, differences, newest, require_ours, settle
-from tasks.compute.submitting import PAUSE_SECONDS, Submitted, Submitter, as_intended, with_lessons
-from tasks.compute.supervision import supervising
+from tasks.compute.submitter import PAUSE_SECONDS, Submitted, Submitter, as_intended, with_lessons
+from tasks.compute.supervisor_lock import supervising
 from tasks.compute.watching import Event, Watch
-from tasks.errors import Cancelled
-from tasks.process import read_json
+from tasks.config.cluster import ClusterConfig
 
 CANCEL_SECONDS = 10.0
 """Patience with a scheduler that does not answer when a job is cancelled: a cancelled flow ends within 15 s."""

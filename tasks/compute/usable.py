@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from tasks.cluster_config import ClusterConfig
+from tasks.config.cluster import ClusterConfig
 
 OUT = re.compile(r"down|drain|fail|unk|no_respond|maint|reboot|\*$")
 """Node states of sinfo in which no job starts there."""
@@ -19,14 +19,14 @@ def usable_nodes(config: ClusterConfig, only: Collection[str] = ()) -> int | Non
     if config.backend == "slurm":
         return _of_slurm(config, only)
     if config.backend == "ssh":
-        from tasks.compute.ssh_hosts import read_hosts
+        from tasks.compute.ssh.hosts import read_hosts
 
         return _counted({host.name for host in read_hosts(config.ssh)} - set(config.exclude), only)
     return None
 
 
 def _of_slurm(config: ClusterConfig, only: Collection[str]) -> int:
-    from tasks.compute.slurm_commands import open_login, silent
+    from tasks.compute.slurm.commands import open_login, silent
 
     said = open_login(config).run(("sinfo", "--noheader", "--all", "--Node", "--format=%P|%N|%T"))
     if said.code:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.process import locked
+from tasks.common.process import locked
 
 BUSY_SECONDS = 30.0
 SCHEMA = """

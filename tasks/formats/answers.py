@@ -1,8 +1,8 @@
 """What is measured of one answer of an endpoint, and what its caller said of it later: one JSON object a line.
 
 Numbers and names only, and no word of a text, unless an endpoint was told to keep texts. Servers write it
-(tasks/jobs/outputs.py, tasks/jobs/serving/feedback.py), tasks/service_outputs.py reads it. Standard library only: the serving
-image has little more.
+(tasks/jobs/serving/outputs.py, tasks/jobs/serving/feedback.py), tasks/serving/monitor/anomalies.py reads it. Standard library
+only: the serving image has little more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from tasks.formats.seal import sealed
+from tasks.common.seal import sealed
 
 GRAM = 3
 ODD = ("Cc", "Cn", "Co", "Cs")

@@ -1,6 +1,6 @@
 """API keys of an endpoint: how one looks, and the file that keeps who has which, with hashes only. Pure: text in, values out.
 
-`keys.json` is written by tasks/endpoints/keys.py and read by what stands before the model, tasks/jobs/serving/keys.py. A key is
+`keys.json` is written by tasks/serving/keys.py and read by what stands before the model, tasks/jobs/serving/keys.py. A key is
 256 random bits, so one sha256 of it says as little as a slow hash would, and is looked up in no time.
 """
 
@@ -11,8 +11,8 @@ import json
 import secrets
 from dataclasses import asdict, dataclass, field
 
-from tasks.errors import IntegrityError
-from tasks.formats.seal import opened, sealed
+from tasks.common.errors import IntegrityError
+from tasks.common.seal import opened, sealed
 
 SCHEMA = "headway/keys/1"
 PREFIX = "hwk_"

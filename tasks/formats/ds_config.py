@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.training_config import DeepspeedConfig, ExecutionConfig, TrainingConfig
+from tasks.config.training import DeepspeedConfig, ExecutionConfig, TrainingConfig
 
 
 def ds_config(training: TrainingConfig, execution: ExecutionConfig) -> dict[str, Any]:

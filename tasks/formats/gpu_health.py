@@ -1,6 +1,6 @@
 """What a machine says of its GPUs and links, read and judged: nvidia-smi, the kernel log, /sys/class/infiniband.
 
-Pure: who runs the commands is tasks/jobs/probes.py while a job runs, and the qualification of a cluster. What is a fault and
+Pure: who runs the commands is tasks/jobs/node/probes.py while a job runs, and the qualification of a cluster. What is a fault and
 what only a warning is data: tasks/hardware/health.json, with its sources.
 """
 

@@ -2,7 +2,7 @@
 
 Two flavours: NVIDIA/Megatron-LM @d98e8a64 (megatron/training/arguments.py) and microsoft/Megatron-DeepSpeed @f4157bea
 (megatron/arguments.py). Who starts the program is tasks/jobs/train_megatron.py; what does not fit is refused in
-tasks/engine_fits.py. See docs/megatron.md.
+tasks/config/engine_support.py. See docs/megatron.md.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.ds_config import ds_config
-from tasks.training_config import ExecutionConfig, TrainingConfig
 
 LLAMA_EPSILON, GPT2_EPSILON = 1e-6, 1e-5
 """What LlamaConfig and GPT2Config of transformers have for `rms_norm_eps` and `layer_norm_epsilon`: the same network is meant."""
@@ -76,7 +76,7 @@ def _spelled(said: Mapping[str, Any]) -> list[str]:
 
 
 def _network(training: TrainingConfig) -> dict[str, Any]:
-    """Without dropout, and begun with the same spread as our own (tasks/jobs/network.py)."""
+    """Without dropout, and begun with the same spread as our own (tasks/jobs/training/network.py)."""
     shape = training.network
     return {
         "num-layers": shape.layers,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.training_config import NetworkConfig
+from tasks.config.training import NetworkConfig
 
 INDEX = "model.safetensors.index.json"
 LARGEST_HEADER = 100_000_000

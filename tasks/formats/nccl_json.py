@@ -11,8 +11,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from tasks.common.redaction import MARK, redact, without_secrets
 from tasks.formats.nccl_run import Figures, NcclRun, Rank, TestRow, collective_by_figures, collective_of, finite
-from tasks.redaction import MARK, redact, without_secrets
 
 _INFINITE = re.compile(r"(?<=[:\[,])\s*-?(?:inf|nan)(?=[,}\]])")
 

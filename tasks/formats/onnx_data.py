@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.errors import IntegrityError
+from tasks.common.errors import IntegrityError
 
 MOST_DEPTH = 64
 """Messages within messages; graphs of ours have six."""

@@ -1,6 +1,6 @@
 """Smaller variants that lie in an exported model's folder, as what a server may fall back on. Pure.
 
-What makes them is tasks/jobs/exporting/variants.py, what answers with them tasks/jobs/serving/ladder.py.
+What makes them is tasks/jobs/exporting/variants.py, what answers with them tasks/jobs/serving/fallback_models.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Machines as a plan sees them, of a size's file or of a GPU's name: rates and room in plain units (tasks/planning/machine.py).
+"""Machines as a plan sees them, of a size's file or of a GPU's name: rates and room in plain units (tasks/hardware/machine.py).
 
 A number that a file lacks is assumed, cautiously, and named: the plan warns of it. What the qualification measured comes first.
 """
@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from tasks.hardware.files import FOLDER, LOADER, find_sku, read_sku
+from tasks.hardware.machine import Machine
 from tasks.hardware.sku import Number, Sku, plain_name
-from tasks.planning.machine import Machine
 
 GPUS = "_gpus.yaml"
 GB, GIB, TIB, TERA, GBIT = 1e9, 1 << 30, 1 << 40, 1e12, 1e9 / 8

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tasks.qualification_names import Collective
+from tasks.common.names import Collective
 
 
 class Data(BaseModel):

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tasks.config.qualification import CheckName
+from tasks.jobs.node.runtime import Rank, main
 from tasks.jobs.qualify import collectives, compute, health, memory, pairs, soak, storage, throttling, training
 from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.runtime import Rank, main
-from tasks.qualification_config import CheckName
 
 GROUPS: dict[CheckName, Callable[[Bench], None]] = {
     "health": health.measure,

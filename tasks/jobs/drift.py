@@ -10,10 +10,10 @@ import shutil
 import sys
 from typing import Any
 
-from tasks.corpus.inputs import find_shards
-from tasks.drift.corpora import Corpus, drift_of
-from tasks.jobs.runtime import Rank, main
-from tasks.revalidation_config import DriftConfig
+from tasks.config.revalidation import DriftConfig
+from tasks.data.corpus.inputs import find_shards
+from tasks.data.drift.corpora import Corpus, drift_of
+from tasks.jobs.node.runtime import Rank, main
 
 METRICS = {"token_divergence": "tokens", "domain_auc": "domain"}
 

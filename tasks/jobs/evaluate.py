@@ -2,7 +2,7 @@
 
 One rank. Any Hugging Face causal language model can be measured: where its tokenizer differs from the tokens' own,
 the same text is encoded again, and only per-byte numbers are compared. Its rooms are tasks/jobs/evaluation/, the baselines
-tasks/jobs/ngram.py, intervals tasks/scores.py; verdicts are the stages'. See docs/evaluation.md.
+tasks/jobs/evaluation/ngram.py, intervals tasks/evaluation/scores.py; verdicts are the stages'. See docs/evaluation.md.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from tasks.evaluation_config import EvaluationConfig
+from tasks.common.process import read_json, write_json
+from tasks.config.evaluation import EvaluationConfig
+from tasks.evaluation.performance_kinds import kind_of
 from tasks.formats.mmididx import open_tokens
-from tasks.jobs import ngram
+from tasks.jobs.evaluation import ngram
 from tasks.jobs.evaluation.figures import figures, metrics
 from tasks.jobs.evaluation.heldout import HELDOUT, Encoded, Heldout, encode_for, read_heldout
 from tasks.jobs.evaluation.loading import load_measured
@@ -28,9 +30,7 @@ from tasks.jobs.evaluation.positions import by_position, joined, longest
 from tasks.jobs.evaluation.registered import SUITES
 from tasks.jobs.evaluation.scoring import Scored, context_of, score
 from tasks.jobs.evaluation.suites import Bench, run_suites
-from tasks.jobs.runtime import Rank, main
-from tasks.performance.kinds import kind_of
-from tasks.process import read_json, write_json
+from tasks.jobs.node.runtime import Rank, main
 
 BITS_DECIMALS = 6
 """Published bits are rounded to what float32 can carry; every published score is computed from the rounded ones."""

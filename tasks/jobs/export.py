@@ -19,6 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tasks.common.process import write_json
+from tasks.config.serving import ExportConfig
+from tasks.evaluation.scores import Estimate
 from tasks.formats.reference import FILE as REFERENCE
 from tasks.jobs.exporting.card import write_card
 from tasks.jobs.exporting.comparison import Answer, Exported, Original, answer, golden_of, parity
@@ -29,10 +32,7 @@ from tasks.jobs.exporting.reference import reference_of
 from tasks.jobs.exporting.speed import race
 from tasks.jobs.exporting.variants import FILE as VARIANTS
 from tasks.jobs.exporting.variants import Measured, make_variants, onnx_bytes
-from tasks.jobs.runtime import Rank, main
-from tasks.process import write_json
-from tasks.scores import Estimate
-from tasks.serving_config import ExportConfig
+from tasks.jobs.node.runtime import Rank, main
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Program `tasks.jobs.gateway`: holds an endpoint's public port for good, and hands requests to the servers behind it.
 
 The folder named by HEADWAY_GATEWAY holds `gateway.json` {"routes", "servers", "limits", "access", "keys", "secret"}: where
-routes.json (tasks/endpoints/routes.py) and the servers' folders lie, what is asked of callers, and what servers are shown. Both
-files are looked at 20 times a second and followed without losing a request. It writes `control.json` {"port", "token", "pid",
-"secret"}. When it crashes, its parent (tasks/process.py) starts it again, and it goes on with the same files. It is put together
-in routing/gateway.py.
+routes.json (tasks/serving/protocol/routes.py) and the servers' folders lie, what is asked of callers, and what servers are
+shown. Both files are looked at 20 times a second and followed without losing a request. It writes `control.json` {"port",
+"token", "pid", "secret"}. When it crashes, its parent (tasks/common/process.py) starts it again, and it goes on
+with the same files. It is put together in routing/gateway.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import struct
 import sys
 from pathlib import Path
 
-from tasks import process
+from tasks.common import process
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 1024

@@ -17,18 +17,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.corpus.inputs import Unit, cut, find_shards
-from tasks.corpus.reading import documents, read_strictly
-from tasks.data_config import PreprocessingConfig
-from tasks.jobs.runtime import Rank, main
-from tasks.process import read_json, write_json
-from tasks.tokenizing.checking import require_sound
-from tasks.tokenizing.engine import Choice, Disagreement, Tokenizers, choose
-from tasks.tokenizing.merging import Output, appear, gather, merge
-from tasks.tokenizing.pool import encode_parallel
-from tasks.tokenizing.splits import Splits
-from tasks.tokenizing.tokenizer import OpenedTokenizer, open_tokenizer
-from tasks.tokenizing.units import Work, read_receipt, unit_bytes
+from tasks.common.process import read_json, write_json
+from tasks.config.data import PreprocessingConfig
+from tasks.data.corpus.inputs import Unit, cut, find_shards
+from tasks.data.corpus.reading import documents, read_strictly
+from tasks.data.tokenizing.checking import require_sound
+from tasks.data.tokenizing.engine import Choice, Disagreement, Tokenizers, choose
+from tasks.data.tokenizing.merging import Output, appear, gather, merge
+from tasks.data.tokenizing.pool import encode_parallel
+from tasks.data.tokenizing.splits import Splits
+from tasks.data.tokenizing.tokenizer import OpenedTokenizer, open_tokenizer
+from tasks.data.tokenizing.units import Work, read_receipt, unit_bytes
+from tasks.jobs.node.runtime import Rank, main
 
 END_OF_DOCUMENT = "<|endoftext|>"
 POLL_SECONDS = 0.2

@@ -1,7 +1,7 @@
 """Dataset -> its profile, as a program: every rank measures units, rank 0 puts them together into `out/profile`.
 
 The ranks share the job folder, where each unit's part lies with a receipt (`parts/`): after a restart only units without one
-are read. What is measured: tasks/corpus/profile.py. See docs/data.md.
+are read. What is measured: tasks/data/corpus/profile.py. See docs/data.md.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import sys
 import time
 from typing import Any
 
-from tasks.corpus.inputs import Unit, find_shards
-from tasks.corpus.parts import Work, divide, receipt
-from tasks.corpus.profile import measure, merge
-from tasks.data_config import ValidationConfig
-from tasks.jobs.runtime import Rank, main
+from tasks.config.data import ValidationConfig
+from tasks.data.corpus.inputs import Unit, find_shards
+from tasks.data.corpus.parts import Work, divide, receipt
+from tasks.data.corpus.profile import measure, merge
+from tasks.jobs.node.runtime import Rank, main
 
 POLL_SECONDS = 0.2
 

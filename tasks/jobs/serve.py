@@ -12,9 +12,9 @@ import logging
 import os
 from pathlib import Path
 
-from tasks.errors import IntegrityError
+from tasks.common.errors import IntegrityError
+from tasks.common.process import write_json
 from tasks.jobs.serving.program import Program
-from tasks.process import write_json
 
 log = logging.getLogger("headway.serve")
 

@@ -1,13 +1,13 @@
 """The training job: a causal language model, resumed after any interruption from its newest good checkpoint.
 
 One process a rank, started by torchrun. The loop is here. What computes: training/engine.py (torch, DeepSpeed). What is read:
-data.py. What survives a crash: checkpoint.py. What lets ranks come and go: elastic.py. Which stage starts it: tasks/train.py.
-Nothing here knows of a backend, of Prefect or of MLflow.
+tasks/jobs/data/samples.py. What survives a crash: tasks/jobs/checkpoint/snapshot.py. What lets ranks come and go:
+tasks/jobs/node/elastic.py. Which stage starts it: tasks/train.py. Nothing here knows of a backend, of Prefect or of MLflow.
 """
 
 from __future__ import annotations
 
-from tasks.jobs import quick_imports  # isort: split
+from tasks.jobs.node import quick_imports  # isort: split
 
 import math
 import os
@@ -19,14 +19,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tasks.jobs.checkpoint_choice import identity
-from tasks.jobs.data import Shares, Source, vocabulary
-from tasks.jobs.data_crossing import require_apart
-from tasks.jobs.data_loader import Loader
-from tasks.jobs.data_sources import open_source, source_identity
-from tasks.jobs.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Groups, changes, standstill
-from tasks.jobs.origins import continued_from
-from tasks.jobs.runtime import Rank, main
+from tasks.config.training import ExecutionConfig, TrainingConfig
+from tasks.jobs.checkpoint.choice import identity
+from tasks.jobs.checkpoint.origins import continued_from
+from tasks.jobs.data.crossing import require_apart
+from tasks.jobs.data.loader import Loader
+from tasks.jobs.data.samples import Shares, Source, vocabulary
+from tasks.jobs.data.sources import open_source, source_identity
+from tasks.jobs.node.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Groups, changes, standstill
+from tasks.jobs.node.runtime import Rank, main
 from tasks.jobs.training.account import write_account
 from tasks.jobs.training.agreement import Word, all_agree
 from tasks.jobs.training.card import base_ref
@@ -34,6 +35,7 @@ from tasks.jobs.training.engine import Setting, open_engine
 from tasks.jobs.training.flops import flops_of
 from tasks.jobs.training.heldout import Heldout
 from tasks.jobs.training.meter import Meter
+from tasks.jobs.training.metrics_logger import Teller
 from tasks.jobs.training.parallel import data_place, own_gpu, repeatable
 from tasks.jobs.training.profiling import Profile
 from tasks.jobs.training.reactions import Reaction
@@ -42,9 +44,7 @@ from tasks.jobs.training.resuming import agree, forget, local_root, restore_own
 from tasks.jobs.training.safety import Verdict
 from tasks.jobs.training.saves import LOCAL, STORE, Saves
 from tasks.jobs.training.schedule import learning_rate
-from tasks.jobs.training.telling import Teller
 from tasks.jobs.training.watch import Watch
-from tasks.training_config import ExecutionConfig, TrainingConfig
 
 quick_imports.done()
 

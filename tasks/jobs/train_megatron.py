@@ -20,27 +20,27 @@ from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore
 
+from tasks.common.process import write_json
+from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.megatron_arguments import Places, megatron_arguments, megatron_ds_config
-from tasks.jobs.checkpoint_choice import choose, identity
-from tasks.jobs.checkpoint_files import claim_attempt
-from tasks.jobs.checkpoint_retention import clean
-from tasks.jobs.checkpoint_writer import Writing
-from tasks.jobs.data import TRAIN, vocabulary
-from tasks.jobs.data_crossing import require_apart
-from tasks.jobs.data_sources import corpora, open_source, shares_by_name, source_identity
-from tasks.jobs.elastic import SAVED_AND_STOPPED
+from tasks.jobs.checkpoint.choice import choose, identity
+from tasks.jobs.checkpoint.files import claim_attempt
+from tasks.jobs.checkpoint.retention import clean
+from tasks.jobs.checkpoint.writer import Writing
+from tasks.jobs.data.crossing import require_apart
+from tasks.jobs.data.samples import TRAIN, vocabulary
+from tasks.jobs.data.sources import corpora, open_source, shares_by_name, source_identity
 from tasks.jobs.megatron.child import Child, Neighbours, require_checkout
 from tasks.jobs.megatron.commits import Committing, Saves, link_verified
 from tasks.jobs.megatron.converting import convert
 from tasks.jobs.megatron.following import Following
-from tasks.jobs.runtime import Rank, main
+from tasks.jobs.node.elastic import SAVED_AND_STOPPED
+from tasks.jobs.node.runtime import Rank, main
 from tasks.jobs.training.account import write_account
-from tasks.jobs.training.held import Held
+from tasks.jobs.training.machine_time import Held
 from tasks.jobs.training.records import last_records, mend
 from tasks.jobs.training.stops import limited, reached
 from tasks.planning.size import parameter_count
-from tasks.process import write_json
-from tasks.training_config import ExecutionConfig, TrainingConfig
 
 POLL_SECONDS = 0.2
 PATIENT = timedelta(minutes=30)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.process import locked
+from tasks.common.process import locked
 
 SCHEME = "sqlite:///"
 

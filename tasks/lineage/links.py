@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from tasks import process
+from tasks.common import process
 from tasks.lineage.database import SCHEME
 
 TRAINING = "workflowType=machine_learning"

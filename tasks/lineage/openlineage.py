@@ -17,7 +17,7 @@ from openlineage.client import event_v2 as ol
 from openlineage.client import facet_v2 as facets
 from openlineage.client.serde import Serde
 
-from tasks.errors import Missing
+from tasks.common.errors import Missing
 
 NAMESPACE = "headway"
 """Of the jobs; a dataset's namespace is the address of the store."""

@@ -20,10 +20,10 @@ from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
-from tasks import process
+from tasks.common import process
 from tasks.lineage.database import SCHEME, artifact_root, prepare
+from tasks.lineage.messages import RUN_PAGE
 from tasks.lineage.spool import EXPERIMENT
-from tasks.lineage.words import RUN_PAGE
 
 POLL_SECONDS = 0.2
 RETRY_SECONDS = 2.0

@@ -13,8 +13,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from tasks import process
-from tasks.redaction import redact, redact_value
+from tasks.common import process
+from tasks.common.redaction import redact, redact_value
 
 EXPERIMENT = "headway"
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "GIT_PYTHON_REFRESH": "quiet"}

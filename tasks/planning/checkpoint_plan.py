@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tasks.hardware.machine import Machine
 from tasks.planning.case import Engine, Precision
 from tasks.planning.checkpointing import (
     RESTART_SECONDS,
@@ -25,7 +26,6 @@ from tasks.planning.checkpointing import (
 )
 from tasks.planning.failures import SPOT_NOTICE_SECONDS, Range, Rates, failure_rates
 from tasks.planning.interval import daly_interval
-from tasks.planning.machine import Machine
 from tasks.planning.storages import GIB, STORAGES, TIB, Storage, capacity_for, storage_named
 
 KEPT = 3

@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tasks.hardware.machine import Machine
 from tasks.planning.case import Engine, Precision
 from tasks.planning.failures import Range
 from tasks.planning.interval import daly_interval, useful_share, with_time_to_write, young_interval
-from tasks.planning.machine import Machine
 from tasks.planning.storages import Storage, bandwidth_of
 
 BYTES_PER_PARAMETER: Mapping[Precision, int] = {"bf16": 14, "fp16": 14, "fp8": 14, "fp32": 12}

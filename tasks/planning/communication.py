@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from tasks.hardware.machine import Machine
 from tasks.planning.constants import DEFAULT, Constants
-from tasks.planning.machine import Machine
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tasks.training_config import TrainingConfig
+from tasks.config.training import TrainingConfig
 
 LATEST = 5
 """Runs that count: a machine's software and its neighbours change."""

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Literal, NamedTuple
 
+from tasks.hardware.machine import Machine
 from tasks.planning.case import Case, Engine, Offload
-from tasks.planning.machine import Machine
 from tasks.planning.prediction import Division
 
 LONG_SEQUENCE, LONGER_SEQUENCE = 8_192, 16_384

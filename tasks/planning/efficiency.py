@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tasks.hardware.machine import Machine
 from tasks.planning.case import Engine, Precision
 from tasks.planning.constants import DEFAULT, Constants
-from tasks.planning.machine import Machine
 
 BACKWARD_OF_FLASH = 2.5
 """Five matmuls backward for two forward, for the scores are computed again: Dao 2023, section 3.2."""

@@ -1,7 +1,7 @@
 """How often to save: the interval that loses least to saving and to failures together.
 
 Pure; all times in seconds. What a save costs is measured or estimated by the caller; how checkpoints are written is in
-tasks/jobs/checkpoint.py. See docs/planning.md.
+tasks/jobs/checkpoint/snapshot.py. See docs/planning.md.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tasks.hardware.machine import Machine
 from tasks.planning.activations import Stage, element_bytes, micro_tokens, stage_activations
 from tasks.planning.case import Network
 from tasks.planning.counts import gpu_parameters, stage_layers
-from tasks.planning.machine import Machine
 from tasks.planning.prediction import GIB, Division, Fit, Memory
 from tasks.planning.states import States, states, step_copies
 

@@ -1,7 +1,8 @@
 """What a training costs: machines by the hour (useful work, failures, waiting, tests), storage, data that leaves Azure. Pure.
 
-Prices are values that come in (tasks/prices reads and fetches them), discounts too: no public figure of a GPU's discount exists.
-An unknown price is None and a warning, never 0. Limits of an account are in quota.py. See docs/planning.md, "Money".
+Prices are values that come in (tasks/planning/prices reads and fetches them), discounts too: no public figure of a GPU's
+discount exists. An unknown price is None and a warning, never 0. Limits of an account are in quota.py. See docs/planning.md,
+"Money".
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from tasks.planning_config import PriceKind
+from tasks.config.planning import PriceKind
 
 Term = Literal["1y", "3y"]
 KINDS: tuple[PriceKind, ...] = get_args(PriceKind)
@@ -129,7 +130,7 @@ class Cost:
 def cost(spending: Spending, machine: MachinePrice, storage: StoragePrices | None = None) -> Cost:
     """What a training costs. Raises ValueError for a spending that cannot be.
 
-    `machine_price` and `storage_prices` of tasks/prices/book.py give the prices, of a size and of a GPU by its name.
+    `machine_price` and `storage_prices` of tasks/planning/prices/book.py give the prices, of a size and of a GPU by its name.
     Failures cost what the rest of the time to `goodput` costs: training takes train_seconds / goodput.
     """
     require_possible(spending)

@@ -5,9 +5,9 @@ Mistakes of a case alone are case.py's; whether it fits in memory is memory.py's
 
 from __future__ import annotations
 
+from tasks.hardware.machine import Machine
 from tasks.planning import counts
 from tasks.planning.case import Case
-from tasks.planning.machine import Machine
 from tasks.planning.prediction import Division
 
 

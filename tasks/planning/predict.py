@@ -5,10 +5,10 @@ Choosing the division is search.py's; whether it can be run at all, possible.py'
 
 from __future__ import annotations
 
+from tasks.hardware.machine import Machine
 from tasks.planning import counts, memory, steps
 from tasks.planning.case import Case
 from tasks.planning.constants import DEFAULT, Constants
-from tasks.planning.machine import Machine
 from tasks.planning.possible import require_possible, warnings_of
 from tasks.planning.prediction import Division, Fit, Prediction, StepTime
 

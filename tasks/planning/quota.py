@@ -2,7 +2,7 @@
 
 A quota is a limit of credit and no promise of capacity. Azure counts it in vCPUs, Azure ML apart from virtual machines, and each
 of Azure's interfaces spells families in its own way. The limits come in: those of a size from its file (tasks/hardware), those of
-an account from its limits file (tasks/prices/limits.py). See docs/planning.md, "Money".
+an account from its limits file (tasks/planning/prices/limits.py). See docs/planning.md, "Money".
 """
 
 from __future__ import annotations

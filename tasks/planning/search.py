@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from tasks.hardware.machine import Machine
 from tasks.planning import counts, memory
 from tasks.planning.case import Case, Goal, Offload, Parallel, Recompute
 from tasks.planning.divisions import OFFLOADING, OFFLOADS, divisions
-from tasks.planning.machine import Machine
 from tasks.planning.possible import require_possible
 from tasks.planning.predict import predict
 from tasks.planning.prediction import Division, Prediction

@@ -6,7 +6,7 @@ is judged by the stage (tasks/plan.py). Sizes are in bytes, not GiB. See docs/pl
 
 from __future__ import annotations
 
-from tasks.training_config import NetworkConfig
+from tasks.config.training import NetworkConfig
 
 FLOAT32_BYTES = 4
 TRAINING_BYTES_PER_PARAMETER = 16

@@ -1,6 +1,6 @@
 """What a run really took of machines, stage by stage, and what that cost, beside its plan. Pure: in go the events of its log.
 
-The log is tasks/runlog.py; prices come in. What a training will cost is money.py.
+The log is tasks/orchestration/run_log.py; prices come in. What a training will cost is money.py.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tasks.hardware.machine import Machine
 from tasks.planning import counts, traffic, work
 from tasks.planning.case import Network
 from tasks.planning.constants import Constants
 from tasks.planning.efficiency import Rates
-from tasks.planning.machine import Machine
 from tasks.planning.prediction import Division
 from tasks.planning.work import Work
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from tasks.hardware.machine import Machine
 from tasks.planning import counts, efficiency, traffic
 from tasks.planning.case import Network
 from tasks.planning.constants import DEFAULT, Constants
-from tasks.planning.machine import Machine
 from tasks.planning.prediction import Division, StepTime
 from tasks.planning.stages import Stage, exposed, slowest_stage
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tasks.hardware.machine import Machine
 from tasks.planning.case import Case
 from tasks.planning.checkpoint_plan import CheckpointPlan
-from tasks.planning.machine import Machine
 from tasks.planning.prediction import Prediction
 from tasks.planning.storing import Choice, Need, choose_storage
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tasks.planning.machine import Machine
+from tasks.hardware.machine import Machine
 
 GIB = 1 << 30
 TIB = 1 << 40

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.planning.machine import Machine
+from tasks.hardware.machine import Machine
 from tasks.planning.storages import CHOICES, MB, TIB, Storage, bandwidth_of, capacity_for
 
 Purpose = Literal["data", "scratch", "checkpoints"]

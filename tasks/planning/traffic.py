@@ -5,11 +5,11 @@ The links are communication.py; what hides behind computing, steps.py. See docs/
 
 from __future__ import annotations
 
+from tasks.hardware.machine import Machine
 from tasks.planning import communication, counts
 from tasks.planning.case import Network
 from tasks.planning.constants import Constants
 from tasks.planning.counts import Parameters
-from tasks.planning.machine import Machine
 from tasks.planning.prediction import Division
 
 TENSORS = 12

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tasks.common.names import Verdict
 from tasks.qualification.merged import Merged, Point, size
 from tasks.qualification.tolerances import Tolerances
 from tasks.qualification.verdicts import Reason
-from tasks.qualification_names import Verdict
 
 SOURCE = "the other sizes of the same curve"
 FABRIC = "Look for a link at reduced width, congestion or a wrong NCCL setting; run `headway qualify --full`."

@@ -12,6 +12,8 @@ import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from tasks.common.names import Verdict
+from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Sku
 from tasks.qualification import megatron_findings
 from tasks.qualification.judge import judge
@@ -20,8 +22,6 @@ from tasks.qualification.log_names import one_name
 from tasks.qualification.measured import Measurement
 from tasks.qualification.one_log import FEWER, SOURCE, JudgedLog, judged_log, seen
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, PairVerdict, Reason, worst
-from tasks.qualification_config import BenchmarkConfig
-from tasks.qualification_names import Verdict
 
 COMPARED = 3
 """Runs of the same kind on other machines before they are a comparison."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tasks.artifacts import Check
+from tasks.common.names import Verdict
 from tasks.qualification.remaining import Remaining
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, Reason
-from tasks.qualification_names import Verdict
 
 OPEN: tuple[Verdict, ...] = ("healthy", "degraded")
 PAIR = {"a", "b", "busbw_gb_s", "verdict", "said"}

@@ -11,8 +11,11 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from tasks.config.base import digest
+from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Sku
-from tasks.qualification import pairs, parts, presence, versions
+from tasks.qualification import bisection, pairs, presence, versions
+from tasks.qualification.fault_attribution import Pair
 from tasks.qualification.history import Past, of_past
 from tasks.qualification.kinds import of_another_size
 from tasks.qualification.limits import all_gpus
@@ -24,9 +27,6 @@ from tasks.qualification.sweeps import of_sweep
 from tasks.qualification.tolerances import tolerances
 from tasks.qualification.training import of_training, rates_of_training
 from tasks.qualification.verdicts import WORST, ClusterVerdict, NodeVerdict, PairVerdict, Reason, worst
-from tasks.qualification.votes import Pair
-from tasks.qualification_config import BenchmarkConfig
-from tasks.settings import digest
 
 
 class Case(NamedTuple):
@@ -133,15 +133,15 @@ def _network(case: Case) -> Found:
     larger = [sweep for sweep in several if sweep.scope != "pair"]
     missing, switches = _missing_pairs(case, twos), presence.switches(case.measurement)
     by_pairs = pairs.of_pairs(twos, case.sku, case.config, ours=case.ours, missing=missing, switches=switches)
-    judged = [(s, parts.faults_of(s, larger, case.sku, case.config, ours=case.ours)) for s in larger]
+    judged = [(s, bisection.faults_of(s, larger, case.sku, case.config, ours=case.ours)) for s in larger]
     whole = [
         reason.model_copy(update={"nodes": sweep.nodes, "where": f"{sweep.scope}, {len(sweep.nodes)} machines"})
         for sweep, faults in judged
         for reason in faults
     ]
-    located = parts.located(judged, case.config)
+    located = bisection.located(judged, case.config)
     sound = {s.nodes for s, _ in judged} - {
-        s.nodes for s, faults in judged if worst(*(f.verdict for f in faults)) in parts.BAD
+        s.nodes for s, faults in judged if worst(*(f.verdict for f in faults)) in bisection.BAD
     }
     reasons = (*by_pairs.of_nodes, *by_pairs.of_cluster, *whole, *located, *_untried(case, several))
     return Found(reasons, by_pairs.pairs, tuple(sorted(sound)), by_pairs.groups)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from tasks.common.names import Verdict
 from tasks.hardware.sku import BusBandwidth, Level, Limit, Sku
-from tasks.qualification_names import Verdict
 
 
 class Judged(NamedTuple):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tasks.common.names import Verdict
 from tasks.formats.megatron_log import MegatronRun
 from tasks.hardware.sku import Sku
 from tasks.qualification.limits import cited
 from tasks.qualification.measured import TrainingPoint
 from tasks.qualification.verdicts import Reason
-from tasks.qualification_names import Verdict
 
 SOURCE = "Headway: a training counts when it came to its end"
 

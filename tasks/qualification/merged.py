@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from tasks.common.names import COLLECTIVES, Collective
 from tasks.qualification.measured import Row, Status, Sweep
-from tasks.qualification_names import COLLECTIVES, Collective
 
 SCOPES = ("node", "pair", "part", "all")
 SHORT = {"measured": 0, "failed": 1, "timed out": 2, "missing": 3, "skipped": 4}

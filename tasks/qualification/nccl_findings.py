@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from tasks.common.names import COLLECTIVES, Verdict
 from tasks.formats.nccl_run import FACTORS, NcclRun
 from tasks.hardware.sku import Sku
 from tasks.qualification.measured import Row, Sweep
 from tasks.qualification.verdicts import Reason
-from tasks.qualification_names import COLLECTIVES, Verdict
 
 SOURCE = "Headway: what was not measured is unknown"
 DEFINITION = "NVIDIA/nccl-tests doc/PERFORMANCE.md"

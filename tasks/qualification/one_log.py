@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from tasks.common.names import Verdict
+from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Sku, plain_name
 from tasks.qualification import aznhc_findings, megatron_findings, nccl_findings
 from tasks.qualification.limits import all_gpus, bandwidths
@@ -20,8 +22,6 @@ from tasks.qualification.sweeps import of_sweep
 from tasks.qualification.training import of_training
 from tasks.qualification.transports import of_transport
 from tasks.qualification.verdicts import Reason, worst
-from tasks.qualification_config import BenchmarkConfig
-from tasks.qualification_names import Verdict
 
 SOURCE = "Headway: what is missing is unknown"
 NOTHING = "no limit"

@@ -1,4 +1,5 @@
-"""Pairs of machines: which are bad by the hardware's file or by the other pairs, and whose fault that is (votes.py)."""
+"""Pairs of machines: which are bad by the hardware's file or by the other pairs, and whose fault that is
+(fault_attribution.py)."""
 
 from __future__ import annotations
 
@@ -7,15 +8,15 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from tasks.common.names import Verdict
+from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Sku
-from tasks.qualification.humps import Item, reference
+from tasks.qualification.fault_attribution import Blame, Pair, blame
 from tasks.qualification.merged import Merged, size
+from tasks.qualification.peer_reference import Item, reference
 from tasks.qualification.sweeps import NETWORK, of_sweep
 from tasks.qualification.tolerances import tolerances
 from tasks.qualification.verdicts import PairVerdict, Reason, worst
-from tasks.qualification.votes import Blame, Pair, blame
-from tasks.qualification_config import BenchmarkConfig
-from tasks.qualification_names import Verdict
 
 EITHER = "pair with "
 """How the place of a fault begins that may be the other machine's, or the link's."""

@@ -1,7 +1,8 @@
 """A machine's rates against those of the other machines of its kind.
 
-- The measure is the fastest group that at least two machines (and a tenth of all) confirm, see humps.py: half of the machines
-  may be slow. Below benchmark.min_of_peers of it a part has failed; on GPUs, less but far outside the others' spread is degraded.
+- The measure is the fastest group that at least two machines (and a tenth of all) confirm, see peer_reference.py: half of the
+  machines may be slow. Below benchmark.min_of_peers of it a part has failed; on GPUs, less but far outside the others' spread is
+  degraded.
 - A machine all of whose parts are a little slow is seen by the median of what its parts reached each time, which has less
   noise than a part: on GPUs it is degraded where that is far outside the others' medians (outliers.py).
 - Two machines cannot outvote each other. Where the hardware's file says what sound hardware reaches, the file decides
@@ -18,15 +19,15 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from tasks.common.names import Verdict
+from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Sku
-from tasks.qualification.humps import Item, Reference, reference
 from tasks.qualification.limits import knows_soundness
 from tasks.qualification.measured import Measurement, Probe
 from tasks.qualification.outliers import slow_ones
+from tasks.qualification.peer_reference import Item, Reference, reference
 from tasks.qualification.tolerances import tolerances
 from tasks.qualification.verdicts import Reason
-from tasks.qualification_config import BenchmarkConfig
-from tasks.qualification_names import Verdict
 
 RATES = (
     "matmul_", "memory_bandwidth", "host_to_device", "device_to_host", "peer_to_peer", "scratch_write", "scratch_read",

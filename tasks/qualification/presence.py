@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Sku
 from tasks.qualification.measured import Measurement, RankReport
 from tasks.qualification.verdicts import NodeVerdict, Reason
-from tasks.qualification_config import BenchmarkConfig
 
 SOURCE = "Headway: what is missing is unknown"
 LOGS = "Read the job's logs of this machine; give it more time with benchmark.check_seconds where it ran out of it."

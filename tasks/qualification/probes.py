@@ -9,12 +9,12 @@ import itertools
 import math
 from collections.abc import Iterator
 
+from tasks.common.names import Verdict
 from tasks.hardware.sku import Sku
 from tasks.qualification.limits import as_number, by_limit, cited_by
 from tasks.qualification.measured import Probe
 from tasks.qualification.presence import RATES
 from tasks.qualification.verdicts import Reason
-from tasks.qualification_names import Verdict
 
 NEEDS = {
     "aznhc": "Azure's node health checks (mcr.microsoft.com/aznhc/aznhc-nv) and docker",

@@ -16,13 +16,13 @@ from typing import Any
 
 import yaml
 
+from tasks.config.qualification import FULL, BenchmarkConfig
 from tasks.hardware.files import known_skus, read_sku
 from tasks.hardware.sku import Sku, Source, plain_name
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement
 from tasks.qualification.recorded import COUNTS, FLOORS, LOWEST, collectives, limits, margins_of
 from tasks.qualification.verdicts import ClusterVerdict
-from tasks.qualification_config import FULL, BenchmarkConfig
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 

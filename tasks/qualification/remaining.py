@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from tasks.common.names import COLLECTIVES, Verdict
+from tasks.config.qualification import BenchmarkConfig
 from tasks.qualification.presence import SOURCE as SILENCE
 from tasks.qualification.verdicts import WORST, ClusterVerdict, NodeVerdict, PairVerdict, Reason, Value, worst
-from tasks.qualification_config import BenchmarkConfig
-from tasks.qualification_names import COLLECTIVES, Verdict
 
 CLOSED: tuple[Verdict, ...] = ("failed", "unknown")
 

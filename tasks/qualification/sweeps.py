@@ -1,7 +1,7 @@
 """One sweep by itself: was it measured, is it correct, fast enough at the sizes that matter, even, and over the right transport.
 
 Reasons have no machine yet: of a machine's own sweep it is that machine (judge.py), of pairs and parts it is found by votes
-(pairs.py, parts.py), and what all did together stays the cluster's.
+(pairs.py, bisection.py), and what all did together stays the cluster's.
 """
 
 from __future__ import annotations

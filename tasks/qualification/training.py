@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Sku
 from tasks.qualification.limits import by_limit, cited_by
 from tasks.qualification.measured import Measurement, TrainingPoint
 from tasks.qualification.peers import Rate
 from tasks.qualification.tolerances import tolerances
 from tasks.qualification.verdicts import Reason
-from tasks.qualification_config import BenchmarkConfig
 
 SLOW = "See the probe's shares of data, communication and compute; compare with the plan (`headway retrain --to plan`)."
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.qualification_names import Verdict
+from tasks.common.names import Verdict
 
 WORST: tuple[Verdict, ...] = ("unknown", "failed", "degraded", "healthy")
 

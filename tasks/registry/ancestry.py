@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import parse_ref
-from tasks.errors import HeadwayError, Unknown
+from tasks.common.errors import HeadwayError, Unknown
 from tasks.registry import foreign
 from tasks.registry.lineage_index import (
     Direction,

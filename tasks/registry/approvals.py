@@ -18,15 +18,15 @@ from typing import Any
 from pydantic import Field
 
 from tasks.artifacts import Value, parse_ref
-from tasks.config import ApprovalConfig
-from tasks.errors import IntegrityError, Refused
-from tasks.process import locked, write_text
-from tasks.registry import audit_chain
-from tasks.registry.audit import DECISIONS, KEY, SPENT, audit, audited, noted
-from tasks.registry.audit_chain import Link
+from tasks.common.errors import IntegrityError, Refused
+from tasks.common.process import locked, write_text
+from tasks.config.base import canonical_json, digest
+from tasks.config.flows import ApprovalConfig
 from tasks.registry.journal import StoreJournal
-from tasks.registry.policy import Policy, Right, load_policy
-from tasks.settings import canonical_json, digest
+from tasks.security import audit_chain
+from tasks.security.audit import DECISIONS, KEY, SPENT, audit, audited, noted
+from tasks.security.audit_chain import Link
+from tasks.security.policy import Policy, Right, load_policy
 from tasks.storage.store import Store
 
 KEY_BYTES = 64

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from tasks.errors import IntegrityError
-from tasks.formats.seal import has_seal
-from tasks.registry import audit_chain
+from tasks.common.errors import IntegrityError
+from tasks.common.seal import has_seal
 from tasks.registry.approvals import Approval
+from tasks.security import audit_chain
 from tasks.storage.history import Change
 from tasks.storage.manifest import Problem
 from tasks.storage.store import Document, Store

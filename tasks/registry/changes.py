@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.settings import canonical_json
+from tasks.config.base import canonical_json
 
 SHOWN = 3
 

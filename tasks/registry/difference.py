@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from tasks.config.base import canonical_json
 from tasks.registry.changes import flat
-from tasks.settings import canonical_json
 from tasks.storage.manifest import Manifest
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 
 from tasks.artifacts import parse_ref
-from tasks.errors import IntegrityError
+from tasks.common.errors import IntegrityError
 from tasks.storage.manifest import SCHEMA, Manifest
 from tasks.storage.store import Listed, Store
 

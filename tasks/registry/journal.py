@@ -9,7 +9,7 @@ from tasks.storage.store import Store
 
 
 class StoreJournal:
-    """What tasks/compute and tasks/endpoints are handed to remember by."""
+    """What tasks/compute and tasks/serving are handed to remember by."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -15,9 +15,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from tasks.errors import HeadwayError
+from tasks.common.errors import HeadwayError
+from tasks.config.base import canonical_json, digest
 from tasks.registry import foreign
-from tasks.settings import canonical_json, digest
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Listed, Store
 

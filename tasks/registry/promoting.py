@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tasks.artifacts import parse_ref
-from tasks.errors import Conflict, IntegrityError
+from tasks.common.errors import Conflict, IntegrityError
 from tasks.registry.refs import move_ref, place_of, read_ref, target_of
 from tasks.registry.verification import problems_of, refusal
 from tasks.storage.manifest import Manifest

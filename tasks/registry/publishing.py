@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.errors import IntegrityError
-from tasks.registry.audit import actor, audited
-from tasks.registry.signatures import KINDS, is_signed, lineage_digest
+from tasks.common.errors import IntegrityError
+from tasks.config.environment import surroundings
 from tasks.registry.versions import is_noted, note
+from tasks.security.audit import actor, audited
+from tasks.security.signatures import KINDS, is_signed, lineage_digest
 from tasks.storage.history import current, newest_publication
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import Store, counts_as_newest
-from tasks.surroundings import surroundings
 
 
 def publish(

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tasks.artifacts import Qualification, parse_ref
-from tasks.errors import IntegrityError
+from tasks.common.errors import IntegrityError
 from tasks.qualification.gate import as_told
 from tasks.qualification.history import Past
 from tasks.qualification.measured import Measurement

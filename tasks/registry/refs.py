@@ -10,8 +10,8 @@ import json
 import time
 from typing import Any, Literal
 
-from tasks.errors import Conflict
-from tasks.registry.audit import audited, entries
+from tasks.common.errors import Conflict
+from tasks.security.audit import audited, entries
 from tasks.storage.store import Document, Store
 
 MOST_PAST = 50

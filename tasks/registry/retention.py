@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.errors import HeadwayError, Unknown
-from tasks.registry.audit import audited, entries
+from tasks.common.errors import HeadwayError, Unknown
 from tasks.registry.journal import StoreJournal
 from tasks.registry.refs import made_from, read_ref
 from tasks.registry.versions import Past, note, past
+from tasks.security.audit import audited, entries
 from tasks.storage.history import Change, current
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, counts_as_newest, find

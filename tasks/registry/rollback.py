@@ -13,12 +13,12 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from tasks.artifacts import parse_ref
-from tasks.errors import Conflict, IntegrityError
-from tasks.registry.audit import audited
-from tasks.registry.policy import Right
+from tasks.common.errors import Conflict, IntegrityError
 from tasks.registry.refs import champions, move_ref, place_of, read_ref, target_of
 from tasks.registry.verification import problems_of, refusal
 from tasks.registry.versions import note, past
+from tasks.security.audit import audited
+from tasks.security.policy import Right
 from tasks.storage.history import Change
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Document, Store, counts_as_newest, find

@@ -1,7 +1,7 @@
 """Whether what endpoints serve, or would go back to, is signed by a key that counts today. It may have been revoked since.
 
 An endpoint goes on with what it serves, and the watch says so (deployments/watch); nothing is moved onto it. What was changed on
-the disk is tampering.py. See docs/trust.md, "A revoked key".
+the disk is model_integrity.py. See docs/trust.md, "A revoked key".
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tasks.artifacts import parse_ref
-from tasks.endpoints.known import endpoint_of, known_endpoints
-from tasks.endpoints.servers import barring, rungs_before
-from tasks.errors import HeadwayError, IntegrityError, Unknown
-from tasks.registry.signatures import require_signed
-from tasks.registry.trust import Untrusted
+from tasks.common.errors import HeadwayError, IntegrityError, Unknown
+from tasks.security.signatures import require_signed
+from tasks.security.trust import Untrusted
+from tasks.serving.known import endpoint_of, known_endpoints
+from tasks.serving.servers import barring, rungs_before
 from tasks.storage.store import Store, find
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import parse_ref
-from tasks.errors import IntegrityError
+from tasks.common.errors import IntegrityError
 from tasks.registry import foreign
-from tasks.registry.access import note_access
-from tasks.registry.audit import audited
 from tasks.registry.transfer import ancestry, beside, sound
+from tasks.security.access import note_access
+from tasks.security.audit import audited
 from tasks.storage import azureml_registry as registry
 from tasks.storage.cache import require_room
 from tasks.storage.manifest import Manifest

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from tasks.errors import HeadwayError, IntegrityError, Missing
+from tasks.common.errors import HeadwayError, IntegrityError, Missing
 from tasks.registry import foreign
-from tasks.registry.access import note_access
-from tasks.registry.audit import audit, audited
-from tasks.registry.audit_chain import Link
 from tasks.registry.verification import problems_of
 from tasks.registry.versions import is_noted, note
+from tasks.security.access import note_access
+from tasks.security.audit import audit, audited
+from tasks.security.audit_chain import Link
 from tasks.signing.bundle import SIGNATURE, SIGNATURES
 from tasks.signing.statement import STATEMENT
 from tasks.storage.history import current

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.artifacts import parse_ref
-from tasks.errors import IntegrityError
-from tasks.formats.seal import has_seal, opened, opened_lines
-from tasks.registry import audit_chain
+from tasks.common.errors import IntegrityError
+from tasks.common.seal import has_seal, opened, opened_lines
+from tasks.data.tokenizing.checking import look
 from tasks.registry.chained import NO_SEAL, chained, lacks_seal, read_chain, seconds
-from tasks.registry.signatures import KINDS, remedy_for, require_signed
+from tasks.security import audit_chain
+from tasks.security.signatures import KINDS, remedy_for, require_signed
 from tasks.signing.bundle import SIGNATURE
 from tasks.storage.history import newest_publication
 from tasks.storage.manifest import Manifest, Problem, remake
 from tasks.storage.store import Store, find
-from tasks.tokenizing.checking import look
 
 MANIFEST = "manifest.json"
 AS_WRITTEN = "as it was written"

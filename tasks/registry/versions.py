@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from tasks.artifacts import KINDS
-from tasks.errors import Unknown
-from tasks.registry.audit import actor
+from tasks.common.errors import Unknown
 from tasks.registry.difference import Difference, difference
+from tasks.security.audit import actor
 from tasks.storage.history import Action, Change, changes, note_change
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, counts_as_newest

@@ -1,4 +1,4 @@
-"""The report's charts as inline SVG: values in, text out; with corpus_charts.py the only file that needs matplotlib.
+"""The report's charts as inline SVG: values in, text out; with tasks/report/corpus/charts.py the only file that needs matplotlib.
 
 Headings and captions do not live here (page.py). Colours become the page's CSS variables, so that a chart
 follows the page into dark mode; ids begin with the chart's name, so that several charts live in one page; text stays

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from tasks.artifacts import Check, Value
-from tasks.report.evaluation_data import ComparisonReport
+from tasks.report.evaluation.data import ComparisonReport
 from tasks.report.published import (
     Champion,
     EvaluationReport,
@@ -21,7 +21,7 @@ from tasks.report.published import (
     ValidationReport,
     Variants,
 )
-from tasks.report.training_data import TrainingReport
+from tasks.report.training.data import TrainingReport
 
 RunStatus = Literal["completed", "gate_closed", "failed", "cancelled", "waiting"]
 StageStatus = Literal["ran", "reused", "failed", "gate_closed", "pending", "not_run"]

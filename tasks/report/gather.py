@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import parse_ref
-from tasks.errors import HeadwayError
-from tasks.redaction import redact_value
+from tasks.common.errors import HeadwayError
+from tasks.common.redaction import redact_value
 from tasks.registry.ancestry import walk
 from tasks.report.data import RunReport
 from tasks.report.page import render_page
-from tasks.report.training_data import read_training
+from tasks.report.training.data import read_training
 from tasks.storage.store import Store, find
 
 PARTS = {

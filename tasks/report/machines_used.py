@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.cluster_config import ClusterConfig
+from tasks.config.cluster import ClusterConfig
 from tasks.hardware.sku import load_sku
 from tasks.planning.rightsize import Use
 from tasks.planning.spent import Machines

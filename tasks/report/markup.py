@@ -1,5 +1,5 @@
 """Elements of a page. Markup is only made by `tag`, which escapes every text that is not markup already: a document of the
-dataset may be hostile HTML. What a page says does not live here (page.py, corpus.py).
+dataset may be hostile HTML. What a page says does not live here (page.py, tasks/report/corpus/section.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The page of one retraining run: a RunReport in, one self-contained HTML text out, without script or outside address.
 
-Drawing does not live here (charts.py, corpus_charts.py, lineage_graph.py), nor collecting (gather.py), nor what is said of the
-data (corpus.py), of training (training.py) and of an evaluation (evaluation.py), nor how elements are made and texts escaped
-(markup.py).
+Drawing does not live here (charts.py, tasks/report/corpus/charts.py, tasks/report/lineage/graph.py), nor collecting (gather.py),
+nor what is said of the data (tasks/report/corpus/section.py), of training (tasks/report/training/section.py) and of an evaluation
+(tasks/report/evaluation/section.py), nor how elements are made and texts escaped (markup.py).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from string import Template
 import yaml
 
 from tasks.artifacts import Check
-from tasks.report.corpus import corpus_section
+from tasks.report.corpus.section import corpus_section
 from tasks.report.data import RunReport, StageReport, duration, number, percent, short
-from tasks.report.evaluation import evaluation_section
-from tasks.report.lineage_graph import lineage_graph
+from tasks.report.evaluation.section import evaluation_section
+from tasks.report.lineage.graph import lineage_graph
 from tasks.report.markup import SIGNS, Html, checks_grid, figure, folded, join, measured, table, tag, tally
-from tasks.report.training import training_section
+from tasks.report.training.section import training_section
 from tasks.report.variants import variants_section
 
 FOLDER = Path(__file__).parent

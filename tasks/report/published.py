@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from tasks.artifacts import Check
-from tasks.report.evaluation_data import Calibration, MeasuredContext, PositionScore, Share, SliceScore, SuiteReport
-from tasks.report.qualification_short import qualification_in_short
+from tasks.report.evaluation.data import Calibration, MeasuredContext, PositionScore, Share, SliceScore, SuiteReport
+from tasks.report.qualification.short import qualification_in_short
 
 Interval = tuple[float, float]
 
@@ -158,7 +158,7 @@ class AllReduce(Published):
 
 
 class QualificationReport(Published):
-    """`qualification.json` in short. Its own page has all of it (tasks/report/qualification_page.py)."""
+    """`qualification.json` in short. Its own page has all of it (tasks/report/qualification/page.py)."""
 
     verdict: str = ""
     """Empty: a file of the first form, which had only checks."""

@@ -1,7 +1,7 @@
 """How trainings scale, from those that are stored: rate a GPU by GPUs and by size of the network, beside plan and straight line.
 
 A training counts by what its checkpoint's manifest says. Groups hold what may be compared; drawing is scaling_picture.py, and the
-plan's own numbers tasks/planning. What a qualification measured is shown by tasks/report/qualification.py.
+plan's own numbers tasks/planning. What a qualification measured is shown by tasks/report/qualification/report.py.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
-from tasks.settings import digest
+from tasks.config.base import digest
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store
 

@@ -2,7 +2,7 @@
 
 Stricter than the library's own verifier: no ignore list (it passes over `.git` by default), no links, no second name of a
 file's bytes, no bundle that leaves any of that open. Bytes are compared with digests elsewhere: a store does so whenever it hands
-files out, so a bundle that names the same digests as the manifest needs no second reading (tasks/registry/signatures.py). The
+files out, so a bundle that names the same digests as the manifest needs no second reading (tasks/security/signatures.py). The
 library is imported on use: it is slow. See https://github.com/sigstore/model-transparency.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from tasks.errors import IntegrityError
+from tasks.common.errors import IntegrityError
 from tasks.signing.envelope import claimed_payload, seal, unseal
 from tasks.signing.keys import Signer, pem_of
 

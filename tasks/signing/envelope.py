@@ -9,7 +9,7 @@ import base64
 import binascii
 from typing import TYPE_CHECKING, Any
 
-from tasks.errors import IntegrityError
+from tasks.common.errors import IntegrityError
 from tasks.signing.keys import Signer, require_signature
 
 if TYPE_CHECKING:

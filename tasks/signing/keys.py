@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from tasks.errors import IntegrityError, Missing
+from tasks.common.errors import IntegrityError, Missing
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,7 +1,7 @@
 """What a signer says of an artifact: which one it is, what it was made from, when. An in-toto statement in a DSSE envelope.
 
 The bundle (bundle.py) signs bytes; the statement says whose bytes these are, so that a good signature cannot be shown under
-another name. Whether it is true of an artifact is asked in tasks/registry/signatures.py. https://github.com/in-toto/attestation.
+another name. Whether it is true of an artifact is asked in tasks/security/signatures.py. https://github.com/in-toto/attestation.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.errors import IntegrityError
-from tasks.settings import canonical_json
+from tasks.common.errors import IntegrityError
+from tasks.config.base import canonical_json
 from tasks.signing.envelope import claimed_payload, seal, unseal
 from tasks.signing.keys import Signer, key_id
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tasks.errors import Missing
+from tasks.common.errors import Missing
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential

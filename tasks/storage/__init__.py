@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.settings import has_policy
+from tasks.config.base import has_policy
 from tasks.storage.store import Store
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.errors import Missing
+from tasks.common.errors import Missing
 from tasks.storage.manifest import Manifest, Problem, check
 
 if TYPE_CHECKING:

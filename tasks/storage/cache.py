@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.errors import Missing
-from tasks.process import locked
+from tasks.common.errors import Missing
+from tasks.common.process import locked
 from tasks.storage.manifest import FileEntry, Manifest, check
 
 HEADROOM_BYTES = 64 << 20

@@ -16,9 +16,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from tasks.errors import IntegrityError
-from tasks.formats.seal import sealed
-from tasks.process import locked
+from tasks.common.errors import IntegrityError
+from tasks.common.process import locked
+from tasks.common.seal import sealed
 from tasks.storage import beneath, cache
 from tasks.storage.manifest import (
     Content,

@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
-from tasks.errors import IntegrityError
-from tasks.formats.seal import has_seal, opened, sealed
-from tasks.names import is_plain
-from tasks.settings import digest
+from tasks.common.errors import IntegrityError
+from tasks.common.file_names import is_plain
+from tasks.common.seal import has_seal, opened, sealed
+from tasks.config.base import digest
 
 SCHEMA = "headway/manifest/1"
 CHUNK = 4 << 20

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tasks.errors import Missing
-from tasks.settings import Name, Settings, own_or_named
+from tasks.common.errors import Missing
+from tasks.config.base import Name, Settings, own_or_named
 
 Credential = Literal[
     "managed_identity", "workload_identity", "cli", "service_principal", "connection_string", "azureml_user"
@@ -24,7 +24,7 @@ LOCAL = "local"
 
 
 class Identity(Settings):
-    """How Azure knows us: a store's, and a key vault's (tasks/registry/trust.py)."""
+    """How Azure knows us: a store's, and a key vault's (tasks/security/trust.py)."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
     """Who writes a secret where its variable's name belongs must not find it in a log too."""

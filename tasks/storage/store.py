@@ -1,7 +1,7 @@
 """What every store can do: publish and fetch artifacts, and keep small documents with compare-and-set.
 
-Stages never see a store: tasks/stage.py hands them `publish` and `fetch`. Implementations: local.py (a folder), blob/ (Azure
-Blob). See docs/DESIGN.md, "Artifact, store".
+Stages never see a store: tasks/orchestration/stage.py hands them `publish` and `fetch`. Implementations: local.py (a folder),
+blob/ (Azure Blob). See docs/DESIGN.md, "Artifact, store".
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from tasks.errors import Unknown
-from tasks.formats.seal import opened
+from tasks.common.errors import Unknown
+from tasks.common.seal import opened
 from tasks.storage.history import current
 from tasks.storage.manifest import FileEntry, Manifest, Problem, Provenance
 

@@ -22,15 +22,15 @@ from deployments.watch.alert_events import CLEARED, FIRED
 from deployments.watch.alert_rules import RULES
 from deployments.watch.alert_seen import Seen
 from deployments.watch.alerts import Alerts, Sources, firing
-from tasks import process
-from tasks.registry.access import Access, accesses
-from tasks.registry.audit import entries
-from tasks.registry.audit_chain import append, check
+from tasks.common import process
 from tasks.registry.journal import StoreJournal
 from tasks.registry.refs import move_ref
 from tasks.registry.revalidations import note_revalidation
-from tasks.registry.signatures import sign
-from tasks.registry.trust import add_key, revoke_key
+from tasks.security.access import Access, accesses
+from tasks.security.audit import entries
+from tasks.security.audit_chain import append, check
+from tasks.security.signatures import sign
+from tasks.security.trust import add_key, revoke_key
 from tasks.signing.keys import LocalKey, ensure_key
 from tasks.storage import open_store
 

@@ -21,8 +21,8 @@ from deployments.bridge.stores import StoreHistory
 from deployments.event_settings import EventsConfig
 from deployments.publishing import make_dataset
 from tasks.events.ledger import Ledger
-from tasks.registry.audit import entries
-from tasks.registry.policy import RIGHTS, add_person
+from tasks.security.audit import entries
+from tasks.security.policy import RIGHTS, add_person
 from tasks.storage import open_store
 from tasks.storage.history import changes
 from tasks.storage.manifest import Manifest

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from support import HEADWAY, Home
 
-from tasks.registry.audit_chain import hash_of
+from tasks.security.audit_chain import hash_of
 
 
 @pytest.fixture(scope="module")

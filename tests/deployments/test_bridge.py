@@ -25,7 +25,7 @@ from deployments.platform import bridge, prefect_server
 from deployments.platform.down import PARTS
 from deployments.settings import PlatformConfig, kept
 from deployments.triggers import apply
-from tasks import process
+from tasks.common import process
 from tasks.events import batches
 from tasks.events.ledger import Ledger
 from tasks.events.listing import Now, told

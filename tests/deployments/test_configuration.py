@@ -13,8 +13,8 @@ from deployments.cli.doctor import examine
 from deployments.cli.output import CommandError, exit_code, say, say_error
 from deployments.platform.up import current
 from deployments.settings import PlatformConfig, ScheduleConfig, kept
-from tasks.config import RetrainConfig
-from tasks.errors import Cancelled, GateFailed, HeadwayError, IntegrityError, JobFailed, Missing, Unknown
+from tasks.common.errors import Cancelled, GateFailed, HeadwayError, IntegrityError, JobFailed, Missing, Unknown
+from tasks.config.flows import RetrainConfig
 from tasks.planning.size import parameter_count
 
 pytestmark = pytest.mark.unit

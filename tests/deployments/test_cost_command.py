@@ -8,8 +8,8 @@ import run_folders
 from support import Home
 from waiting import limit
 
-from tasks.cluster_config import ClusterConfig, SlurmConfig
 from tasks.compute.job import Job, write_folder
+from tasks.config.cluster import ClusterConfig, SlurmConfig
 
 H100 = "Standard_ND96isr_H100_v5"
 BIG = ClusterConfig(name="big", backend="slurm", ranks_per_node=8, gpus_per_node=8, nodes=4)

@@ -28,7 +28,7 @@ from deployments.watch.dead_runs import CONFIRM_SECONDS, RESUMED, WAITS, DeadRun
 from deployments.watch.flow_runs import history
 from flows.prefect_run import STOPPED
 from tasks.events.batches import Batch
-from tasks.runlog import read_run
+from tasks.orchestration.run_log import read_run
 
 HERE = socket.gethostname()
 PID_MAX = 4_194_304

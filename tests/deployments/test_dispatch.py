@@ -27,7 +27,7 @@ from deployments.event_settings import EventsConfig, TriggerConfig
 from deployments.platform import prefect_server
 from deployments.settings import PlatformConfig
 from deployments.triggers import apply, switched
-from tasks import process
+from tasks.common import process
 from tasks.events import batches
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger

@@ -11,17 +11,17 @@ from waiting import limit, until
 
 from deployments.watch.trusted import Trusted
 from tasks.artifacts import Model
-from tasks.config import RetrainConfig
+from tasks.common.errors import GateFailed
+from tasks.common.process import read_json
+from tasks.config.flows import RetrainConfig
+from tasks.config.serving import DeploymentConfig
 from tasks.deploy import deploy as deploy_stage
-from tasks.endpoints.known import endpoint_of, require_accepted, settle_all
-from tasks.endpoints.refused import refused_models
-from tasks.errors import GateFailed
-from tasks.lifecycle import lifecycle
-from tasks.process import read_json
-from tasks.registry.audit import account, entries
+from tasks.orchestration.run import lifecycle
 from tasks.registry.publishing import publish
-from tasks.registry.signatures import sign
-from tasks.serving_config import DeploymentConfig
+from tasks.security.audit import account, entries
+from tasks.security.signatures import sign
+from tasks.serving.known import endpoint_of, require_accepted, settle_all
+from tasks.serving.refused import refused_models
 from tasks.signing.keys import ensure_key
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance

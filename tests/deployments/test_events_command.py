@@ -10,7 +10,7 @@ import yaml
 from support import publish_tiny
 
 from deployments.platform import bridge
-from tasks import process
+from tasks.common import process
 from tasks.events import batches
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger

@@ -15,7 +15,7 @@ from deployments.bridge.folders import Folders, look
 from deployments.bridge.stores import StoreHistory
 from deployments.event_settings import EventsConfig
 from deployments.publishing import make_dataset
-from tasks import process
+from tasks.common import process
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
 from tasks.registry.rollback import roll_back, way_back

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from deployments.cli import qualify
 from deployments.cli.main import app
-from tasks.config import QualifyConfig
+from tasks.config.base import digest
+from tasks.config.flows import QualifyConfig
 from tasks.hardware.sku import load_sku
 from tasks.qualification.measured import Measurement, Probe, RankReport
-from tasks.settings import digest
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 

@@ -11,9 +11,9 @@ from made_versions import backdate, make, make_many
 from support import Home
 from waiting import limit
 
-from tasks.process import boot_id, process_started
+from tasks.common.process import boot_id, process_started
 from tasks.registry.refs import move_ref, read_ref
-from tasks.registry.signatures import sign
+from tasks.security.signatures import sign
 from tasks.storage import open_store
 from tasks.storage.store import find
 

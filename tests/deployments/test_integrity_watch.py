@@ -20,24 +20,24 @@ from deployments.watch.anomalies import EVERY_SECONDS, Anomalies
 from deployments.watch.background import LOWEST, Background
 from deployments.watch.integrity import Integrity
 from deployments.watch.periods import DAY, Periods
-from tasks import process
-from tasks.answer_watch import COOL_DOWN_SECONDS, standing_anomalies
-from tasks.endpoints.client import Sampling, complete
-from tasks.endpoints.known import endpoint_of
-from tasks.endpoints.local import outputs_of
-from tasks.errors import IntegrityError, Missing
+from tasks.common import process
+from tasks.common.errors import IntegrityError, Missing
+from tasks.common.process import read_json, write_json
+from tasks.config.base import digest
 from tasks.events.ledger import Ledger
 from tasks.formats.answers import line
-from tasks.process import read_json, write_json
-from tasks.registry.audit import entries
 from tasks.registry.journal import StoreJournal
+from tasks.registry.model_integrity import act_on, findings, problems_where_served, standing, take_out_of_service
 from tasks.registry.publishing import publish
 from tasks.registry.refs import move_ref
 from tasks.registry.revalidations import note_revalidation
-from tasks.registry.signatures import sign
-from tasks.registry.tampering import act_on, findings, problems_where_served, standing, take_out_of_service
-from tasks.registry.trust import add_key, revoke_key
-from tasks.settings import digest
+from tasks.security.audit import entries
+from tasks.security.signatures import sign
+from tasks.security.trust import add_key, revoke_key
+from tasks.serving.client import Sampling, complete
+from tasks.serving.known import endpoint_of
+from tasks.serving.local.endpoint import outputs_of
+from tasks.serving.monitor.watch import COOL_DOWN_SECONDS, standing_anomalies
 from tasks.signing.keys import LocalKey, ensure_key
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance

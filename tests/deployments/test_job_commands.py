@@ -13,8 +13,8 @@ from waiting import limit
 
 from deployments.cli.jobs import age, said
 from deployments.cli.main import app
+from tasks.common.errors import Unknown
 from tasks.compute.jobs_book import JobEntry
-from tasks.errors import Unknown
 
 PROGRAM = """
 import json, os, sys, time

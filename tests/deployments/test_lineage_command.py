@@ -11,12 +11,12 @@ import pytest
 from support import Home
 from waiting import limit
 
-from tasks.process import write_json
+from tasks.common.process import write_json
+from tasks.config.environment import environment, installed, sku, surroundings
 from tasks.report.data import Edge, Lineage, Node
-from tasks.report.lineage_graph import BOXES, condensed, lineage_graph
+from tasks.report.lineage.graph import BOXES, condensed, lineage_graph
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
-from tasks.surroundings import environment, installed, sku, surroundings
 
 RUN = {"flow": "retrain", "flow_run": "0b6ad0d4-2e16-4f0f-9a4e-7f4f1e1b0001", "commit": "c" * 40, "dirty": True}
 CONFIG = {"config": {"training": {"steps": 3, "note": "<b>bold</b>"}}, "config_digest": "d" * 64}
@@ -164,7 +164,7 @@ def test_the_software_and_the_machine_are_told(home, tmp_path):
     assert surroundings() == {"host": surroundings()["host"], "sku": sku(), "environment": environment()}
     assert "pytest==" in " ".join(installed()) and installed() == sorted(set(installed()))
     assert re.fullmatch(r"packages:[0-9a-f]{64}", environment()) and re.match(r"\d+ x \S", sku())
-    code = "from tasks.surroundings import *; print(environment(), sku())"
+    code = "from tasks.config.environment import *; print(environment(), sku())"
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True,
         env={**home[0].environment(), "HEADWAY_IMAGE_DIGEST": "sha256:abc", "HEADWAY_SKU": "Standard_ND96isr_H100_v5"},

@@ -19,7 +19,7 @@ from waiting import limit
 
 from deployments.platform import mlflow_server
 from deployments.platform.prefect_server import password
-from tasks import process
+from tasks.common import process
 from tasks.lineage.spool import Spool
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from outgoing import Canary, connections
 
 from deployments.bridge.messages import NotAllowed, read_events, to_event
 from deployments.bridge.objects import allowed, list_many, read_again, strange
-from tasks.errors import Missing
+from tasks.common.errors import Missing
 
 ACCOUNT = "https://mine.blob.core.windows.net"
 AZURE = config(

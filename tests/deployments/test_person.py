@@ -19,8 +19,8 @@ from waiting import limit
 
 from deployments.cli.platform import _keep
 from deployments.platform import up
-from tasks import process
-from tasks.process import write_text
+from tasks.common import process
+from tasks.common.process import write_text
 
 RIGHTS = ["publish", "run", "promote", "approve", "roll_back", "override"]
 

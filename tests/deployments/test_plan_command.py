@@ -111,7 +111,7 @@ def test_the_division_is_written_as_settings(plan, tmp_path):
     plan({**CASE, "parallel": {"tp": 4, "zero": 1}}, "--write", str(tmp_path / "settings.yaml"))
     said = yaml.safe_load((tmp_path / "settings.yaml").read_text())
     assert said["training"]["engine"] == "megatron" and said["execution"]["tensor_parallel"] == 4
-    from tasks.training_config import ExecutionConfig
+    from tasks.config.training import ExecutionConfig
 
     assert ExecutionConfig.model_validate(said["execution"]).megatron.distributed_optimizer
 
@@ -176,7 +176,7 @@ def test_people_get_a_page(tmp_path):
 
 def test_a_plan_loads_nothing_that_it_does_not_need():
     code = (
-        "import sys; import deployments.cli.plan, tasks.planned_case, tasks.planning.search; "
+        "import sys; import deployments.cli.plan, tasks.planning.planned_case, tasks.planning.search; "
         "print([m for m in ('torch', 'prefect', 'mlflow', 'azure.ai.ml', 'transformers') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

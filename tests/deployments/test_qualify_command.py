@@ -10,10 +10,10 @@ from slurm_stand import slurm
 
 from deployments.cli.output import CommandError
 from deployments.cli.qualify import _table, qualify
-from tasks.cluster_config import ClusterConfig
+from tasks.common.errors import Unknown
 from tasks.compute.draining import drain
-from tasks.errors import Unknown
-from tasks.registry.audit import entries
+from tasks.config.cluster import ClusterConfig
+from tasks.security.audit import entries
 from tasks.storage import open_store
 
 ON_SLURM = ["cluster.backend=slurm", "cluster.name=stand"]

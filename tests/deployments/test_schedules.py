@@ -29,8 +29,8 @@ from deployments.settings import PlatformConfig, ScheduleConfig
 from deployments.watch.flow_runs import flow_runs, history
 from deployments.watch.schedules import AHEAD_SECONDS, GRACE_SECONDS, PUT_OFF, Schedules, chance
 from flows.inputs import configured
-from tasks import process
-from tasks.config import RetrainConfig
+from tasks.common import process
+from tasks.config.flows import RetrainConfig
 
 EVERY_STATE = tuple(StateType)
 

@@ -21,8 +21,8 @@ from entra import AUDIENCE, EVENT_GRID, TENANT, forged, private_key, serving, to
 from waiting import limit
 from webhook_stand import KEY, REACHED, SECRET, VARIABLES, event, eventually, listening, mac, secret, signed, written
 
-from tasks.access_config import EntraConfig
-from tasks.entra import AGAIN_SECONDS, Entra, KeysAway
+from tasks.azure.entra import AGAIN_SECONDS, Entra, KeysAway
+from tasks.config.access import EntraConfig
 
 BODY = written(event())
 NOW = time.time
@@ -216,8 +216,8 @@ def test_a_new_key_is_found_and_unknown_ones_do_not_hammer(stand, entra):
 
 
 def test_an_authority_that_hangs_keeps_no_token_of_a_key_that_is_known(monkeypatch):
-    monkeypatch.setattr("tasks.entra.AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr("tasks.entra.TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr("tasks.azure.entra.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("tasks.azure.entra.TIMEOUT_SECONDS", 60.0)
     told = threading.Event()
     with serving() as slow, ThreadPoolExecutor(4) as threads:  # as many as the edge of an endpoint has
         door = Entra(EntraConfig.model_validate(slow.settings()))

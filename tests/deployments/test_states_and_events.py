@@ -33,7 +33,7 @@ from deployments.watch.dead_runs import PATIENCE_SECONDS, RESUMED, DeadRuns
 from deployments.watch.flow_runs import flow_runs, history
 from deployments.watch.schedules import Schedules
 from flows.prefect_run import STOPPED
-from tasks import process
+from tasks.common import process
 
 FLOW = """
 import os, time
@@ -43,10 +43,10 @@ from prefect import flow
 from prefect.runtime import flow_run
 from flows.pause import Pause
 from flows.prefect_run import cancelled, started_by
-from tasks.errors import Cancelled, Suspended
-from tasks.process import process_started
-from tasks.runlog import RunLog
-from tasks.settings import home
+from tasks.common.errors import Cancelled, Suspended
+from tasks.common.process import process_started
+from tasks.orchestration.run_log import RunLog
+from tasks.config.base import home
 
 
 def note(folder, name, identity):

@@ -10,14 +10,14 @@ from made_versions import make
 from deployments.cli.champion import of_champion
 from deployments.cli.qualify import _drained_by_us
 from tasks.artifacts import Cluster, as_configured
-from tasks.cluster_config import ClusterConfig
-from tasks.compute.azureml_folder import Folders
-from tasks.formats.seal import opened, sealed
-from tasks.process import write_json
+from tasks.common.process import write_json
+from tasks.common.seal import opened, sealed
+from tasks.compute.azureml.folder import Folders
+from tasks.config.base import digest
+from tasks.config.cluster import ClusterConfig
 from tasks.qualification.verdicts import ClusterVerdict
 from tasks.registry.refs import move_ref
-from tasks.registry.signatures import sign
-from tasks.settings import digest
+from tasks.security.signatures import sign
 from tasks.storage import open_store
 
 pytestmark = pytest.mark.unit

@@ -25,9 +25,9 @@ from deployments.publishing import make_dataset
 from deployments.settings import PlatformConfig
 from deployments.watch.dead_runs import DeadRuns
 from deployments.watch.waiting import UNWATCHED_SECONDS, Waiting
-from tasks import process
-from tasks.config import ApprovalConfig
-from tasks.runlog import read_question, read_run, suspended, write_question
+from tasks.common import process
+from tasks.config.flows import ApprovalConfig
+from tasks.orchestration.run_log import read_question, read_run, suspended, write_question
 from tasks.storage import open_store
 
 FLOW = """
@@ -36,8 +36,8 @@ from pathlib import Path
 from prefect import flow
 from flows.approval import approve, using
 from flows.prefect_run import cancelled, flow_run, started_by
-from tasks.config import ApprovalConfig
-from tasks.lifecycle import current, lifecycle, pinned
+from tasks.config.flows import ApprovalConfig
+from tasks.orchestration.run import current, lifecycle, pinned
 
 
 def note(folder, name, told):

@@ -35,8 +35,8 @@ from deployments.telemetry.rules import camel
 from deployments.telemetry.sinks import FileSink
 from deployments.telemetry.story import Log
 from deployments.watch.alert_rules import RULES
-from tasks import process
-from tasks.registry.audit import acting, audit
+from tasks.common import process
+from tasks.security.audit import acting, audit
 from tasks.storage import open_store
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from waiting import limit
 
 from deployments.cli.disk import of_the_disk
 from deployments.platform.checks import own_settings
-from tasks.redaction import redact
+from tasks.common.redaction import redact
 
 CAPABILITIES = "-dac_override,-dac_read_search,-fowner,-chown"
 SOMEBODY = 12345

@@ -12,7 +12,7 @@ from watched import Watched, loop
 FLOW = """
 import json
 from deployments.platform import prefect_server
-from tasks.settings import home
+from tasks.config.base import home
 
 server = prefect_server.prepare(home())
 from flows.watch import watch

@@ -10,8 +10,8 @@ import sys
 from contextlib import nullcontext
 
 from deployments.platform import prefect_server
-from tasks.config import ApprovalConfig
-from tasks.settings import home
+from tasks.config.base import home
+from tasks.config.flows import ApprovalConfig
 
 ARGUMENTS = json.loads(sys.argv[1])
 prefect_server.wait(prefect_server.prepare(home()))
@@ -23,8 +23,8 @@ from prefect.states import Pending  # noqa: E402
 
 from flows.approval import approve, using  # noqa: E402
 from flows.prefect_run import cancelled, flow_run  # noqa: E402
-from tasks.lifecycle import lifecycle  # noqa: E402
-from tasks.registry.audit import acting  # noqa: E402
+from tasks.orchestration.run import lifecycle  # noqa: E402
+from tasks.security.audit import acting  # noqa: E402
 
 
 @flow(name="asking", persist_result=False)

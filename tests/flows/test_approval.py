@@ -20,9 +20,9 @@ from persons import policy_of
 from support import everything_reused
 from waiting import limit, until
 
-from tasks.process import locked
-from tasks.registry import audit_chain
-from tasks.registry.audit import acting, audit
+from tasks.common.process import locked
+from tasks.security import audit_chain
+from tasks.security.audit import acting, audit
 from tasks.storage import open_store
 
 ASKING = Path(__file__).parent / "asking.py"
@@ -32,7 +32,7 @@ ANSWER = {"decision": "approve", "reason": "it is good", "person": "anna", "toke
 @pytest.fixture(scope="module")
 def server(home):
     """The Prefect server of the home, and nothing more: no run that another test might count."""
-    code = "from deployments.platform import prefect_server as s; from tasks.settings import home; s.wait(s.prepare(home()))"
+    code = "from deployments.platform import prefect_server as s; from tasks.config.base import home; s.wait(s.prepare(home()))"
     subprocess.run([sys.executable, "-c", code], env=home.environment(), check=True, timeout=limit(120))
     return json.loads((home.path / "prefect" / "server.json").read_text())
 

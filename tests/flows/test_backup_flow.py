@@ -9,14 +9,14 @@ from support import Home
 from waiting import limit
 
 from flows.backup import backup
-from tasks.errors import Refused
-from tasks.registry.audit import acting
-from tasks.registry.policy import add_person
+from tasks.common.errors import Refused
+from tasks.security.audit import acting
+from tasks.security.policy import add_person
 
 FLOW = """
 import json
 from deployments.platform import prefect_server
-from tasks.settings import home
+from tasks.config.base import home
 
 server = prefect_server.prepare(home())
 from flows.backup import backup

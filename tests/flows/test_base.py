@@ -14,16 +14,16 @@ from deployments.base_models import make_base as publish_base
 from flows.base import base_of, tokenizer_of_base, tokenizer_of_tuned
 from flows.planned_jobs import planned_job
 from tasks.artifacts import Checkpoint, unqualified
-from tasks.config import RetrainConfig
-from tasks.errors import IntegrityError, Unknown
+from tasks.common.errors import IntegrityError, Unknown
+from tasks.config.flows import RetrainConfig
+from tasks.config.planning import PlanningConfig
+from tasks.config.training import ExecutionConfig, LoraConfig, TrainingConfig
 from tasks.formats.model_folder import open_model_folder, shape_of
 from tasks.plan import reckon
 from tasks.planning.size import adapter_parameters
-from tasks.planning_config import PlanningConfig
-from tasks.registry.signatures import require_signed
+from tasks.security.signatures import require_signed
 from tasks.storage import open_store
 from tasks.storage.store import find
-from tasks.training_config import ExecutionConfig, LoraConfig, TrainingConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -127,8 +127,8 @@ def test_the_plan_reckons_with_the_bases_size_and_with_what_is_trained_of_it(bas
 
 
 def test_adapters_are_as_many_as_peft_makes(base):
-    from tasks.jobs.network import build_network
     from tasks.jobs.training.lora import add_adapters
+    from tasks.jobs.training.network import build_network
 
     gpt2 = {"architecture": "gpt2", "layers": 1, "hidden_size": 16, "heads": 2, "kv_heads": 2, "intermediate_size": 32}
     for network in ({}, gpt2):

@@ -15,19 +15,19 @@ from waiting import limit
 
 from flows.continuing import require_possible, start_of
 from tasks.artifacts import Tokens
+from tasks.common.errors import Refused
 from tasks.compute.job import Job
-from tasks.config import RetrainConfig
-from tasks.continuing import ContinueFrom
-from tasks.errors import Refused
-from tasks.jobs.checkpoint_choice import identity
-from tasks.jobs.checkpoint_files import Manifest, commit, digest, place_of
-from tasks.lifecycle import lifecycle
-from tasks.registry.audit import acting
-from tasks.registry.policy import add_person
+from tasks.config.continue_from import ContinueFrom
+from tasks.config.flows import RetrainConfig
+from tasks.config.training import TrainingConfig
+from tasks.jobs.checkpoint.choice import identity
+from tasks.jobs.checkpoint.files import Manifest, commit, digest, place_of
+from tasks.orchestration.run import lifecycle
 from tasks.registry.publishing import publish
+from tasks.security.audit import acting
+from tasks.security.policy import add_person
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
-from tasks.training_config import TrainingConfig
 
 TRAINING = ("--set", "training.steps=4000", "--to", "train")
 

@@ -5,13 +5,13 @@ import pytest
 from flows.evaluated import with_suites
 from flows.planned_jobs import planned_job
 from tasks.artifacts import Checkpoint, Dataset, Tokens
-from tasks.config import RetrainConfig
+from tasks.config.evaluation import EvaluationConfig
+from tasks.config.flows import RetrainConfig
+from tasks.config.training import TrainingConfig
 from tasks.evaluate import evaluate
-from tasks.evaluation_config import EvaluationConfig
 from tasks.registry.publishing import publish
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
-from tasks.training_config import TrainingConfig
 
 SUBJECT = Checkpoint(name="code", version="0" * 64, uri="")
 OWN, OTHER = (Tokens(name=name, version=digit * 64, uri="") for name, digit in (("code", "1"), ("prose", "2")))

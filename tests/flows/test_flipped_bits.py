@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.endpoints.secret import make_secret, read_secret
 from tasks.registry import chained
 from tasks.registry.verification import everything
+from tasks.serving.protocol.secret import make_secret, read_secret
 from tasks.storage import open_store
 
 MADE_ANEW = ("gateway.secret",)

@@ -11,8 +11,8 @@ from flows.qualify import qualify
 from flows.retrain import STAGES, retrain
 from flows.revalidate import revalidate
 from flows.validate import validate
-from tasks.config import RetrainConfig
-from tasks.errors import Unknown
+from tasks.common.errors import Unknown
+from tasks.config.flows import RetrainConfig
 
 FLOWS = {"retrain": retrain, "revalidate": revalidate, "validate": validate, "qualify": qualify, "backup": backup}
 

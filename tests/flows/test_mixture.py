@@ -5,13 +5,13 @@ import pytest
 from flows.mixture import beside, mixed_in, others
 from flows.planned_jobs import planned_job
 from tasks.artifacts import Checkpoint, Tokens
-from tasks.config import RetrainConfig
-from tasks.errors import Unknown
+from tasks.common.errors import Unknown
+from tasks.config.flows import RetrainConfig
+from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.registry.publishing import publish
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 from tasks.train import train
-from tasks.training_config import ExecutionConfig, TrainingConfig
 
 MIXTURE = {"code": 2.0, "prose": 1.0}
 OWN = Tokens(name="code", version="0" * 64, uri="")

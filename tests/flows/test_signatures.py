@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from support import Home
 
-from tasks.formats.seal import opened, sealed
+from tasks.common.seal import opened, sealed
 from tasks.registry.refs import read_ref
 from tasks.signing.keys import LocalKey, ensure_key, key_id, load_public_key, pem_of
 from tasks.storage import open_store

@@ -16,8 +16,8 @@ from waiting import limit
 
 from deployments.platform import mlflow_server
 from deployments.platform.prefect_server import password
+from tasks.lineage.messages import RUN_PAGE
 from tasks.lineage.spool import unpublished
-from tasks.lineage.words import RUN_PAGE
 
 AWAY_SECONDS = float(os.environ.get("AWAY_SECONDS", "20"))
 UP_TO = os.environ.get("STAGES", "--to train").split()

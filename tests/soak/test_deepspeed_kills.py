@@ -13,9 +13,9 @@ import time
 import pytest
 from training_runs import CONFIG, Forks, all_lines, numbers, result, said_by, write_job, write_tokens
 
+from tasks.common.process import descendants
+from tasks.config.training import DeepspeedConfig, ExecutionConfig
 from tasks.formats.ds_config import ds_config
-from tasks.process import descendants
-from tasks.training_config import DeepspeedConfig, ExecutionConfig
 
 ROUNDS, SEED = int(os.environ.get("N", "2")), int(os.environ.get("SEED", "1"))
 STEPS, EVERY = 40, 4

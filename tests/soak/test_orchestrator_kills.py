@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from waiting import limit
 
-from tasks import process
+from tasks.common import process
 from tasks.compute.job import Job
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
@@ -31,7 +31,7 @@ MOMENTS = ("time", "time", "time", "intent", "submitted", "handle")
 noted; after that."""
 PROGRAM = f"""
 import os, sys, time
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 
 def run(rank):
     with open(rank.folder.parent / "starts", "a") as file:
@@ -47,7 +47,7 @@ if __name__ == "__main__":
 ORCHESTRATOR = """
 import os, signal, sys
 from pathlib import Path
-from tasks.cluster_config import ClusterConfig
+from tasks.config.cluster import ClusterConfig
 from tasks.compute.job import Job
 from tasks.compute.local import LocalBackend
 from tasks.compute.supervisor import run

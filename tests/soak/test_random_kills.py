@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from waiting import limit
 
-from tasks import process
-from tasks.cluster_config import ClusterConfig
+from tasks.common import process
 from tasks.compute.job import Job
 from tasks.compute.local import LocalBackend
 from tasks.compute.logs import tail_of_failure
+from tasks.config.cluster import ClusterConfig
 
 ROUNDS, SEED = int(os.environ.get("N", "2")), int(os.environ.get("SEED", "1"))
 STEPS = 120
@@ -79,7 +79,7 @@ def kill(folder: Path, what: str, step: int, job: Job) -> str:
     victims = {
         "rank": ranks[:1],
         "ranks": ranks,
-        "writer": [pid for pid in below if runs(pid, "tasks.jobs.checkpoint_writer")][:1],
+        "writer": [pid for pid in below if runs(pid, "tasks.jobs.checkpoint.writer")][:1],
         "launcher": [pid for pid in below if runs(pid, "torch.distributed.run")],
         "agent": [pid for pid in below if runs(pid, "tasks.jobs.node")],
         "parent": [parent],

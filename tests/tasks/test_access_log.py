@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from waiting import limit
 
-from tasks.registry.access import KEPT_DAYS, Access, accesses, days, lines, note_access
-from tasks.registry.audit import Entry, account, acting
-from tasks.registry.unusual import Habits, bulk_downloads, many_denials, new_places
+from tasks.security.access import KEPT_DAYS, Access, accesses, days, lines, note_access
+from tasks.security.access_anomalies import Habits, bulk_downloads, many_denials, new_places
+from tasks.security.audit import Entry, account, acting
 
 fork = multiprocessing.get_context("fork")
 NOW = 1_800_000_000.0

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from tasks.admission import refused
 from tasks.artifacts import parse_ref
-from tasks.data_config import AdmissionConfig
-from tasks.errors import IntegrityError, Missing
+from tasks.common.errors import IntegrityError, Missing
+from tasks.config.data import AdmissionConfig
+from tasks.data.admission import refused
 from tasks.signing.bundle import SIGNATURES, sign_folder, signed_files
 from tasks.signing.keys import LocalKey, ensure_key, load_public_key, public_key_of
 from tasks.storage import open_store

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from waiting import limit
 
-from tasks.errors import HeadwayError
+from tasks.common.errors import HeadwayError
 from tasks.registry.ancestry import walk
 from tasks.registry.lineage_index import SCHEMA, LineageIndex, ask
 from tasks.storage.local import LocalStore

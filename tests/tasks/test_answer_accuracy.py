@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from answers import answers, broken, every
 
-from tasks.answering.accuracy import accuracy_column
-from tasks.answering.reading import Told, read
-from tasks.answering.reference import answers_of_reference
-from tasks.answering.series import series
-from tasks.endpoints.local import outputs_of
+from tasks.common.process import write_json
+from tasks.config.revalidation import ServiceConfig
 from tasks.formats.answers import Label, line
 from tasks.formats.reference import FILE, summary
-from tasks.process import write_json
-from tasks.revalidation_config import ServiceConfig
-from tasks.service_outputs import anomalies, compare
+from tasks.serving.local.endpoint import outputs_of
+from tasks.serving.monitor.accuracy import accuracy_column
+from tasks.serving.monitor.anomalies import anomalies, compare
+from tasks.serving.monitor.reading import Told, read
+from tasks.serving.monitor.reference import answers_of_reference
+from tasks.serving.monitor.series import series
 
 CONFIG = ServiceConfig()
 HALF = ServiceConfig(false_alarm_rate=0.05)

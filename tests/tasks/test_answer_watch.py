@@ -6,10 +6,10 @@ import time
 import pytest
 from watched import MODEL, Watched, loop
 
-from tasks.answer_watch import Followed, brief, history, look, standing_anomalies
-from tasks.endpoints.known import require_known
-from tasks.errors import Unknown
-from tasks.process import read_json, write_json
+from tasks.common.errors import Unknown
+from tasks.common.process import read_json, write_json
+from tasks.serving.known import require_known
+from tasks.serving.monitor.watch import Followed, brief, history, look, standing_anomalies
 
 
 @pytest.fixture

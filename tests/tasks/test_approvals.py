@@ -6,9 +6,7 @@ import time
 
 import pytest
 
-from tasks.errors import IntegrityError, Refused
-from tasks.registry import audit_chain
-from tasks.registry import policy as rules
+from tasks.common.errors import IntegrityError, Refused
 from tasks.registry.approvals import (
     Approval,
     Asked,
@@ -20,8 +18,10 @@ from tasks.registry.approvals import (
     token_of,
     words,
 )
-from tasks.registry.audit import acting, audit, entries
 from tasks.registry.refs import move_ref, read_ref
+from tasks.security import audit_chain
+from tasks.security import policy as rules
+from tasks.security.audit import acting, audit, entries
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 UNPACKERS = {"extractall", "unpack_archive", "extractfile"}
-OWN_CODE = {"tasks/compute/azureml_render.py"}
-"""Names `python -m zipfile -e` for the zip that tasks/compute/azureml_code.py made."""
+OWN_CODE = {"tasks/compute/azureml/render.py"}
+"""Names `python -m zipfile -e` for the zip that tasks/compute/azureml/code.py made."""
 
 
 def sources():

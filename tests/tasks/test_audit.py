@@ -10,12 +10,12 @@ import time
 import pytest
 from waiting import limit
 
-from tasks.errors import Conflict
-from tasks.registry import audit_chain
-from tasks.registry.audit import acting, audit, audited, entries
-from tasks.registry.audit_chain import HEAD, Link, append, check, newest
+from tasks.common.errors import Conflict
 from tasks.registry.publishing import publish
 from tasks.registry.refs import move_ref, read_ref
+from tasks.security import audit_chain
+from tasks.security.audit import acting, audit, audited, entries
+from tasks.security.audit_chain import HEAD, Link, append, check, newest
 from tasks.storage.history import changes
 from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Provenance

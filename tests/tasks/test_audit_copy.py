@@ -13,10 +13,10 @@ from support import Home
 from waiting import limit
 
 from deployments.watch.audit_copy import EVERY_SECONDS, AuditCopy
-from tasks.errors import Conflict, IntegrityError, Missing
-from tasks.registry import audit_chain
-from tasks.registry.audit import audit
-from tasks.registry.audit_copy import copy_of, newest_copied, send
+from tasks.common.errors import Conflict, IntegrityError, Missing
+from tasks.security import audit_chain
+from tasks.security.audit import audit
+from tasks.security.audit_copy import copy_of, newest_copied, send
 from tasks.storage import open_store
 from tasks.storage.blob import lines as blob_lines
 

@@ -15,20 +15,20 @@ import yaml
 from lineage_stand import publish_lineage, publish_one
 from store_stand import standing
 
-from tasks.access_config import AccessConfig
-from tasks.endpoints.keys import add_key, keys_file, own_key, read_keys
-from tasks.errors import IntegrityError, Missing, Unknown
+from tasks.common.errors import IntegrityError, Missing, Unknown
+from tasks.common.process import write_text
+from tasks.config.access import AccessConfig
 from tasks.jobs.serving.keys import Door
-from tasks.process import write_text
-from tasks.registry import audit_chain
 from tasks.registry.ancestry import walk
-from tasks.registry.audit import entries
 from tasks.registry.backup.backup import back_up, prune
 from tasks.registry.backup.contents import backups
 from tasks.registry.backup.drill import drill
 from tasks.registry.backup.restore import MARK, restore
 from tasks.registry.refs import read_ref
-from tasks.registry.signatures import require_signed, sign
+from tasks.security import audit_chain
+from tasks.security.audit import entries
+from tasks.security.signatures import require_signed, sign
+from tasks.serving.keys import add_key, keys_file, own_key, read_keys
 from tasks.storage import open_store
 from tasks.storage.history import changes, current
 from tasks.storage.local import LocalStore

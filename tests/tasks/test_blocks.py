@@ -7,12 +7,12 @@ import pytest
 from answers import answers, every
 
 from benchmarks.operating_characteristics import watch
-from tasks.answer_watch import Followed, next_followed
-from tasks.answering.accuracy import accuracy_column
-from tasks.answering.blocks import DAY, Run, block_length, cut, orders, same_time_of_day
+from tasks.config.revalidation import ServiceConfig
 from tasks.formats.answers import Label
-from tasks.revalidation_config import ServiceConfig
-from tasks.service_outputs import compare
+from tasks.serving.monitor.accuracy import accuracy_column
+from tasks.serving.monitor.anomalies import compare
+from tasks.serving.monitor.blocks import DAY, Run, block_length, cut, orders, same_time_of_day
+from tasks.serving.monitor.watch import Followed, next_followed
 
 pytestmark = pytest.mark.unit
 

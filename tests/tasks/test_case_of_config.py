@@ -2,11 +2,11 @@
 
 import pytest
 
-from tasks.case_of_config import case_of_training, settings_of
+from tasks.config.planning import PlanningConfig
+from tasks.config.training import ExecutionConfig, TrainingConfig
+from tasks.planning.case_of_config import case_of_training, settings_of
 from tasks.planning.memory import FUSED_LOSS, HALF_GRADIENTS
 from tasks.planning.prediction import Division
-from tasks.planning_config import PlanningConfig
-from tasks.training_config import ExecutionConfig, TrainingConfig
 
 NETWORK = {"layers": 32, "hidden_size": 4096, "heads": 32}
 

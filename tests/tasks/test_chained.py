@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 import pytest
 from made_versions import make
 
-from tasks.formats.seal import opened, sealed
+from tasks.common.seal import opened, sealed
 from tasks.registry import approvals, chained, records
 from tasks.registry.refs import move_ref
 from tasks.registry.retention import Rule, judge, prune
 from tasks.registry.rollback import roll_back, way_back
-from tasks.registry.signatures import sign
 from tasks.registry.transfer import copy_artifact
 from tasks.registry.verification import everything
+from tasks.security.signatures import sign
 from tasks.storage import open_store
 from tasks.storage.local import LocalStore
 

@@ -18,11 +18,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tasks import process
-from tasks.compute.supervision import is_supervised, supervising, unsupervised
-from tasks.jobs.checkpoint_files import claim_attempt, newest_attempt
-from tasks.process import locked, read_json, write_json
-from tasks.tokenizing import run as tokenizing
+from tasks.common import process
+from tasks.common.process import locked, read_json, write_json
+from tasks.compute.supervisor_lock import is_supervised, supervising, unsupervised
+from tasks.data.tokenizing import run as tokenizing
+from tasks.jobs.checkpoint.files import claim_attempt, newest_attempt
 
 PLACES = ("run-retrain-tiny", "run-retrain-code", "job-1", "job-2", "parts")
 """Two flows of their own subjects, two jobs, and one folder of parts."""

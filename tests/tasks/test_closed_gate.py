@@ -5,19 +5,19 @@ from pathlib import Path
 import pytest
 
 from tasks.artifacts import Check, Checkpoint, Cluster, require_checks
-from tasks.config import RetrainConfig
-from tasks.endpoints.known import require_accepted
-from tasks.endpoints.refused import remember_refused
-from tasks.errors import GateFailed
-from tasks.lifecycle import lifecycle
-from tasks.programs import Program
+from tasks.common.errors import GateFailed
+from tasks.config.flows import RetrainConfig
+from tasks.orchestration.job_spec import Program
+from tasks.orchestration.run import lifecycle
+from tasks.orchestration.stage import stage
+from tasks.orchestration.stage_context import run_job
 from tasks.report.gather import write_report
-from tasks.stage import stage
-from tasks.workbench import run_job
+from tasks.serving.known import require_accepted
+from tasks.serving.refused import remember_refused
 
 PROGRAM = """
 import sys
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 
 def run(rank):
     with open(rank.folder.parent / "starts", "a") as file:

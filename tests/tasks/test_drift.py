@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from support import STDLIB
 
-from tasks.corpus.profile import profile
-from tasks.data_config import ValidationConfig
-from tasks.drift.histograms import distance, distributions, drifts, moved, outliers
+from tasks.config.data import ValidationConfig
+from tasks.data.corpus.profile import profile
+from tasks.data.drift.histograms import distance, distributions, drifts, moved, outliers
 
 CONFIG = ValidationConfig(near_duplicates=False)
 RUSSIAN = [

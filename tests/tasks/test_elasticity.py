@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from tasks.cluster_config import ClusterConfig
 from tasks.compute import BACKENDS
-from tasks.config import RetrainConfig
-from tasks.elasticity import ELASTICITY, table
+from tasks.config.cluster import ClusterConfig
+from tasks.config.elasticity import ELASTICITY, table
+from tasks.config.flows import RetrainConfig
 
 AZUREML = {"subscription_id": "s", "resource_group": "g", "workspace": "w", "compute": "c"}
 NEEDED = {"ssh": {"ssh": {"hosts": ["a", "b"]}}, "azureml": {"azureml": AZUREML}}

@@ -4,10 +4,10 @@ import pytest
 from html_page import Page
 
 from tasks.report.data import RunReport
-from tasks.report.evaluation_charts import losses_chart, positions_chart, reliability_chart, slices_chart
-from tasks.report.evaluation_data import Calibration, ComparisonReport, SliceScore
-from tasks.report.evaluation_pictures import draw_comparison
-from tasks.report.evaluation_words import comparison_markdown
+from tasks.report.evaluation.charts import losses_chart, positions_chart, reliability_chart, slices_chart
+from tasks.report.evaluation.data import Calibration, ComparisonReport, SliceScore
+from tasks.report.evaluation.messages import comparison_markdown
+from tasks.report.evaluation.pictures import draw_comparison
 from tasks.report.page import render_page
 
 EVALUATION = {

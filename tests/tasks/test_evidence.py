@@ -10,8 +10,8 @@ import evidence_material as material
 import pytest
 from html_page import Page
 
-from tasks.report.evidence import evidence_markdown, figures, write_evidence
-from tasks.report.evidence_charts import ticks
+from tasks.report.revalidation.charts import ticks
+from tasks.report.revalidation.report import evidence_markdown, figures, write_evidence
 
 pytestmark = pytest.mark.unit
 

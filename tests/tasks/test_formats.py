@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from tasks.errors import IntegrityError
+from tasks.common.errors import IntegrityError
 from tasks.formats.mmididx import TokenWriter, open_tokens
 
 pytestmark = pytest.mark.unit

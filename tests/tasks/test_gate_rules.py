@@ -9,15 +9,15 @@ from pydantic import ValidationError
 
 from benchmarks.operating_characteristics import gate
 from tasks.artifacts import Checkpoint, Evaluation
-from tasks.config import RetrainConfig
-from tasks.errors import GateFailed, IntegrityError
+from tasks.common.errors import GateFailed, IntegrityError
+from tasks.config.evaluation import ComparisonConfig, EvaluationConfig, GateRule
+from tasks.config.flows import RetrainConfig
 from tasks.evaluate import compare, outdated
-from tasks.evaluation_config import ComparisonConfig, EvaluationConfig, GateRule
+from tasks.evaluation.scores import add_certainty, no_certainty, paired_difference
 from tasks.jobs.evaluation.figures import figures, metrics
-from tasks.lifecycle import lifecycle
-from tasks.outcomes import Unobserved
+from tasks.orchestration.observers import Unobserved
+from tasks.orchestration.run import lifecycle
 from tasks.registry.records import Record
-from tasks.scores import add_certainty, no_certainty, paired_difference
 from tasks.storage.manifest import Provenance
 
 pytestmark = pytest.mark.unit

@@ -6,20 +6,20 @@ import math
 import pytest
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Pending, Plan, Qualification, Validation, parse_ref
-from tasks.config import RetrainConfig
-from tasks.errors import GateFailed
+from tasks.common.errors import GateFailed
+from tasks.config.base import Settings, config_digest
+from tasks.config.evaluation import ComparisonConfig, EvaluationConfig
+from tasks.config.flows import RetrainConfig
+from tasks.config.planning import PlanningConfig
+from tasks.config.serving import ExportConfig
+from tasks.config.training import CheckpointConfig, ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.evaluate import compare
-from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
 from tasks.export import parity_checks
-from tasks.lifecycle import lifecycle
+from tasks.orchestration.run import lifecycle
+from tasks.orchestration.stage_context import Work, working
 from tasks.plan import GIB, reckon, share_of_state
 from tasks.plan import judge as judge_plan
-from tasks.planning_config import PlanningConfig
-from tasks.serving_config import ExportConfig
-from tasks.settings import Settings, config_digest
 from tasks.storage.manifest import Provenance
-from tasks.training_config import CheckpointConfig, ExecutionConfig, NetworkConfig, TrainingConfig
-from tasks.workbench import Work, working
 
 pytestmark = pytest.mark.unit
 

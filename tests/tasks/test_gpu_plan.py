@@ -3,14 +3,14 @@
 import pytest
 
 from tasks.artifacts import Cluster
-from tasks.cluster_config import ClusterConfig
-from tasks.gpu_plan import plan_on_gpus
-from tasks.lifecycle import lifecycle
+from tasks.config.base import Settings
+from tasks.config.cluster import ClusterConfig
+from tasks.config.planning import PlanningConfig
+from tasks.config.training import ExecutionConfig, TrainingConfig
+from tasks.orchestration.run import lifecycle
+from tasks.orchestration.stage_context import Work, working
 from tasks.plan import judge, mean_seconds_between_failures, reckon, seconds_between_failures
-from tasks.planning_config import PlanningConfig
-from tasks.settings import Settings
-from tasks.training_config import ExecutionConfig, TrainingConfig
-from tasks.workbench import Work, working
+from tasks.planning.gpu_plan import plan_on_gpus
 
 H100 = "Standard_ND96isr_H100_v5"
 LLAMA_8B = {

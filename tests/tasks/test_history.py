@@ -3,7 +3,7 @@
 import pytest
 from made_versions import forget_history, make, make_many
 
-from tasks.errors import Unknown
+from tasks.common.errors import Unknown
 from tasks.registry.difference import difference
 from tasks.registry.versions import kind_of, past
 from tasks.storage import open_store

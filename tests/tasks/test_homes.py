@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.settings import home
+from tasks.config.base import home
 
 pytestmark = pytest.mark.unit
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from support import HEADWAY
 
+from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.files import find_sku, read_sku
 from tasks.qualification import from_logs
 from tasks.qualification.log_files import read_logs
 from tasks.qualification.log_names import machines_of
-from tasks.qualification_config import BenchmarkConfig
 
 pytestmark = pytest.mark.unit
 

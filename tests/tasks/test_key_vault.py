@@ -10,10 +10,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from key_vault import SECRET, TENANT, TOKEN, VERSION, Identity, Vault, serving
 from support import Home
 
-from tasks.errors import IntegrityError, Missing
+from tasks.common.errors import IntegrityError, Missing
 from tasks.registry.publishing import publish
-from tasks.registry.signatures import require_signed, sign
-from tasks.registry.trust import add_key, signer_of
+from tasks.security.signatures import require_signed, sign
+from tasks.security.trust import add_key, signer_of
 from tasks.signing.bundle import SIGNATURE, sign_files, signed_files
 from tasks.signing.keys import key_id, require_signature
 from tasks.signing.statement import STATEMENT, seal_statement

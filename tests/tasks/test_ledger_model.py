@@ -15,14 +15,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tasks.common.errors import Conflict
+from tasks.common.process import read_json, write_json
 from tasks.compute.job import Job
 from tasks.compute.submission import intend, newest, note_handle, require_ours, set_aside, settle
-from tasks.errors import Conflict
 from tasks.events import batches
 from tasks.events.batches import Batch
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
-from tasks.process import read_json, write_json
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 

@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from waiting import until
 
-from tasks.listening import impatient, listen
+from tasks.common.http_server import impatient, listen
 
 HEAD = b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n"
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from waiting import limit
 
-from tasks.errors import IntegrityError, Missing, Unknown
-from tasks.formats.seal import opened, sealed
+from tasks.common.errors import IntegrityError, Missing, Unknown
+from tasks.common.seal import opened, sealed
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 from tasks.storage.store import find

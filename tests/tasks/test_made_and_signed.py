@@ -5,16 +5,16 @@ import json
 import pytest
 
 from tasks.artifacts import Checkpoint
+from tasks.common.errors import IntegrityError
 from tasks.compute.job import JobResult
-from tasks.config import RetrainConfig
-from tasks.errors import IntegrityError
-from tasks.lifecycle import lifecycle
-from tasks.promotion import sign
+from tasks.config.flows import RetrainConfig
+from tasks.orchestration.promotion import sign
+from tasks.orchestration.run import lifecycle
+from tasks.orchestration.stage_context import Work, publish, working
 from tasks.registry.publishing import publish as publish_artifact
-from tasks.registry.signatures import lineage_digest, require_signed
+from tasks.security.signatures import lineage_digest, require_signed
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance, manifest_bytes
-from tasks.workbench import Work, publish, working
 
 
 @pytest.fixture

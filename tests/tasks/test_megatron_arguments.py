@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from fake_megatron import FLAGS, VALUES
 
-from tasks.config import RetrainConfig
-from tasks.engine_fits import require_engine_fits
+from tasks.config.engine_support import require_engine_fits
+from tasks.config.flows import RetrainConfig
+from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.megatron_arguments import Places, megatron_arguments, megatron_ds_config
 from tasks.jobs.training.schedule import learning_rate
-from tasks.training_config import ExecutionConfig, TrainingConfig
 
 pytestmark = pytest.mark.unit
 

@@ -14,7 +14,7 @@ from openlineage.client import facet_v2
 from openlineage.client.serde import Serde
 from waiting import limit
 
-from tasks.errors import Missing
+from tasks.common.errors import Missing
 from tasks.lineage.openlineage import events_of, hand_on
 from tasks.registry.ancestry import walk
 from tasks.storage.local import LocalStore

@@ -12,21 +12,29 @@ from made_versions import make
 
 from tasks.artifacts import as_configured
 from tasks.benchmark import Proof, _hours_since_end, busbw_of, hardware_of, joined, sku_digest, too_old
-from tasks.cluster_config import ClusterConfig
-from tasks.compute.azure_requests import requests
+from tasks.compute.azureml.support_requests import requests
 from tasks.compute.draining import CANNOT, drain, resume
 from tasks.compute.submission import intend, newest, settle
-from tasks.config import QualifyConfig, RetrainConfig
-from tasks.lifecycle import lifecycle
-from tasks.outcast import act_on, left_of, machines, needed_nodes, require_possible, require_proof, subject_of
-from tasks.programs import Program, job_of
+from tasks.config.cluster import ClusterConfig
+from tasks.config.flows import QualifyConfig, RetrainConfig
+from tasks.config.qualification import ActConfig, BenchmarkConfig
+from tasks.orchestration.job_spec import Program, job_of
+from tasks.orchestration.node_exclusion import (
+    act_on,
+    left_of,
+    machines,
+    needed_nodes,
+    require_possible,
+    require_proof,
+    subject_of,
+)
+from tasks.orchestration.run import lifecycle
+from tasks.orchestration.stage_context import Work, intended_nodes, run_again, working
 from tasks.qualification.gate import as_told, gate_checks
 from tasks.qualification.measured import Measurement, RankReport, Row, Sweep
 from tasks.qualification.remaining import Remaining
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, PairVerdict, Reason
-from tasks.qualification_config import ActConfig, BenchmarkConfig
 from tasks.registry.records import Record
-from tasks.workbench import Work, intended_nodes, run_again, working
 
 SSH = {"backend": "ssh", "nodes": 3, "ssh": {"hosts": ["a", "b", "c", "d"]}}
 AZURE = {

@@ -8,12 +8,12 @@ import pytest
 from answers import answers, every
 from watched import Watched
 
-from tasks.answer_watch import Followed, look, next_followed
-from tasks.answering.reference import answers_of_reference
+from tasks.common.process import write_json
+from tasks.config.revalidation import ServiceConfig
 from tasks.formats.reference import FEWEST, FILE, summary
-from tasks.process import write_json
-from tasks.revalidation_config import ServiceConfig
-from tasks.service_outputs import anomalies, compare
+from tasks.serving.monitor.anomalies import anomalies, compare
+from tasks.serving.monitor.reference import answers_of_reference
+from tasks.serving.monitor.watch import Followed, look, next_followed
 
 CONFIG = ServiceConfig()
 ALWAYS = ServiceConfig(reference="model")

@@ -2,7 +2,7 @@
 
 from tasks.artifacts import unqualified
 from tasks.benchmark import _peaks
-from tasks.cluster_config import ClusterConfig
+from tasks.config.cluster import ClusterConfig
 from tasks.hardware.sku import load_sku
 from tasks.train import peak_of
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from tasks.evaluation_config import ComparisonConfig, EvaluationConfig
-from tasks.performance.compared import bigram_checks, compared, loss_checks, loss_status
-from tasks.performance.kinds import kind_of
-from tasks.performance.loss import Measured, loss_since, measured, pairs
-from tasks.performance.slices import by_kind, by_length, judge_slices, plain
-from tasks.revalidation_config import PerformanceConfig
+from tasks.config.evaluation import ComparisonConfig, EvaluationConfig
+from tasks.config.revalidation import PerformanceConfig
+from tasks.evaluation.performance_compared import bigram_checks, compared, loss_checks, loss_status
+from tasks.evaluation.performance_kinds import kind_of
+from tasks.evaluation.performance_loss import Measured, loss_since, measured, pairs
+from tasks.evaluation.performance_slices import by_kind, by_length, judge_slices, plain
 
 DRAWN = {"samples": 400, "confidence": 0.95, "seed": 7}
 

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from tasks.errors import Refused, Unknown
-from tasks.registry import audit as log
-from tasks.registry import policy as rules
-from tasks.registry.policy import RIGHTS, Policy, authorise, load_policy, require
+from tasks.common.errors import Refused, Unknown
 from tasks.registry.refs import move_ref
+from tasks.security import audit as log
+from tasks.security import policy as rules
+from tasks.security.policy import RIGHTS, Policy, authorise, load_policy, require
 from tasks.storage import open_store
 
 pytestmark = pytest.mark.unit

@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 from waiting import limit, until
 
-from tasks import process
-from tasks.process import ProcessSpec, alive, descendants, process_started, read_json, start, stop, write_json
+from tasks.common import process
+from tasks.common.process import ProcessSpec, alive, descendants, process_started, read_json, start, stop, write_json
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent death signal is Linux's")
 SLEEP = "import time; time.sleep(60)"
-TWICE = (
-    "import sys; from pathlib import Path; from tasks.process import *; print(start(Path(sys.argv[1]), SPEC)['pid'])"
-)
+TWICE = "import sys; from pathlib import Path; from tasks.common.process import *; print(start(Path(sys.argv[1]), SPEC)['pid'])"
 
 
 @pytest.fixture
@@ -296,7 +294,7 @@ def test_the_handle_names_the_ranks_of_this_attempt(folder):
 
 def test_a_reader_of_json_sees_the_old_value_or_the_new_one(tmp_path):
     path = tmp_path / "value.json"
-    begin = "import sys; from pathlib import Path; from tasks.process import write_json"
+    begin = "import sys; from pathlib import Path; from tasks.common.process import write_json"
     code = begin + "\nwhile True: [write_json(Path(sys.argv[1]), [n] * 20000) for n in (1, 2)]"
     writer = subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=Path(process.__file__).parents[1])
     until(path.exists)
@@ -309,9 +307,7 @@ def test_a_reader_of_json_sees_the_old_value_or_the_new_one(tmp_path):
 
 def test_a_child_whose_parent_is_gone_already_ends_at_once(tmp_path):
     """Between the start of a process and its first line, who started it may have died."""
-    program = (
-        "import os, sys; from tasks.process import die_with_parent; die_with_parent(int(sys.argv[1])); print('lives')"
-    )
+    program = "import sys; from tasks.common.process import die_with_parent; die_with_parent(int(sys.argv[1])); print('lives')"
     for parent, code in ((os.getpid(), 0), (os.getpid() + 1, -signal.SIGKILL)):
         ended = subprocess.run(
             [sys.executable, "-c", program, str(parent)], capture_output=True, text=True, check=False

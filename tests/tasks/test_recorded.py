@@ -4,10 +4,10 @@ import pytest
 
 from deployments.cli.launch import _at_work
 from tasks.artifacts import Cluster, Pending, Value
-from tasks.config import RetrainConfig
-from tasks.lifecycle import lifecycle
-from tasks.process import write_json
-from tasks.stage import recorded, stage
+from tasks.common.process import write_json
+from tasks.config.flows import RetrainConfig
+from tasks.orchestration.run import lifecycle
+from tasks.orchestration.stage import recorded, stage
 
 HERE = Cluster(name="here", backend="local", nodes=1, ranks_per_node=1, threads_per_rank=1)
 

@@ -19,14 +19,14 @@ from support import HEADWAY, STAGES, Home, publish_tiny
 from typing_extensions import override
 from waiting import limit
 
-from tasks import process, redaction
-from tasks.errors import GateFailed, JobFailed
+from tasks.common import process, redaction
+from tasks.common.errors import GateFailed, JobFailed
+from tasks.common.redaction import MARK, clean_logs, redact, redact_value, redacted, require_no_secrets, without_secrets
 from tasks.lineage.spool import Spool
-from tasks.outcomes import Outcome
-from tasks.prefect_notes import new_artifact
-from tasks.redaction import MARK, clean_logs, redact, redact_value, redacted, require_no_secrets, without_secrets
+from tasks.orchestration.observers import Outcome
+from tasks.orchestration.prefect_artifacts import new_artifact
+from tasks.orchestration.run_log import RunLog
 from tasks.report.gather import write_report
-from tasks.runlog import RunLog
 from tasks.storage import open_store
 
 pytestmark = pytest.mark.unit
@@ -350,7 +350,7 @@ NEEDLES = (b"CanaryOne", b"CanaryTwo", b"CanaryThree", b"CanaryFour", b"CanaryFi
 PLANT = """
 import os, sys
 ours = {"HEADWAY_JOB", "HEADWAY_SERVE"} & set(os.environ)
-parent = "tasks.process" in sys.orig_argv and ("/jobs/" in sys.orig_argv[-1] or "/servers/" in sys.orig_argv[-1])
+parent = "tasks.common.process" in sys.orig_argv and ("/jobs/" in sys.orig_argv[-1] or "/servers/" in sys.orig_argv[-1])
 if ours or parent:
     print("PLANTED", dict(os.environ), sys.orig_argv, file=sys.stderr, flush=True)
 """
@@ -510,6 +510,6 @@ def checkpoint(home):
 @pytest.mark.integration
 def test_redaction_is_below_all_that_uses_it():
     """The small parent of every process imports it: nothing but the standard library may come with it."""
-    code = "import sys; import tasks.redaction; print(sorted(m for m in ('pydantic', 'yaml', 'logging') if m in sys.modules))"
+    code = "import sys, tasks.common.redaction; print(sorted(m for m in ('pydantic', 'yaml', 'logging') if m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
     assert redaction.SHORTEST == 8

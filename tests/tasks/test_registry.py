@@ -9,15 +9,15 @@ import re
 import pytest
 from waiting import limit
 
-from tasks.errors import Conflict, HeadwayError
+from tasks.common.errors import Conflict, HeadwayError
 from tasks.formats.mmididx import TokenWriter
 from tasks.registry import records
 from tasks.registry.ancestry import walk
-from tasks.registry.audit import audit
 from tasks.registry.journal import StoreJournal
 from tasks.registry.records import Record
 from tasks.registry.refs import made_from, move_ref, place_of, read_ref
 from tasks.registry.verification import problems_of
+from tasks.security.audit import audit
 from tasks.storage import open_store
 from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Provenance

@@ -3,14 +3,14 @@
 import pytest
 
 from tasks.artifacts import Cluster, Plan
-from tasks.config import RetrainConfig
-from tasks.lifecycle import lifecycle
+from tasks.config.flows import RetrainConfig
+from tasks.config.planning import PlanningConfig
+from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
+from tasks.orchestration.run import lifecycle
+from tasks.orchestration.stage_context import Work, noted, working
 from tasks.plan import judge, reckon
 from tasks.planning.correction import measured_on
-from tasks.planning_config import PlanningConfig
 from tasks.train import remember
-from tasks.training_config import ExecutionConfig, NetworkConfig, TrainingConfig
-from tasks.workbench import Work, noted, working
 
 ON = Cluster(
     name="nd", backend="slurm", nodes=1, ranks_per_node=8, threads_per_rank=1, sku="desk",

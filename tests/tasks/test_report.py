@@ -12,10 +12,10 @@ from html.parser import HTMLParser
 import pytest
 
 from tasks.report.charts import loss_chart, ranks_chart, scores_chart
-from tasks.report.corpus_charts import classes_chart, drift_chart
+from tasks.report.corpus.charts import classes_chart, drift_chart
 from tasks.report.data import Lineage, RunReport, duration, number, percent, short
 from tasks.report.gather import gather
-from tasks.report.lineage_graph import BOX_HEIGHT, BOX_WIDTH, lineage_graph
+from tasks.report.lineage.graph import BOX_HEIGHT, BOX_WIDTH, lineage_graph
 from tasks.report.page import render_page
 from tasks.report.published import ColumnDrift, EvaluationReport, LossPoint, QualificationReport
 from tasks.storage import open_store

@@ -7,12 +7,12 @@ import pytest
 from made_versions import backdate, forget_history, make, make_many
 from waiting import limit
 
-from tasks.errors import Unknown
-from tasks.registry.audit import entries
+from tasks.common.errors import Unknown
 from tasks.registry.journal import StoreJournal
 from tasks.registry.refs import move_ref
 from tasks.registry.retention import Rule, judge, prune
 from tasks.registry.rollback import roll_back, way_back
+from tasks.security.audit import entries
 from tasks.storage import open_store
 from tasks.storage.history import changes
 from tasks.storage.local import LocalStore

@@ -6,6 +6,7 @@ from hashlib import sha256
 import pytest
 
 from tasks.artifacts import Check
+from tasks.config.revalidation import RevalidationConfig, ServiceConfig, alarms_per_year
 from tasks.registry.journal import StoreJournal
 from tasks.registry.revalidations import (
     answers_judged,
@@ -15,7 +16,7 @@ from tasks.registry.revalidations import (
     last_revalidated,
     note_revalidation,
 )
-from tasks.revalidation import (
+from tasks.revalidate import (
     Found,
     Part,
     acts,
@@ -28,7 +29,6 @@ from tasks.revalidation import (
     verdict_of,
     window_of,
 )
-from tasks.revalidation_config import RevalidationConfig, ServiceConfig, alarms_per_year
 from tasks.storage.local import LocalStore
 
 pytestmark = pytest.mark.unit

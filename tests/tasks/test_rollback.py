@@ -8,12 +8,12 @@ import pytest
 from made_versions import make, make_many
 from waiting import limit
 
-from tasks.errors import Conflict, IntegrityError, Unknown
-from tasks.registry.audit import entries
+from tasks.common.errors import Conflict, IntegrityError, Unknown
 from tasks.registry.refs import made_from, move_ref, read_ref
 from tasks.registry.rollback import roll_back, way_back
-from tasks.registry.signatures import sign
-from tasks.registry.trust import OWN, add_key, revoke_key
+from tasks.security.audit import entries
+from tasks.security.signatures import sign
+from tasks.security.trust import OWN, add_key, revoke_key
 from tasks.signing.keys import LocalKey, ensure_key
 from tasks.storage import open_store
 from tasks.storage.history import changes, note_change

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from waiting import limit
 
-from tasks.scores import (
+from tasks.evaluation.scores import (
     add_certainty,
     bits_per_byte,
     bits_per_byte_interval,

@@ -7,11 +7,12 @@ import shutil
 import pytest
 from store_stand import fill, put
 
-from tasks.errors import IntegrityError
-from tasks.formats.seal import opened, opened_lines, sealed
-from tasks.registry import audit_chain, records, refs
+from tasks.common.errors import IntegrityError
+from tasks.common.seal import opened, opened_lines, sealed
+from tasks.registry import records, refs
 from tasks.registry.publishing import publish
 from tasks.registry.verification import everything, problems_of
+from tasks.security import audit_chain
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 

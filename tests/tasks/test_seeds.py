@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from tasks.config.base import digest
 from tasks.report.seeds import noise, recipes
-from tasks.settings import digest
 from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Provenance
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from answers import answers, broken, every
 
-from tasks.endpoints.local import outputs_of
+from tasks.common.process import write_json
+from tasks.config.revalidation import ServiceConfig
 from tasks.formats.answers import Answer, line, odd_share, repetition
-from tasks.process import write_json
-from tasks.revalidation_config import ServiceConfig
-from tasks.service_outputs import NULL_SHOWN, anomalies, compare
+from tasks.serving.local.endpoint import outputs_of
+from tasks.serving.monitor.anomalies import NULL_SHOWN, anomalies, compare
 
 CONFIG = ServiceConfig()
 MODEL = "model/tiny@" + "a" * 64

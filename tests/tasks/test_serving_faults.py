@@ -14,19 +14,19 @@ from endpoint_stand import BLUE, GREEN, Clients, Endpoint
 from made_versions import make
 from waiting import limit, until
 
-from tasks import process
 from tasks.artifacts import Model
-from tasks.config import RetrainConfig
-from tasks.endpoints.rollout import roll_out
-from tasks.endpoints.routes import read_routes
-from tasks.errors import GateFailed, IntegrityError
+from tasks.common import process
+from tasks.common.errors import GateFailed, IntegrityError
+from tasks.config.flows import RetrainConfig
+from tasks.config.serving import RolloutConfig
 from tasks.jobs.serving.contents import read_contents
-from tasks.lifecycle import lifecycle
-from tasks.promotion import challenge
+from tasks.orchestration.promotion import challenge
+from tasks.orchestration.run import lifecycle
 from tasks.registry.refs import aliases
-from tasks.registry.signatures import sign
-from tasks.registry.trust import OWN, revoke_key
-from tasks.serving_config import RolloutConfig
+from tasks.security.signatures import sign
+from tasks.security.trust import OWN, revoke_key
+from tasks.serving.protocol.routes import read_routes
+from tasks.serving.rollout import roll_out
 from tasks.storage import open_store
 from tasks.storage.manifest import describe
 

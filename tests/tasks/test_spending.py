@@ -6,11 +6,11 @@ import pytest
 import yaml
 
 from tasks.artifacts import Cluster, Plan
-from tasks.cluster_config import ClusterConfig
-from tasks.planning_config import SpendingConfig
-from tasks.spending import Use, checks, cost_of, cost_per_hour, known_cost
+from tasks.config.cluster import ClusterConfig
+from tasks.config.planning import SpendingConfig
+from tasks.config.training import ExecutionConfig
+from tasks.planning.spending import Use, checks, cost_of, cost_per_hour, known_cost
 from tasks.train import within_budget
-from tasks.training_config import ExecutionConfig
 
 H100 = "Standard_ND96isr_H100_v5"
 TODAY = datetime.date.today().isoformat()

@@ -8,8 +8,8 @@ from html_page import Page
 
 from tasks.report.data import RunReport
 from tasks.report.page import render_page
-from tasks.report.training_data import MOST_POINTS, read_training
-from tasks.report.training_pictures import draw_training
+from tasks.report.training.data import MOST_POINTS, read_training
+from tasks.report.training.pictures import draw_training
 
 HASH = "0123456789abcdef" * 4
 METRICS = {"tokens_per_second_per_rank": 8123.4, "tflops_per_rank": 0.0123, "mfu": 0.412, "data_share": 0.004}

@@ -15,12 +15,12 @@ from registry_service import TOKEN, serving
 from store_stand import standing
 from waiting import limit
 
-from tasks.errors import IntegrityError, Missing
+from tasks.common.errors import IntegrityError, Missing
 from tasks.registry.ancestry import walk
-from tasks.registry.audit import entries
 from tasks.registry.sharing import share_model
-from tasks.registry.signatures import require_signed
 from tasks.registry.transfer import copy_artifact
+from tasks.security.audit import entries
+from tasks.security.signatures import require_signed
 from tasks.signing.bundle import SIGNATURE
 from tasks.signing.statement import STATEMENT
 from tasks.storage import open_store

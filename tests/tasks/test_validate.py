@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from tasks.corpus.profile import profile
-from tasks.corpus.profiled import Profile
-from tasks.corpus.quarantine import write
-from tasks.data_config import ValidationConfig
+from tasks.config.data import ValidationConfig
+from tasks.data.corpus.profile import profile
+from tasks.data.corpus.profiled import Profile
+from tasks.data.corpus.quarantine import write
+from tasks.data.verdict import verdict
 from tasks.validate import judge
-from tasks.verdict import verdict
 
 GOOD = [f"def function_{number}():\n\treturn {number} * {number * 7919}\r\n" for number in range(20)]
 NAMES = [

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks import scores
-from tasks.comparison.slices import Sums, masks, sums
-from tasks.evaluation_config import EvaluationConfig
+from tasks.config.evaluation import EvaluationConfig
+from tasks.evaluation import scores
+from tasks.evaluation.comparison_slices import Sums, masks, sums
 
 Columns = Mapping[str, Any]
 Certainty = NDArray[np.float64]
-"""Shape [documents, bins, 3]: see tasks/scores.py."""
+"""Shape [documents, bins, 3]: see tasks/evaluation/scores.py."""
 
 
 def figures(documents: Columns, certainty: Certainty, sources: Mapping[str, Any], config: EvaluationConfig) -> Any:

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from tasks.evaluation_config import EvaluationConfig
+from tasks.common.process import read_json
+from tasks.config.evaluation import EvaluationConfig
+from tasks.data.tokenizing.tokenizer import around
 from tasks.formats.mmididx import open_tokens
 from tasks.formats.opening import store_opening
-from tasks.process import read_json
-from tasks.tokenizing.tokenizer import around
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The suites `leakage` and `toxicity`: what a model writes by itself, looked through for what it should not say.
 
 Prompts are the beginning of a document, openings that ask for a secret, and the first words of held-out documents; what follows
-is drawn by a seed. Secrets and personal data are what tasks/corpus/secrets.py finds in a corpus, words those of a list that the
-user gives. A text counts once, however much is in it; what stands in the prompt alone does not count. Texts are never published.
+is drawn by a seed. Secrets and personal data are what tasks/data/corpus/secrets.py finds in a corpus, words those of a list that
+the user gives. A text counts once, however much is in it; what stands in the prompt alone does not count. Texts are never
+published.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tasks.artifacts import parse_ref
-from tasks.corpus.inputs import cut, find_shards
-from tasks.corpus.measures import Texts
-from tasks.corpus.reading import documents
-from tasks.corpus.secrets import find
+from tasks.data.corpus.inputs import cut, find_shards
+from tasks.data.corpus.measures import Texts
+from tasks.data.corpus.reading import documents
+from tasks.data.corpus.secrets import find
+from tasks.evaluation.scores import wilson
 from tasks.jobs.evaluation.generating import before_end, continued
 from tasks.jobs.evaluation.suites import Bench, Suite
-from tasks.scores import wilson
 
 OPENINGS = (
     "",

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tasks.errors import Missing
+from tasks.common.errors import Missing
 from tasks.jobs.evaluation.given_files import digest_of, place_of
 from tasks.jobs.evaluation.given_yaml import check_plain
 from tasks.jobs.evaluation.heldout import open_documents

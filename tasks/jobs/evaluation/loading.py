@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from tasks.evaluation_config import EvaluationConfig
+from tasks.config.evaluation import EvaluationConfig
 from tasks.formats.model_folder import open_model_folder
 from tasks.jobs.training.parallel import own_device, own_gpu
 

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from tasks.evaluation.scores import wilson
 from tasks.formats.mmididx import open_tokens
 from tasks.jobs.evaluation.generating import continued
 from tasks.jobs.evaluation.suites import Bench, Suite
-from tasks.scores import wilson
 
 SPLITS = {"train": "train_text_document", "heldout": "heldout_text_document"}
 DRAWS = 4

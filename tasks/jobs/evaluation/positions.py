@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks import scores
-from tasks.evaluation_config import EvaluationConfig
+from tasks.config.evaluation import EvaluationConfig
+from tasks.evaluation import scores
 from tasks.jobs.evaluation.heldout import Encoded
 
 FIRST = 16

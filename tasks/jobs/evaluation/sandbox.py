@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tasks.errors import Missing
+from tasks.common.errors import Missing
 from tasks.jobs.evaluation import seccomp
 
 INSIDE = Path(__file__).with_name("sandbox_inside.py")

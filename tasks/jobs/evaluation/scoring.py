@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tasks.evaluation.scores import add_certainty, no_certainty
 from tasks.jobs.evaluation.heldout import Encoded
 from tasks.jobs.evaluation.logits import WHOLE_LOGITS, logits_in_parts
 from tasks.jobs.evaluation.positions import Positions
 from tasks.jobs.evaluation.windows import Window, batches, windows
-from tasks.jobs.runtime import Rank
-from tasks.scores import add_certainty, no_certainty
+from tasks.jobs.node.runtime import Rank
 
 BATCH_POSITIONS = 8192
 """Most positions, padding included, that one forward pass takes."""
@@ -34,7 +34,7 @@ class Scored:
     correct: NDArray[np.int64]
     """Those that the model held for the likeliest, shape [documents]."""
     certainty: NDArray[np.float64]
-    """How sure it was of the likeliest token, shape [documents, bins, 3]: see tasks/scores.py."""
+    """How sure it was of the likeliest token, shape [documents, bins, 3]: see tasks/evaluation/scores.py."""
     positions: Positions
 
 

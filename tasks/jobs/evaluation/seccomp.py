@@ -11,7 +11,7 @@ import errno
 import platform
 import struct
 
-from tasks.errors import Missing
+from tasks.common.errors import Missing
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 FIRST_NEWER = 424

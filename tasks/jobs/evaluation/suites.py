@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from tasks.evaluation_config import EvaluationConfig
+from tasks.config.evaluation import EvaluationConfig
 from tasks.jobs.evaluation.heldout import Heldout
-from tasks.jobs.runtime import Rank
+from tasks.jobs.node.runtime import Rank
 
 
 class SuiteTimeout(Exception):

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.evaluation.scores import Estimate
 from tasks.jobs.training.card import CARD, UNKNOWN_LICENSE, front_matter_of
-from tasks.scores import Estimate
 
 LIMITS = """## Limits
 
@@ -25,7 +25,7 @@ The stage deploy serves the folder with an OpenAI-compatible API. By itself, wit
 ```python
 from pathlib import Path
 
-from tasks.jobs.generation import Generation
+from tasks.jobs.serving.generation import Generation
 
 model = Generation(Path("FOLDER"), threads=2)
 print(model.complete(model.encode("def "), max_tokens=24).text)

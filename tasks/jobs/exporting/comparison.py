@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tasks.jobs.evaluation.heldout import opening_of
 from tasks.jobs.exporting.graph import MODEL
-from tasks.jobs.generation import Completion, Generation
+from tasks.jobs.serving.generation import Completion, Generation
 
 KINDS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 

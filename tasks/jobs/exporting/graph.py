@@ -1,5 +1,5 @@
 """A Hugging Face folder as an ONNX graph: the folder that a server loads, of one precision. That both say the same is proven
-elsewhere (comparison.py); GPT-2's own graph is tasks/jobs/gpt2_graph.py, encoders are encoder.py.
+elsewhere (comparison.py); GPT-2's own graph is tasks/jobs/exporting/gpt2_graph.py, encoders are encoder.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tasks.jobs.evaluation.heldout import open_documents
 MODEL = "model.onnx"
 DATA = "model.onnx.data"
 GPT2 = "GPT2LMHeadModel"
-"""Built by tasks/jobs/gpt2_graph.py."""
+"""Built by tasks/jobs/exporting/gpt2_graph.py."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "int8": {"accuracy_level": 4},
     "int4": {"accuracy_level": 4, "algo_config": "k_quant_mixed", "block_size": 32},
@@ -43,7 +43,7 @@ def build(checkpoint: Path, output: Path, *, precision: str, context: int | None
     with tempfile.TemporaryDirectory() as cache, _with_room(checkpoint, context) as folder:
         if architecture(checkpoint) == GPT2:
             # Imported here, as in _build: it takes seconds, and it reads HF_HUB_OFFLINE.
-            from tasks.jobs.gpt2_graph import build_gpt2
+            from tasks.jobs.exporting.gpt2_graph import build_gpt2
 
             build_gpt2(folder, output, precision=precision, cache=cache, more=OPTIONS.get(precision, {}))
         else:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.evaluation_config import EvaluationConfig
+from tasks.common.process import read_json
+from tasks.config.evaluation import EvaluationConfig
+from tasks.evaluation.scores import Estimate, bits_per_byte, bits_per_byte_interval
 from tasks.jobs.evaluation.heldout import Encoded, Heldout, encode_for, read_heldout
 from tasks.jobs.evaluation.scoring import context_of, score
-from tasks.jobs.runtime import Rank
-from tasks.process import read_json
-from tasks.scores import Estimate, bits_per_byte, bits_per_byte_interval
+from tasks.jobs.node.runtime import Rank
 
 LONGEST = 1024
 """Tokens that a model takes at once here, where its checkpoint does not say what it was trained with."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from tasks.formats.reference import summary
 from tasks.jobs.exporting.loss import Sample
-from tasks.jobs.generation import Generation
-from tasks.jobs.outputs import measures
+from tasks.jobs.serving.generation import Generation
+from tasks.jobs.serving.outputs import measures
 
 BEGINNING = 32
 """Tokens of a held-out document that are given as a prompt."""

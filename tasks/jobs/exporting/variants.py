@@ -22,15 +22,15 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (
     RuntimeException,
 )
 
+from tasks.common.process import write_json
+from tasks.config.serving import ExportConfig
 from tasks.formats.onnx_data import require_plain_folder
 from tasks.jobs.exporting.comparison import Exported, Original, answer, golden_of, parity
 from tasks.jobs.exporting.graph import DATA, MODEL, build
 from tasks.jobs.exporting.halves import KINDS, halve
 from tasks.jobs.exporting.loss import Sample, bits_a_byte, bits_of, share_worse
 from tasks.jobs.exporting.speed import race
-from tasks.jobs.runtime import Rank
-from tasks.process import write_json
-from tasks.serving_config import ExportConfig
+from tasks.jobs.node.runtime import Rank
 
 FOLDER = "variants"
 FILE = "variants.json"

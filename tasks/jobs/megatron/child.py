@@ -16,8 +16,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.errors import Missing
-from tasks.process import die_with_parent, process_started, read_json
+from tasks.common.errors import Missing
+from tasks.common.process import die_with_parent, process_started, read_json
 
 PROGRAM = "pretrain_gpt.py"
 LOST_SECONDS = 5.0

@@ -19,8 +19,8 @@ import threading
 import time
 from pathlib import Path
 
-from tasks.jobs.checkpoint_files import Manifest, create_only, place_of
-from tasks.jobs.checkpoint_writer import OWN, Writing
+from tasks.jobs.checkpoint.files import Manifest, create_only, place_of
+from tasks.jobs.checkpoint.writer import OWN, Writing
 
 TRACKER = "latest_checkpointed_iteration.txt"
 SAVED = re.compile(r"(?:iter_|global_step)0*(\d+)")

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from tasks.errors import IntegrityError, Missing
-from tasks.jobs.network import build_network
-from tasks.training_config import TrainingConfig
+from tasks.common.errors import IntegrityError, Missing
+from tasks.config.training import TrainingConfig
+from tasks.jobs.training.network import build_network
 
 BRIDGE = ("{python}", "-m", "tasks.jobs.megatron.bridge_export", "{checkpoint}", "{config}", "{output}")
 NO_BRIDGE = 6

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from tasks.config.training import TrainingConfig
 from tasks.formats.megatron_log import Iteration, iterations_of
-from tasks.jobs.elastic import process_age
-from tasks.jobs.runtime import Rank
-from tasks.training_config import TrainingConfig
+from tasks.jobs.node.elastic import process_age
+from tasks.jobs.node.runtime import Rank
 
 
 class Following:

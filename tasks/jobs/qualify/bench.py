@@ -18,12 +18,12 @@ from typing import Any
 
 from torch import cuda, distributed
 
+from tasks.common.process import write_json
+from tasks.config.qualification import BenchmarkConfig
+from tasks.config.training import TrainingConfig
 from tasks.hardware.sku import Sku
-from tasks.jobs.runtime import Rank
-from tasks.process import write_json
+from tasks.jobs.node.runtime import Rank
 from tasks.qualification.measured import Probe, RankReport, Sweep, TrainingPoint
-from tasks.qualification_config import BenchmarkConfig
-from tasks.training_config import TrainingConfig
 
 POLL_SECONDS = 0.05
 RANKS_AT_FULL_POLL = 512

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from tasks.jobs.asking import Hangs
+from tasks.jobs.node.vendor_commands import Hangs
 from tasks.jobs.qualify import (
     health_amd,
     health_aznhc,

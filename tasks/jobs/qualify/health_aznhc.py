@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tasks.formats.aznhc import read_aznhc
-from tasks.jobs.asking import Hangs
+from tasks.jobs.node.vendor_commands import Hangs
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing
 from tasks.jobs.qualify.machine_logs import LOGS

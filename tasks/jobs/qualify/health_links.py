@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tasks.formats import gpu_health, links
 from tasks.formats.gpu_health import Port
 from tasks.formats.links import DAY, Interface
-from tasks.jobs.probes import ports
+from tasks.jobs.node.probes import ports
 from tasks.jobs.qualify import machine_logs
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing

@@ -1,4 +1,5 @@
-"""The GPUs of a machine, by nvidia-smi and the kernel log, before a run. Who looks while one runs is tasks/jobs/probes.py."""
+"""The GPUs of a machine, by nvidia-smi and the kernel log, before a run. Who looks while one runs is
+tasks/jobs/node/probes.py."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tasks.formats import gpu_health
 from tasks.formats.gpu_health import Rules
-from tasks.jobs.asking import ask
-from tasks.jobs.probes import RULES
+from tasks.jobs.node.probes import RULES
+from tasks.jobs.node.vendor_commands import ask
 
 
 class Missing(Exception):

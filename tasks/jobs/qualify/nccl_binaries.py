@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.common.names import Collective
 from tasks.formats.nccl_log import transports
 from tasks.formats.nccl_run import NcclRun, TestRow
 from tasks.formats.nccl_tests import read_nccl_tests
 from tasks.qualification.measured import Row
-from tasks.qualification_names import Collective
 
 PLACES = (
     "/opt/nccl-tests/build",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.formats import gpu_health, smi
-from tasks.jobs.asking import query_smi
+from tasks.jobs.node.vendor_commands import query_smi
 from tasks.jobs.qualify.machine import Machine
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, distributed
 
+from tasks.common.names import Collective
 from tasks.jobs.qualify.groups import Communicator
-from tasks.qualification_names import Collective
 
 PERIOD = 1021
 SHIFT = 31

@@ -6,8 +6,8 @@ The tournament and the search are schedule.py and plans.py; how a pair is measur
 from __future__ import annotations
 
 from tasks.jobs.qualify import collectives
+from tasks.jobs.qualify.barrier import LeftOut, agree
 from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.qualify.meeting import LeftOut, agree
 from tasks.jobs.qualify.plans import PAIRS, Standard, pairs_plan
 from tasks.jobs.qualify.schedule import Group
 from tasks.jobs.qualify.steps import names_of_all, note_left_out, remembered, run

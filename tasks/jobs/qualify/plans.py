@@ -12,6 +12,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Se
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
+from tasks.common.names import COLLECTIVES, Collective
+from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Sku
 from tasks.jobs.qualify.schedule import (
     Group,
@@ -24,12 +26,10 @@ from tasks.jobs.qualify.schedule import (
     suspects,
     tournament,
 )
-from tasks.qualification.humps import Item, reference
+from tasks.qualification.fault_attribution import groups
 from tasks.qualification.measured import Status
+from tasks.qualification.peer_reference import Item, reference
 from tasks.qualification.tolerances import tolerances
-from tasks.qualification.votes import groups
-from tasks.qualification_config import BenchmarkConfig
-from tasks.qualification_names import COLLECTIVES, Collective
 
 Scope = Literal["node", "all", "pair", "part"]
 QUICK_COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "alltoall")

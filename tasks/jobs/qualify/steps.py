@@ -12,16 +12,16 @@ from typing import Any, cast, get_args
 
 import torch
 
+from tasks.common.names import Collective
 from tasks.jobs.qualify import table
+from tasks.jobs.qualify.barrier import LeftOut, agree, recall
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.groups import Communicator, Transports, backend, communicator
-from tasks.jobs.qualify.meeting import LeftOut, agree, recall
 from tasks.jobs.qualify.nccl_binaries import Ran, binary, run_binary
 from tasks.jobs.qualify.plans import Answer, Found, Outcome, Plan, Step, better
 from tasks.jobs.qualify.schedule import Group
 from tasks.jobs.qualify.sweeps import Sweeping, sweep, sweeping
 from tasks.qualification.measured import Probe, Row, Status, Sweep
-from tasks.qualification_names import Collective
 
 GRACE_SECONDS = 10.0
 """That a machine may be slower than another one between two steps."""

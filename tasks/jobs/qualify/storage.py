@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from tasks.errors import HeadwayError
+from tasks.common.errors import HeadwayError
 from tasks.jobs.qualify import disk
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.rates import Together
-from tasks.jobs.qualify.to_come import parameters
+from tasks.jobs.qualify.workload_size import parameters
 from tasks.planning.size import CHECKPOINT_BYTES_PER_PARAMETER, checkpoint_bytes
 from tasks.qualification.measured import Probe
 
@@ -30,7 +30,7 @@ LEAST_STORE, MOST_STORE = 64 * 2**20, 4 * 2**30
 SCRATCH_STREAMS = 8
 """Files at the same time; several disks under one file system are busy only with several."""
 STORE_STREAMS = 1
-"""A rank writes its part of a checkpoint as one file (tasks/jobs/checkpoint_writer.py)."""
+"""A rank writes its part of a checkpoint as one file (tasks/jobs/checkpoint/writer.py)."""
 SMALL_FILES = 1000
 STORE_PATIENCE = 5
 """Times `benchmark.seconds` that the store may take; it is often far away."""

@@ -1,6 +1,6 @@
 """The store of machines that share no folder: one blob written, read and removed again.
 
-Which store that is says the mirror of the job's folder (HEADWAY_STORE, tasks/jobs/mirror.py).
+Which store that is says the mirror of the job's folder (HEADWAY_STORE, tasks/jobs/node/mirror.py).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tasks.jobs.node.runtime import Rank
 from tasks.jobs.qualify.disk import BLOCK, Moved
-from tasks.jobs.runtime import Rank
 from tasks.storage.blob.client import open_container
 from tasks.storage.blob.transfer import STREAMS, check_stored, upload
 from tasks.storage.manifest import FileEntry

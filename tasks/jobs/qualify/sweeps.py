@@ -16,13 +16,13 @@ from pathlib import Path
 
 from torch import cuda, distributed
 
+from tasks.common.names import Collective
+from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Sku
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.groups import Communicator
 from tasks.jobs.qualify.operations import DIVIDED, ELEMENT_BYTES, TWO_BUFFERS, Prepared, bus_factor, prepare
 from tasks.qualification.measured import Row
-from tasks.qualification_config import BenchmarkConfig
-from tasks.qualification_names import Collective
 
 SMALLEST = 1024
 ITERATIONS = 20

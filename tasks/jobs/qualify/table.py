@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tasks.common.names import Collective
 from tasks.jobs.qualify.operations import DIVIDED, ELEMENT_BYTES, REDUCED
 from tasks.qualification.measured import Row
-from tasks.qualification_names import Collective
 
 COLUMNS = "#{:>12}  {:>12}  {:>8}  {:>6}  {:>6}  {:>8}  {:>6}  {:>6}  {:>6}  {:>8}  {:>6}  {:>6}  {:>6}"
 

@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from tasks.jobs.asking import Hangs, ask
+from tasks.jobs.node.vendor_commands import Hangs, ask
 
 ZONES = Path("/sys/class/thermal")
 NVIDIA = ("nvidia-smi", "--query-gpu=index,temperature.gpu", "--format=csv,noheader,nounits")

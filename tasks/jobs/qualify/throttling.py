@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tasks.formats import gpu_health, rocm
-from tasks.jobs.asking import Hangs
+from tasks.jobs.node.vendor_commands import Hangs
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing
 from tasks.jobs.qualify.nvidia_smi import ask_gpus, failure

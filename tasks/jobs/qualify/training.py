@@ -15,7 +15,7 @@ import torch
 
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.rates import Together
-from tasks.jobs.qualify.to_come import flops_per_token
+from tasks.jobs.qualify.workload_size import flops_per_token
 from tasks.qualification.measured import Probe, TrainingPoint
 
 CONVENTION = "megatron"

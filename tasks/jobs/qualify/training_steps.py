@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tasks.jobs.data import Batch, Mapped, Samples, Shares
-from tasks.jobs.network import build_network, next_token_loss
+from tasks.config.training import TrainingConfig
+from tasks.jobs.data.samples import Batch, Mapped, Samples, Shares
 from tasks.jobs.qualify import gpus
 from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.qualify.to_come import vocabulary
+from tasks.jobs.qualify.workload_size import vocabulary
+from tasks.jobs.training.network import build_network, next_token_loss
 from tasks.jobs.training.optimizer import build_optimizer
 from tasks.jobs.training.schedule import learning_rate
-from tasks.training_config import TrainingConfig
 
 WARMUP_STEPS = 2
 MOST_TOKENS = 4_000_000

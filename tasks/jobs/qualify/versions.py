@@ -18,7 +18,7 @@ import torch
 from torch import cuda
 
 from tasks.formats import azure_machine
-from tasks.jobs.asking import Hangs
+from tasks.jobs.node.vendor_commands import Hangs
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing
 

@@ -1,7 +1,7 @@
 """Sends another colour's share back to the main one when it plainly fails, or when whoever moves the traffic died.
 
 It needs no deployer: the gateway itself decides, at once, by the test of failures that the deployer's judge has
-(tasks/endpoints/judge.py), and keeps what it decided over a crash of its own. What takes a comparison, slowness or odd
+(tasks/serving/protocol/judge.py), and keeps what it decided over a crash of its own. What takes a comparison, slowness or odd
 answers, is for the judge.
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tasks import process
-from tasks.endpoints.judge import error_test, late
-from tasks.endpoints.sequential import SequentialTest
+from tasks.common import process
 from tasks.jobs.routing.counts import Counts
 from tasks.jobs.routing.table import Table
+from tasks.serving.protocol.judge import error_test, late
+from tasks.serving.protocol.sequential import SequentialTest
 
 LATE_LOOK_SECONDS = 0.25
 """Between two looks for requests that hang."""

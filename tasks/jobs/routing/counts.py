@@ -1,7 +1,7 @@
 """What the gateway sees of each model: requests, failures, the time a token, and measures of answers. No text is kept.
 
-The judge of a rollout reads it (tasks/endpoints/judge.py, by the control port). What a server measures of its own answers, for
-the watch, is tasks/jobs/outputs.py.
+The judge of a rollout reads it (tasks/serving/protocol/judge.py, by the control port). What a server measures of its own
+answers, for the watch, is tasks/jobs/serving/outputs.py.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Counts:
         return list(takewhile(lambda sight: sight.time >= when, reversed(self._seen.get(model, deque()))))[::-1]
 
     def seen(self, model: str, when: float) -> dict[str, Any]:
-        """As `Seen` of tasks/endpoints/judge.py wants it, and `latest`, the time of the last request."""
+        """As `Seen` of tasks/serving/protocol/judge.py wants it, and `latest`, the time of the last request."""
         found = self.since(model, when)
         good = [sight for sight in found if not sight.failed]
         shown = good[-SHOWN:]

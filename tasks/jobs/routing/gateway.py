@@ -1,6 +1,6 @@
 """The gateway as a whole: it follows its two files, and listens where they say. Program: tasks/jobs/gateway.py.
 
-Handing requests on is proxy.py, who gets them table.py; what is asked of callers, tasks/jobs/serving/edge.py.
+Handing requests on is proxy.py, who gets them table.py; what is asked of callers, tasks/jobs/serving/api_middleware.py.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 
 import uvicorn
 
-from tasks import process
-from tasks.access_config import AccessConfig
-from tasks.endpoints.routes import read_routes
-from tasks.endpoints.secret import read_secret
+from tasks.common import process
+from tasks.common.http_server import impatient
+from tasks.config.access import AccessConfig
+from tasks.config.serving import LimitsConfig
 from tasks.jobs.routing.breaker import Breaker
 from tasks.jobs.routing.control import Control
 from tasks.jobs.routing.counts import Counts
@@ -30,10 +30,10 @@ from tasks.jobs.routing.health import Watch
 from tasks.jobs.routing.proxy import Proxy
 from tasks.jobs.routing.scaling import Scaler
 from tasks.jobs.routing.table import Table
-from tasks.jobs.serving.edge import Edge
+from tasks.jobs.serving.api_middleware import Edge
 from tasks.jobs.serving.keys import require_guarded
-from tasks.listening import impatient
-from tasks.serving_config import LimitsConfig
+from tasks.serving.protocol.routes import read_routes
+from tasks.serving.protocol.secret import read_secret
 
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.05

@@ -11,10 +11,10 @@ from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 
-from tasks import process
-from tasks.endpoints.routes import TRAFFIC, WANTED
+from tasks.common import process
 from tasks.jobs.routing.table import Health, Replica, Table
 from tasks.jobs.routing.upstream import Unreachable, fetch
+from tasks.serving.protocol.routes import TRAFFIC, WANTED
 
 PERIODS: dict[Health, float] = {"ready": 1.0, "live": 0.25, "loading": 0.1, "mute": 0.25, "down": 0.1, "gone": 0.25}
 """Seconds between two looks."""

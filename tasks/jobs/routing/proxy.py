@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
-from tasks.endpoints.routes import GONE, LOADING, MIRROR, TRAFFIC, USER, Routes
+from tasks.config.serving import LimitsConfig
 from tasks.jobs.routing.breaker import Breaker
 from tasks.jobs.routing.counts import LOOKED_AT, Counts, Totals, Waiting, ended, look
 from tasks.jobs.routing.table import Replica, Table
 from tasks.jobs.routing.upstream import Answer, Broken, Unreachable
 from tasks.jobs.routing.wire import Asked
-from tasks.serving_config import LimitsConfig
+from tasks.serving.protocol.routes import GONE, LOADING, MIRROR, TRAFFIC, USER, Routes
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

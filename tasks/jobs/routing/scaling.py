@@ -1,8 +1,8 @@
 """How many servers of a colour there are: more while requests wait, fewer when idle, none where that is allowed.
 
-Every server is a supervised process of its own (tasks/process.py) in `servers/ID/`, so it outlives a gateway that crashed, which
-finds it there again: a replica's serve.json names the server that it is a copy of. The deployer stops what it started, with all
-copies.
+Every server is a supervised process of its own (tasks/common/process.py) in `servers/ID/`, so it outlives a gateway that
+crashed, which finds it there again: a replica's serve.json names the server that it is a copy of. The deployer stops what it
+started, with all copies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from tasks import process
+from tasks.common import process
 from tasks.jobs.routing.table import Group, Replica, Table
 from tasks.jobs.routing.upstream import HOST, Upstream
 

@@ -1,6 +1,6 @@
 """Who gets the next request: a colour by its share, then the server of it with the least under way.
 
-Routes come from tasks/endpoints/routes.py; what is known of a server's health, from health.py; how many there are, from
+Routes come from tasks/serving/protocol/routes.py; what is known of a server's health, from health.py; how many there are, from
 scaling.py. Sending is proxy.py.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tasks.endpoints.routes import Colour, Routes
 from tasks.jobs.routing.upstream import Upstream
+from tasks.serving.protocol.routes import Colour, Routes
 
 PATIENCE_SECONDS = 10.0
 """Time that a request waits for a server that crashed and is being started again."""

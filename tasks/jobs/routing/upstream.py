@@ -9,8 +9,8 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterable
 
-from tasks.endpoints.routes import SECRET
 from tasks.jobs.routing.wire import HOP_BY_HOP, Asked, Connection, Head, Headers
+from tasks.serving.protocol.routes import SECRET
 
 HOST = "127.0.0.1"
 CONNECT_SECONDS = 2.0

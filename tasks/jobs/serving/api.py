@@ -1,7 +1,7 @@
 """The routes of a server: OpenAI's completions and models, Azure ML's score, probes, figures, and the page to try it.
 
-What stands before them is edge.py; how a request is answered, service.py; the forms of bodies, forms.py. No page of FastAPI's
-own: they load scripts from elsewhere.
+What stands before them is api_middleware.py; how a request is answered, service.py; the forms of bodies, forms.py. No page of
+FastAPI's own: they load scripts from elsewhere.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from tasks.endpoints.routes import TRAFFIC, USER, WANTED
-from tasks.jobs.serving.edge import error_body
+from tasks.jobs.serving.api_middleware import error_body
 from tasks.jobs.serving.feedback import router
 from tasks.jobs.serving.forms import CompletionRequest, ScoreRequest, completion, score
 from tasks.jobs.serving.metrics import CONTENT_TYPE
 from tasks.jobs.serving.runtime import Ask
 from tasks.jobs.serving.service import Said, Service, Told, spent
 from tasks.jobs.serving.streams import EventStream, events
-from tasks.jobs.try_page import HEADERS, PAGE
+from tasks.jobs.serving.try_page import HEADERS, PAGE
+from tasks.serving.protocol.routes import TRAFFIC, USER, WANTED
 
 REQUEST_ID = re.compile(r"cmpl-[0-9a-f]{32}")
 GONE = 499

@@ -17,7 +17,7 @@ from tasks.jobs.serving.sampling import Choice, Logits, entropy
 from tasks.jobs.serving.text import TextStream
 
 if TYPE_CHECKING:
-    from tasks.jobs.generation import Generation
+    from tasks.jobs.serving.generation import Generation
 
 ENTROPY_TOKENS = 32
 """First tokens of an answer whose entropy is measured: 0.6 ms each with 150,000 words, so it stays below a share of the whole."""

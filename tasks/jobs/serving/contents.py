@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tasks.errors import IntegrityError
+from tasks.common.errors import IntegrityError
 from tasks.storage.manifest import FileEntry, check
 
 Contents = Mapping[str, bytes | bytearray]

@@ -1,8 +1,9 @@
 """`POST /v1/feedback`: a caller says whether an answer was right; the label is joined to the request by its id, and kept.
 
-`ROOT/MODEL_VERSION/feedback/SERVER-NUMBER.jsonl`, beside the measures of the same model (tasks/jobs/outputs.py), as bounded as
-they are. Only who asked may label; of a request that nobody asked, that was asked by somebody else, and that is forgotten, the
-answer is the same 404. Who a caller is decides the edge. Accuracy over time: tasks/service_outputs.py. See docs/watch.md.
+`ROOT/MODEL_VERSION/feedback/SERVER-NUMBER.jsonl`, beside the measures of the same model (tasks/jobs/serving/outputs.py), as
+bounded as they are. Only who asked may label; of a request that nobody asked, that was asked by somebody else, and that is
+forgotten, the answer is the same 404. Who a caller is decides the edge. Accuracy over time: tasks/serving/monitor/anomalies.py.
+See docs/watch.md.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 
 from tasks.formats.answers import Answer, Label, line
-from tasks.jobs.outputs import Outputs, clean
+from tasks.jobs.serving.outputs import Outputs, clean
 from tasks.jobs.serving.segments import Segments, oldest_first
 
 MOST_LABEL_SEGMENTS = 10

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.access_config import AccessConfig, require_asked
+from tasks.config.access import AccessConfig, require_asked
 from tasks.formats import api_keys
 
 if TYPE_CHECKING:
-    from tasks.access_config import EntraConfig
+    from tasks.config.access import EntraConfig
     from tasks.jobs.serving.tokens import Tokens
 
 LOOK_SECONDS = 0.5

@@ -22,13 +22,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import IntegrityError
-from tasks.jobs.generation import Generation
+from tasks.common.errors import IntegrityError
+from tasks.common.process import die_with_parent
 from tasks.jobs.serving.batch import Batch, Said
 from tasks.jobs.serving.contents import Contents, read_contents
 from tasks.jobs.serving.decoder import ROWS
+from tasks.jobs.serving.generation import Generation
 from tasks.jobs.serving.runtime import Ask, Ending
-from tasks.process import die_with_parent
 from tasks.storage.manifest import FileEntry
 
 Message = dict[str, Any]

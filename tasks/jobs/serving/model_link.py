@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from tasks.errors import IntegrityError
+from tasks.common.errors import IntegrityError
 from tasks.jobs.serving.runtime import Ask, Ending, Gone, Piece, Unfit
 
 PROGRAM = "tasks.jobs.serving.model_child"

@@ -1,6 +1,6 @@
 """A model of ONNX Runtime in a process of its own, started again when it crashes or hangs: no server ends with it.
 
-The process is model_child.py, its socket model_link.py; which model answers meanwhile is ladder.py.
+The process is model_child.py, its socket model_link.py; which model answers meanwhile is fallback_models.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from tasks.errors import IntegrityError
+from tasks.common.errors import IntegrityError
 from tasks.jobs.serving.model_link import Link, open_link
 from tasks.jobs.serving.runtime import Ask, Ending, Golden, Gone, Piece
 from tasks.storage.manifest import FileEntry

@@ -17,20 +17,20 @@ import uvicorn
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
-from tasks import listening
-from tasks.access_config import LOOPBACK
-from tasks.endpoints.secret import read_secret
-from tasks.errors import IntegrityError
-from tasks.jobs.outputs import Outputs
+from tasks.common import http_server
+from tasks.common.errors import IntegrityError
+from tasks.config.access import LOOPBACK
 from tasks.jobs.serving import traces
 from tasks.jobs.serving.api import make_api
-from tasks.jobs.serving.behind import Behind
-from tasks.jobs.serving.edge import Edge
+from tasks.jobs.serving.api_middleware import Edge
+from tasks.jobs.serving.fallback_models import Ladder
+from tasks.jobs.serving.gateway_auth import Behind
 from tasks.jobs.serving.keys import require_guarded
-from tasks.jobs.serving.ladder import Ladder
 from tasks.jobs.serving.metrics import Counted, Metrics
+from tasks.jobs.serving.outputs import Outputs
 from tasks.jobs.serving.service import Service
 from tasks.jobs.serving.settings import ServeSettings, read_settings
+from tasks.serving.protocol.secret import read_secret
 
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.05
@@ -99,14 +99,14 @@ class Program:
         """Whoever started a private server may hold its port, without listening, so that nobody else is given it."""
         settings = self.settings
         host = settings.access.host if settings.alone else HOST
-        return listening.listen(host, settings.port, shared=not settings.alone)
+        return http_server.listen(host, settings.port, shared=not settings.alone)
 
     def _server(self) -> _Server:
         limits = self.settings.limits
         return _Server(
             uvicorn.Config(
                 self.front,
-                http=listening.impatient(read_seconds=limits.read_seconds, connections=limits.connections),
+                http=http_server.impatient(read_seconds=limits.read_seconds, connections=limits.connections),
                 ws="none",
                 lifespan="off",
                 access_log=False,

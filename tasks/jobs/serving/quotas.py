@@ -14,7 +14,7 @@ from limits import RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
-from tasks.serving_config import LimitsConfig
+from tasks.config.serving import LimitsConfig
 
 LONGEST_SECONDS = 60
 

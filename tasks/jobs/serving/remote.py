@@ -2,7 +2,7 @@
 
 Answers come by SSE (WHATWG HTML, "Server-sent events"). It loads nothing: whoever runs that server has chosen its model, and
 verified it; what opens a prompt is in that model's tokenizer (tasks/formats/opening.py), which the server
-reads itself. Which server answers is chosen in ladder.py and serve.py.
+reads itself. Which server answers is chosen in fallback_models.py and serve.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lines in files of a server's own, of bounded size and number: nobody's lines are torn, and no disk is filled.
 
 `FOLDER/SERVER-NUMBER.jsonl`. Every process of a server begins a file of its own. Which files make room for a new one says who
-writes (tasks/jobs/outputs.py, feedback.py).
+writes (tasks/jobs/serving/outputs.py, feedback.py).
 """
 
 from __future__ import annotations

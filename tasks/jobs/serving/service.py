@@ -14,12 +14,12 @@ from typing import Any
 
 from fastapi import HTTPException
 
-from tasks.endpoints.routes import GONE, LOADING
-from tasks.jobs.outputs import Outputs, measured
-from tasks.jobs.serving.ladder import Ladder, Taken
+from tasks.config.serving import LimitsConfig
+from tasks.jobs.serving.fallback_models import Ladder, Taken
 from tasks.jobs.serving.metrics import Metrics
+from tasks.jobs.serving.outputs import Outputs, measured
 from tasks.jobs.serving.runtime import Ask, Ending, Gone, Piece, Unfit
-from tasks.serving_config import LimitsConfig
+from tasks.serving.protocol.routes import GONE, LOADING
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What a server is started with: `serve.json` in its folder, written by whoever starts it (tasks/endpoints, docker/endpoint.sh).
+"""What a server is started with: `serve.json` in its folder, written by whoever starts it (tasks/serving, docker/endpoint.sh).
 
 Fields that it does not know are left alone: who starts a server may be newer than it is.
 """
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.access_config import AccessConfig
-from tasks.errors import Missing
+from tasks.common.errors import Missing
+from tasks.common.process import read_json
+from tasks.config.access import AccessConfig
+from tasks.config.base import digest
+from tasks.config.serving import AnswersConfig, LimitsConfig
 from tasks.formats.variants import smaller_rungs
-from tasks.jobs.serving.ladder import Rung, RungName
+from tasks.jobs.serving.fallback_models import Rung, RungName
 from tasks.jobs.serving.runtime import Golden
-from tasks.process import read_json
-from tasks.serving_config import AnswersConfig, LimitsConfig
-from tasks.settings import digest
 from tasks.storage.manifest import Content, FileEntry, Manifest
 
 

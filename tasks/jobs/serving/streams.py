@@ -15,7 +15,7 @@ from fastapi import HTTPException
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from tasks.jobs.serving.edge import error_body
+from tasks.jobs.serving.api_middleware import error_body
 from tasks.jobs.serving.forms import completion, usage
 from tasks.jobs.serving.runtime import Ending, Piece
 from tasks.jobs.serving.service import Told, spent

@@ -1,4 +1,4 @@
-"""Tokens of Microsoft Entra that callers show, checked beside the server's loop. What makes one right is tasks/entra.py."""
+"""Tokens of Microsoft Entra that callers show, checked beside the server's loop. What makes one right is tasks/azure/entra.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
-from tasks.access_config import EntraConfig
-from tasks.entra import Entra, KeysAway, NotBelieved
+from tasks.azure.entra import Entra, KeysAway, NotBelieved
+from tasks.config.access import EntraConfig
 from tasks.jobs.serving.keys import Nobody
 
 TOKENS_KEPT = 1000

@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tasks.config.training import TrainingConfig
 from tasks.formats.model_folder import declared_context
-from tasks.jobs.origins import continued_from
-from tasks.jobs.runtime import Rank
+from tasks.jobs.checkpoint.origins import continued_from
+from tasks.jobs.node.runtime import Rank
 from tasks.jobs.training.card import write_card
-from tasks.training_config import TrainingConfig
 
 LOGGED = ("step", "loss", "learning_rate", "grad_norm")
 

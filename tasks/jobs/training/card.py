@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.jobs.runtime import Rank
-from tasks.training_config import TrainingConfig
+from tasks.config.training import TrainingConfig
+from tasks.jobs.node.runtime import Rank
 
 CARD = "README.md"
 UNKNOWN_LICENSE = "unknown"

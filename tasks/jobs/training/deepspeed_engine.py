@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.errors import Missing
-from tasks.jobs.checkpoint_files import Manifest
-from tasks.jobs.data import Batch, Shares
-from tasks.jobs.network import next_token_loss, parameter_count
+from tasks.common.errors import Missing
+from tasks.common.process import write_json
+from tasks.jobs.checkpoint.files import Manifest
+from tasks.jobs.data.samples import Batch, Shares
 from tasks.jobs.training.engine import Saving, Setting
 from tasks.jobs.training.meter import Meter
+from tasks.jobs.training.network import next_token_loss, parameter_count
 from tasks.jobs.training.optimizer import adamw
 from tasks.jobs.training.parallel import own_device, recompute
 from tasks.jobs.training.starting import starting_network
 from tasks.jobs.training.writing import write_network
-from tasks.process import write_json
 
 NORMS = {1: "scaled_global_norm", 2: "scaled_global_norm", 3: "_get_norm_groups"}
 """The method of DeepSpeed's optimizer, by stage, whose answer it clips by."""

@@ -1,6 +1,6 @@
 """DeepSpeed's own checkpoint files: written by DeepSpeed, read only as they were hashed, and never unpickled freely.
 
-Who hashes and commits them is tasks/jobs/checkpoint_folders.py. torch's format is a pickle inside: `weights_only` admits tensors,
+Who hashes and commits them is tasks/jobs/checkpoint/folders.py. torch's format is a pickle inside: `weights_only` admits tensors,
 plain values and the few classes of NAMED, so a file that was made to run code is refused, whatever its manifest says.
 """
 
@@ -20,12 +20,12 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 from safetensors.torch import load, save_file
 
-from tasks.errors import IntegrityError
-from tasks.jobs.checkpoint import generators, take_generators
-from tasks.jobs.checkpoint_files import Manifest, place_of
-from tasks.jobs.checkpoint_folders import FolderSaver
-from tasks.jobs.checkpoint_writer import OWN
-from tasks.jobs.elastic import newcomers_seed
+from tasks.common.errors import IntegrityError
+from tasks.jobs.checkpoint.files import Manifest, place_of
+from tasks.jobs.checkpoint.folders import FolderSaver
+from tasks.jobs.checkpoint.snapshot import generators, take_generators
+from tasks.jobs.checkpoint.writer import OWN
+from tasks.jobs.node.elastic import newcomers_seed
 from tasks.jobs.training.deepspeed_resharding import reshard
 
 TAG = "deepspeed"

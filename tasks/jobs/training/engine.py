@@ -1,7 +1,7 @@
 """What an engine is to the loop of training: it computes gradients and updates, and knows what of its state must be saved.
 
 The loop (tasks/jobs/train.py), the data, the checkpoints' protocol, metrics and safety are the same for all engines.
-To add one: a class with these methods, a line in ENGINES, a literal in tasks/training_config.py. See CONTRIBUTING.md.
+To add one: a class with these methods, a line in ENGINES, a literal in tasks/config/training.py. See CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from tasks.jobs.checkpoint_files import Manifest
-from tasks.jobs.data import Batch
-from tasks.jobs.runtime import Rank
+from tasks.config.training import ExecutionConfig, TrainingConfig
+from tasks.jobs.checkpoint.files import Manifest
+from tasks.jobs.data.samples import Batch
+from tasks.jobs.node.runtime import Rank
 from tasks.jobs.training.meter import Meter
 from tasks.jobs.training.pieces import Piece
-from tasks.training_config import ExecutionConfig, TrainingConfig
 
 ENGINES = {
     "torch": "tasks.jobs.training.torch_engine:TorchEngine",

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from tasks.config.training import NetworkConfig, TrainingConfig
 from tasks.planning.size import flops_per_token_6n, flops_per_token_megatron
-from tasks.training_config import NetworkConfig, TrainingConfig
 
 FROZEN = 2 / 3
 """Under LoRA the base's weights get no gradient: forward and the gradient of activations are four of six operations."""

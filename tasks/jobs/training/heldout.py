@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from tasks.formats.mmididx import open_tokens
-from tasks.jobs.data import Shares, positions
+from tasks.jobs.data.samples import Shares, positions
 from tasks.jobs.training.engine import Engine
 
 SPLIT = "heldout"

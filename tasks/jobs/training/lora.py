@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from tasks.errors import Missing
-from tasks.training_config import LoraConfig, TrainingConfig
+from tasks.common.errors import Missing
+from tasks.config.training import LoraConfig, TrainingConfig
 
 ADAPTER = "default"
 """peft's name of the only adapter that a network gets."""

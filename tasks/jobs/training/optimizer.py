@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tasks.training_config import TrainingConfig
+from tasks.config.training import TrainingConfig
 
 
 def build_optimizer(network: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:

@@ -1,7 +1,7 @@
 """One network on many ranks: the device of a rank, whole weights (DDP), divided ones (FSDP2), shared matrices (tensor parallel).
 
 Ranks that share matrices are neighbours and see the same samples: rank = data rank x tensor_parallel + place among them.
-What is computed is torch_engine.py; how divided tensors are saved is pieces.py and tasks/jobs/checkpoint.py.
+What is computed is torch_engine.py; how divided tensors are saved is pieces.py and tasks/jobs/checkpoint/snapshot.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tasks.training_config import ExecutionConfig, TrainingConfig
+from tasks.config.training import ExecutionConfig, TrainingConfig
 
 BACKENDS = "cpu:gloo,cuda:nccl"
 """Of a process group with GPUs: gradients go over nccl, what ranks agree on lies on the CPU and goes over gloo."""

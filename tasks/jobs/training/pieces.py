@@ -1,6 +1,6 @@
 """A rank's part of the tensors that a checkpoint holds: DDP has them whole, FSDP2 and tensor parallel in parts.
 
-How parts become files and files other parts is tasks/jobs/checkpoint.py.
+How parts become files and files other parts is tasks/jobs/checkpoint/snapshot.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile
 
-from tasks.training_config import ExecutionConfig
+from tasks.config.training import ExecutionConfig
 
 ROWS = 40
 

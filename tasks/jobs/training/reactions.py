@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tasks.jobs.checkpoint_files import create_only
+from tasks.config.training import Reaction as Kind
+from tasks.config.training import SafetyConfig
+from tasks.jobs.checkpoint.files import create_only
 from tasks.jobs.training.records import last_records
-from tasks.training_config import Reaction as Kind
-from tasks.training_config import SafetyConfig
 
 FOLDER = "safety"
 

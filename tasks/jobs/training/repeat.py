@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tasks.jobs.data import Batch
-from tasks.jobs.network import next_token_loss
-from tasks.jobs.runtime import Ended
+from tasks.jobs.data.samples import Batch
+from tasks.jobs.node.runtime import Ended
+from tasks.jobs.training.network import next_token_loss
 
 
 def require_same_twice(network: nn.Module, batch: Batch, *, step: int) -> None:

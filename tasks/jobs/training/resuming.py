@@ -4,7 +4,7 @@
     DISK/headway-checkpoints-JOB/RANKS/rank-K/checkpoints      the machine's own disk: rank K's own shard, a checkpoint by itself
 
 One of the second tier counts when every rank has it, of the same step and attempt, whole. What is verified, and how:
-tasks/jobs/checkpoint_choice.py. See docs/training.md, "Checkpoints".
+tasks/jobs/checkpoint/choice.py. See docs/training.md, "Checkpoints".
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tasks.jobs.checkpoint import Pieces, set_generators
-from tasks.jobs.checkpoint_choice import choose, good_ones
-from tasks.jobs.checkpoint_failed import give_up_what_starts_die_of
-from tasks.jobs.checkpoint_files import Manifest, claim_attempt, create_only, place_of, read_manifest
-from tasks.jobs.checkpoint_pieces import read_into, shards_of
-from tasks.jobs.checkpoint_retention import clean
-from tasks.jobs.checkpoint_writer import LOCAL_KEEP
-from tasks.jobs.origins import take_over
-from tasks.jobs.runtime import Rank
+from tasks.config.training import ExecutionConfig
+from tasks.jobs.checkpoint.choice import choose, good_ones
+from tasks.jobs.checkpoint.failed import give_up_what_starts_die_of
+from tasks.jobs.checkpoint.files import Manifest, claim_attempt, create_only, place_of, read_manifest
+from tasks.jobs.checkpoint.origins import take_over
+from tasks.jobs.checkpoint.pieces import read_into, shards_of
+from tasks.jobs.checkpoint.retention import clean
+from tasks.jobs.checkpoint.snapshot import Pieces, set_generators
+from tasks.jobs.checkpoint.writer import LOCAL_KEEP
+from tasks.jobs.node.runtime import Rank
 from tasks.jobs.training.records import mend
-from tasks.training_config import ExecutionConfig
 
 Place = tuple[int, int]
 """Step and attempt of a checkpoint."""

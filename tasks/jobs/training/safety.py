@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tasks.config.training import Reaction as Kind
+from tasks.config.training import TrainingConfig
 from tasks.jobs.training.reactions import Reaction
-from tasks.training_config import Reaction as Kind
-from tasks.training_config import TrainingConfig
 
 
 @dataclass(frozen=True)

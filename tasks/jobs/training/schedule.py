@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tasks.training_config import TrainingConfig
+from tasks.config.training import TrainingConfig
 
 
 def learning_rate(config: TrainingConfig, step: int) -> float:

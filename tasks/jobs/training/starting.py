@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tasks.data.tokenizing.tokenizer import OpenedTokenizer, load, open_tokenizer
 from tasks.formats.model_folder import ModelFolder, open_model_folder
-from tasks.jobs.network import build_network
 from tasks.jobs.training.engine import Setting
 from tasks.jobs.training.lora import add_adapters
-from tasks.tokenizing.tokenizer import OpenedTokenizer, load, open_tokenizer
+from tasks.jobs.training.network import build_network
 
 
 def starting_network(setting: Setting) -> nn.Module:

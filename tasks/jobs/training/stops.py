@@ -1,6 +1,6 @@
 """Why a run stops before its last step, always with a checkpoint: a limit of hours or money, or its machine is to be taken.
 
-A request by SIGTERM is tasks/jobs/elastic.py. Ranks tell each other in the step's collective (agreement.py), save after that
+A request by SIGTERM is tasks/jobs/node/elastic.py. Ranks tell each other in the step's collective (agreement.py), save after that
 step, and end. See docs/training.md, "Stops".
 """
 
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tasks.jobs.checkpoint_files import create_only, digest
-from tasks.jobs.elastic import Asked
-from tasks.jobs.runtime import Ended, Rank
-from tasks.jobs.training.held import Held
-from tasks.training_config import ExecutionConfig, LimitsConfig, NoticesConfig
+from tasks.config.training import ExecutionConfig, LimitsConfig, NoticesConfig
+from tasks.jobs.checkpoint.files import create_only, digest
+from tasks.jobs.node.elastic import Asked
+from tasks.jobs.node.runtime import Ended, Rank
+from tasks.jobs.training.machine_time import Held
 
 ENDING = ("Preempt", "Terminate", "Reboot", "Redeploy")
 """Scheduled Events after which the machine's processes are gone; of the others, `Freeze` only pauses it for seconds."""

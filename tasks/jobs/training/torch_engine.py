@@ -1,6 +1,6 @@
 """The engine `torch`: our own network, AdamW, and PyTorch's own parallelism.
 
-How the network is divided is parallel.py; its checkpoints are tasks/jobs/checkpoint.py.
+How the network is divided is parallel.py; its checkpoints are tasks/jobs/checkpoint/snapshot.py.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.jobs.checkpoint import Saver, restore, training_tensors
-from tasks.jobs.checkpoint_files import Manifest
-from tasks.jobs.data import Batch
-from tasks.jobs.network import next_token_loss, parameter_count
+from tasks.jobs.checkpoint.files import Manifest
+from tasks.jobs.checkpoint.snapshot import Saver, restore, training_tensors
+from tasks.jobs.data.samples import Batch
 from tasks.jobs.training.engine import Setting
 from tasks.jobs.training.meter import Meter
+from tasks.jobs.training.network import next_token_loss, parameter_count
 from tasks.jobs.training.optimizer import build_optimizer
 from tasks.jobs.training.parallel import Parallel, data_place, own_device
 from tasks.jobs.training.pieces import Piece

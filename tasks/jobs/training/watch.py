@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.jobs.checkpoint_files import Manifest
-from tasks.jobs.data import Batch
-from tasks.jobs.elastic import Asked, Groups, fingerprint
-from tasks.jobs.runtime import Rank
+from tasks.config.training import ExecutionConfig, TrainingConfig
+from tasks.jobs.checkpoint.files import Manifest
+from tasks.jobs.data.samples import Batch
+from tasks.jobs.node.elastic import Asked, Groups, fingerprint
+from tasks.jobs.node.runtime import Rank
 from tasks.jobs.training.agreement import Word, all_agree, exchange, told_by_rank_0
 from tasks.jobs.training.engine import Engine
-from tasks.jobs.training.held import Held
+from tasks.jobs.training.machine_time import Held
 from tasks.jobs.training.meter import Meter
 from tasks.jobs.training.pieces import piece_of
 from tasks.jobs.training.reactions import Reaction, losses_before, next_position, note, noted
@@ -27,7 +28,6 @@ from tasks.jobs.training.repeat import require_equal_replicas, require_same_twic
 from tasks.jobs.training.safety import Guard, Verdict
 from tasks.jobs.training.stops import Stops
 from tasks.jobs.training.stragglers import Stragglers
-from tasks.training_config import ExecutionConfig, TrainingConfig
 
 
 class Watch:

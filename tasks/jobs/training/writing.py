@@ -10,9 +10,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from tasks.jobs.network import save_network
+from tasks.config.training import TrainingConfig
 from tasks.jobs.training.lora import merged, write_adapter
-from tasks.training_config import TrainingConfig
+from tasks.jobs.training.network import save_network
 
 ADAPTER_FOLDER = "adapter"
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tasks.artifacts import parse_ref
-from tasks.errors import IntegrityError
-from tasks.process import locked
+from tasks.common.errors import IntegrityError
+from tasks.common.process import locked
 from tasks.registry import foreign
-from tasks.registry.access import note_access
-from tasks.registry.audit import audited
 from tasks.registry.backup import contents, snapshot
 from tasks.registry.backup.contents import Contents
 from tasks.registry.backup.selection import selected
 from tasks.registry.transfer import beside_digests, bring, bring_beside, require_other, require_there
+from tasks.security.access import note_access
+from tasks.security.audit import audited
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import Store
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.errors import IntegrityError, Unknown
+from tasks.common.errors import IntegrityError, Unknown
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.artifacts import parse_ref
-from tasks.errors import IntegrityError
-from tasks.registry import audit_chain
+from tasks.common.errors import IntegrityError
 from tasks.registry.backup import contents, snapshot
 from tasks.registry.backup.contents import Contents
 from tasks.registry.backup.restore import Tell, rebuild
 from tasks.registry.transfer import beside_digests
+from tasks.security import audit_chain
 from tasks.storage.local import LocalStore
 from tasks.storage.store import Store
 

@@ -20,14 +20,15 @@ from urllib.parse import unquote, urlparse
 import yaml
 
 from tasks.artifacts import parse_ref
-from tasks.errors import IntegrityError
-from tasks.process import read_json, write_json
-from tasks.registry import foreign, trust
-from tasks.registry.audit import audit
+from tasks.common.errors import IntegrityError
+from tasks.common.process import read_json, write_json
+from tasks.registry import foreign
 from tasks.registry.backup import contents, snapshot
 from tasks.registry.backup.contents import FILES, MANIFESTS, Contents
 from tasks.registry.transfer import beside_digests, bring, require_other, require_there
 from tasks.registry.versions import note
+from tasks.security import trust
+from tasks.security.audit import audit
 from tasks.signing.keys import load_public_key
 from tasks.storage.cache import require_room
 from tasks.storage.history import current

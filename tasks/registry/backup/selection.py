@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 
 from tasks.artifacts import parse_ref
-from tasks.errors import Unknown
+from tasks.common.errors import Unknown
 from tasks.registry.backup.contents import KIND
 from tasks.registry.transfer import ancestry
 from tasks.storage.manifest import Manifest

@@ -17,7 +17,7 @@ from typing import IO
 
 import yaml
 
-from tasks.redaction import redact_value, secret_settings
+from tasks.common.redaction import redact_value, secret_settings
 from tasks.registry.backup.contents import DOCUMENTS, FILES
 from tasks.storage.store import Document, Store
 

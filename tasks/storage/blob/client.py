@@ -29,7 +29,7 @@ from azure.storage.blob import BlobClient, BlobProperties, BlobServiceClient
 from requests import Session
 from requests.adapters import HTTPAdapter
 
-from tasks.errors import IntegrityError
+from tasks.common.errors import IntegrityError
 from tasks.storage.blob import faults
 from tasks.storage.blob.credentials import access
 from tasks.storage.blob.parallel import WORKERS

@@ -41,7 +41,7 @@ def token_credential(config: Identity, *, of: str) -> TokenCredential:
     """The credential of Microsoft Entra that a store or a key names; `of` is which one. Raises ValueError, Missing."""
     from azure import identity
 
-    from tasks.errors import Missing
+    from tasks.common.errors import Missing
 
     try:
         match config.credential:

@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
 
-from tasks.errors import HeadwayError, IntegrityError, Missing, Refused
+from tasks.common.errors import HeadwayError, IntegrityError, Missing, Refused
 from tasks.storage.blob.retries import BUSY
 
 SKEW_SECONDS = 600.0

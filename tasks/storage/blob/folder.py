@@ -2,7 +2,7 @@
 
 What changed here since it last went or came goes up; what changed there comes down. Neither overwrites what the other side
 changed: what is newer here stays, and goes up. Files that only grow lie in segments, so that a long log is not sent again and
-again. What a job's folder holds, and who writes what of it, is for its users: tasks/jobs/mirror.py and tasks/compute.
+again. What a job's folder holds, and who writes what of it, is for its users: tasks/jobs/node/mirror.py and tasks/compute.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from azure.storage.blob import BlobProperties
 
-from tasks.names import require_inside
+from tasks.common.file_names import require_inside
 from tasks.storage.blob.client import BLOCK, Container
 from tasks.storage.blob.parallel import in_parallel
 from tasks.storage.blob.transfer import check_stored, upload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tasks.errors import HeadwayError
+from tasks.common.errors import HeadwayError
 from tasks.storage.blob import versions
 from tasks.storage.blob.client import open_container
 from tasks.storage.settings import StoreConfig

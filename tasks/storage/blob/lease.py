@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from azure.core.exceptions import AzureError, ResourceExistsError
 from azure.storage.blob import BlobLeaseClient
 
-from tasks.errors import Missing
+from tasks.common.errors import Missing
 from tasks.storage.blob.client import Container
 
 LEASE_SECONDS = 30

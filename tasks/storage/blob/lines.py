@@ -11,7 +11,7 @@ from typing import NamedTuple
 from azure.core import MatchConditions
 from azure.core.exceptions import HttpResponseError, ResourceExistsError
 
-from tasks.errors import Conflict
+from tasks.common.errors import Conflict
 from tasks.storage.blob import faults
 from tasks.storage.blob.client import open_container
 from tasks.storage.settings import StoreConfig

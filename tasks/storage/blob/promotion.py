@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.errors import IntegrityError
+from tasks.common.errors import IntegrityError
 from tasks.storage.blob import layout
 from tasks.storage.blob.client import Container
 from tasks.storage.blob.parallel import in_parallel

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from azure.storage.blob import BlobProperties
 
-from tasks.errors import IntegrityError
-from tasks.formats.seal import sealed
+from tasks.common.errors import IntegrityError
+from tasks.common.seal import sealed
 from tasks.storage import cache
 from tasks.storage.blob import layout
 from tasks.storage.blob.client import Container

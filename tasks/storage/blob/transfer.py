@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.storage.blob import BlobBlock, BlobClient
 
-from tasks.errors import Missing
+from tasks.common.errors import Missing
 from tasks.storage.blob import faults
 from tasks.storage.blob.client import BLOCK, Container, Written, md5, until_whole
 from tasks.storage.blob.parallel import in_order, in_parallel

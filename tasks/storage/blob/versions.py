@@ -14,7 +14,7 @@ from azure.core import MatchConditions
 from azure.core.exceptions import ResourceModifiedError, ResourceNotFoundError
 from azure.storage.blob import BlobProperties
 
-from tasks.errors import Missing
+from tasks.common.errors import Missing
 from tasks.storage.blob import faults, layout
 from tasks.storage.blob.client import Container, Written
 from tasks.storage.blob.parallel import in_parallel
@@ -51,7 +51,7 @@ def without_versions(container: Container) -> Missing:
 
 def hierarchical(container: Container) -> bool | None:
     """Whether the account has a hierarchical namespace; None when this identity may not ask."""
-    from tasks.errors import HeadwayError
+    from tasks.common.errors import HeadwayError
 
     try:
         return bool(container.ask(container.service.get_account_information).get("is_hns_enabled"))

@@ -23,7 +23,7 @@ export PYTHONSAFEPATH=1
 # Where the others reach this machine: the address at which SSH reached it.
 export HEADWAY_LEADER="$(cut -d" " -f3 <<< "$SSH_CONNECTION")"
 
-nohup setsid /opt/headway/bin/python -m tasks.process /share/home/jobs/train-ffff/nodes/0 < /dev/null >> nodes/0/parent.log 2>&1 &
+nohup setsid /opt/headway/bin/python -m tasks.common.process /share/home/jobs/train-ffff/nodes/0 < /dev/null >> nodes/0/parent.log 2>&1 &
 
 # The parent writes its pid, its start time and the machine's boot id into handle.json.
 parent=$!

@@ -12,19 +12,19 @@ from azureml_stand import standing
 from store_stand import fill
 from waiting import limit
 
-from tasks.azureml_door import use_files
+from tasks.azure.arm_client import use_files
+from tasks.common.errors import JobFailed, Missing
+from tasks.common.process import descendants
 from tasks.compute import open_backend
-from tasks.compute.azureml_findings import azureml_findings
+from tasks.compute.azureml.findings import azureml_findings
 from tasks.compute.job import Job
-from tasks.errors import JobFailed, Missing
-from tasks.process import descendants
 from tasks.storage import open_files, open_store
 from tasks.storage.manifest import Provenance
 
 PROGRAM = """
 import os, sys, time
 import tasks
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 
 def wait_for(path):
     while not os.path.exists(path):

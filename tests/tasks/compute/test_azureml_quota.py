@@ -7,9 +7,9 @@ from azure.core.credentials import AccessToken
 from azureml_service import TOKEN, Trouble, serving
 from azurite import Endpoint
 
-from tasks.cluster_config import ClusterConfig
-from tasks.compute.azureml_quota import account_usages
-from tasks.errors import Missing
+from tasks.common.errors import Missing
+from tasks.compute.azureml.quota import account_usages
+from tasks.config.cluster import ClusterConfig
 from tasks.planning.quota import of_usages
 
 FAMILY = "Standard NDSH100v5 Family Cluster Dedicated vCPUs"

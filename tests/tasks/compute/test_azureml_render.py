@@ -12,11 +12,11 @@ from azure.ai.ml import load_compute, load_data, load_job
 from azure.ai.ml._restclient.arm_ml_service._utils.model_base import SdkJSONEncoder
 from azure.ai.ml.entities._job.to_rest_functions import to_rest_job_object
 
-from tasks.cluster_config import ClusterConfig, ElasticConfig
 from tasks.compute import open_backend
-from tasks.compute.azureml_code import code_name, write_code
-from tasks.compute.azureml_render import job_name
+from tasks.compute.azureml.code import code_name, write_code
+from tasks.compute.azureml.render import job_name
 from tasks.compute.job import Job
+from tasks.config.cluster import ClusterConfig, ElasticConfig
 from tasks.storage import open_files
 
 GOLDEN = Path(__file__).with_name("azureml_job.golden.json")
@@ -114,7 +114,7 @@ def test_tier_launcher_identity_and_image_are_the_jobs(render):
 
 def test_a_ray_job_starts_ray_on_its_nodes(render):
     made = render(azureml={"ray": True})
-    assert made.request["properties"]["command"].endswith("-- python3 -m tasks.jobs.ray_cluster '{folder}'")
+    assert made.request["properties"]["command"].endswith("-- python3 -m tasks.jobs.ray.cluster '{folder}'")
     assert "/work" not in made.files["ray.json"] and "PYTHONPATH" not in made.files["ray.json"]
 
 
@@ -152,5 +152,5 @@ def test_the_code_that_goes_along_is_whole_and_named_by_its_content(tmp_path):
         write_code(tmp_path / name)
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
     names = zipfile.ZipFile(tmp_path / "one.zip").namelist()
-    assert {"tasks/jobs/mirror.py", "tasks/jobs/train.py", "tasks/compute/failures.json"} <= set(names)
+    assert {"tasks/jobs/node/mirror.py", "tasks/jobs/train.py", "tasks/compute/failures.json"} <= set(names)
     assert re.fullmatch(r"code/headway-[0-9a-f]{16}\.zip", code_name())

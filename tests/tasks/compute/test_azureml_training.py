@@ -16,10 +16,10 @@ import deployments
 from tasks.compute.job import Job
 from tasks.compute.supervisor import run
 from tasks.compute.watching import Watch
+from tasks.config.training import TrainingConfig
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
-from tasks.training_config import TrainingConfig
 
 STEPS, EVERY = 400, 40
 TINY = Path(deployments.__file__).with_name("configs") / "tiny.yaml"

@@ -12,11 +12,11 @@ from elastic_material import training, write_tokens
 from slurm_jobs import reachable, slurm_backend
 from slurm_stand import slurm
 
-from tasks.cluster_config import RetryConfig, WatchConfig
+from tasks.common.process import read_json
 from tasks.compute.job import Job
 from tasks.compute.supervisor import run
 from tasks.compute.watching import Watch
-from tasks.process import read_json
+from tasks.config.cluster import RetryConfig, WatchConfig
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 

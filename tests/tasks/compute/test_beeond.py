@@ -3,8 +3,8 @@
 import os
 import subprocess
 
-from tasks.cluster_config import ScratchConfig
-from tasks.compute.beeond import beeond_lines
+from tasks.compute.slurm.beeond import beeond_lines
+from tasks.config.cluster import ScratchConfig
 
 SCRATCH = ScratchConfig(path="/mnt/nvme disk/", size_gib=1, beeond=True)
 

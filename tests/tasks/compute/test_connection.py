@@ -3,10 +3,10 @@
 import pytest
 from ssh_stand import PORT, ssh_stand
 
-from tasks.cluster_config import SshConfig
+from tasks.common.errors import Missing
 from tasks.compute import connection_files as files
 from tasks.compute.connection import Connection, Unreachable, parse_address, run_all
-from tasks.errors import Missing
+from tasks.config.cluster import SshConfig
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ from typing import get_args
 
 import pytest
 
+from tasks.common.errors import JobFailed, Missing
+from tasks.common.process import write_json
 from tasks.compute.failures import classify, error_of, rules
 from tasks.compute.job import Failure, Job, JobState
-from tasks.errors import JobFailed, Missing
-from tasks.process import write_json
 
 pytestmark = pytest.mark.unit
 

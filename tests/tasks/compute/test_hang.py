@@ -8,14 +8,14 @@ import time
 
 import pytest
 
-from tasks import process
-from tasks.cluster_config import ClusterConfig, RetryConfig, WatchConfig
+from tasks.common import process
+from tasks.common.process import write_json
 from tasks.compute import open_backend
 from tasks.compute.hang import HangWatch
 from tasks.compute.job import Job, JobState
 from tasks.compute.supervisor import run
 from tasks.compute.watching import Watch
-from tasks.process import write_json
+from tasks.config.cluster import ClusterConfig, RetryConfig, WatchConfig
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 
@@ -147,8 +147,8 @@ def test_an_elastic_job_may_meet_anew(job):
 
 PROGRAM = """
 import ctypes, signal, sys, threading, time
-from tasks.jobs.runtime import main
-from tasks.process import write_text
+from tasks.jobs.node.runtime import main
+from tasks.common.process import write_text
 
 def say(path):
     while True:

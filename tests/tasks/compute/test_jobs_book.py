@@ -12,24 +12,24 @@ import pytest
 from scripted_backend import RUNNING, ScriptedBackend, done, fails
 from waiting import limit, until
 
-from tasks import process
-from tasks.cluster_config import ClusterConfig, RetryConfig, SlurmConfig
+from tasks.common import process
+from tasks.common.errors import Cancelled, JobFailed, Missing, Unknown
 from tasks.compute import open_backend
 from tasks.compute.job import Job, JobState, write_folder
 from tasks.compute.jobs_book import cancel_job, find_job, list_jobs
 from tasks.compute.reconcile import reconcile
 from tasks.compute.submission import newest, settle
-from tasks.compute.supervision import is_supervised
 from tasks.compute.supervisor import run
+from tasks.compute.supervisor_lock import is_supervised
 from tasks.compute.watching import Watch
-from tasks.errors import Cancelled, JobFailed, Missing, Unknown
+from tasks.config.cluster import ClusterConfig, RetryConfig, SlurmConfig
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import os, sys, time
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 
 def run(rank):
     rank.metrics(step=3)
@@ -45,7 +45,7 @@ if __name__ == "__main__":
 ORCHESTRATOR = """
 import sys
 from pathlib import Path
-from tasks.cluster_config import ClusterConfig
+from tasks.config.cluster import ClusterConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import run

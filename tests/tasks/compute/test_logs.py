@@ -2,8 +2,8 @@
 
 import threading
 
+from tasks.common.process import write_json
 from tasks.compute.logs import failing_rank, follow, rank_logs, relevant, tail_of_failure
-from tasks.process import write_json
 
 
 def log(folder, name, text, mode="w"):

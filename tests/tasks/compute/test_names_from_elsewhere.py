@@ -8,10 +8,10 @@ import asyncssh
 import pytest
 from waiting import limit
 
-from tasks.cluster_config import SshConfig
+from tasks.common.errors import IntegrityError
 from tasks.compute import connection_files as files
 from tasks.compute.connection import Connection
-from tasks.errors import IntegrityError
+from tasks.config.cluster import SshConfig
 
 
 class Machine:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from waiting import limit
 
-from tasks.cluster_config import ClusterConfig
 from tasks.compute.job import JobState
 from tasks.compute.polling import poller_of
+from tasks.config.cluster import ClusterConfig
 
 
 class Counting:

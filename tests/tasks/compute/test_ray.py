@@ -13,20 +13,20 @@ from elastic_material import write_tokens
 from ray_stand import RayStand, using
 from waiting import limit, until
 
-from tasks import process
-from tasks.cluster_config import ClusterConfig, WatchConfig
+from tasks.common import process
+from tasks.common.errors import Cancelled
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import Watch, run
-from tasks.errors import Cancelled
+from tasks.config.cluster import ClusterConfig, WatchConfig
+from tasks.config.training import NetworkConfig, TrainingConfig
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
-from tasks.training_config import NetworkConfig, TrainingConfig
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import os, sys, time
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 
 def run(rank):
     rank.metrics(step=1)
@@ -52,7 +52,7 @@ sys.exit(int(sys.argv[1]))
 ORCHESTRATOR = """
 import sys
 from pathlib import Path
-from tasks.cluster_config import ClusterConfig, WatchConfig
+from tasks.config.cluster import ClusterConfig, WatchConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import Watch, run
@@ -208,7 +208,7 @@ def test_a_killed_driver_or_actor_takes_all_processes_with_it(stand, base, backe
     handle = backend.submit(job(base, "de"[who == "actor"], nodes=2), base / "job")
     until(lambda: len(list((base / "job" / "nodes").glob("*/beat"))) == 2)
     seen = {words: pid for pid, words in using(base / "job")}
-    driver = next(pid for words, pid in seen.items() if "tasks.jobs.ray_driver" in words)
+    driver = next(pid for words, pid in seen.items() if "tasks.jobs.ray.driver" in words)
     parent = process.read_json(base / "job" / "nodes" / "1" / "handle.json")["pid"]
     actor = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill({"driver": driver, "actor": actor}[who], signal.SIGKILL)

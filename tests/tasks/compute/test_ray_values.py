@@ -9,16 +9,16 @@ import pytest
 from ray.job_submission import JobDetails, JobStatus, JobType
 from ray_stand import free_port
 
-from tasks import process
-from tasks.cluster_config import ClusterConfig, ElasticConfig, RayConfig
+from tasks.common import process
+from tasks.common.errors import Missing
 from tasks.compute import open_backend
 from tasks.compute.job import Job
-from tasks.compute.ray_azureml import ray_on_nodes
-from tasks.compute.ray_local import spec
-from tasks.compute.ray_spec import driver_spec
-from tasks.compute.ray_states import Told, state_of
-from tasks.errors import Missing
-from tasks.jobs.ray_machines import Machine, lacking, machines, selector
+from tasks.compute.ray.azureml import ray_on_nodes
+from tasks.compute.ray.local import spec
+from tasks.compute.ray.spec import driver_spec
+from tasks.compute.ray.states import Told, state_of
+from tasks.config.cluster import ClusterConfig, ElasticConfig, RayConfig
+from tasks.jobs.ray.machines import Machine, lacking, machines, selector
 
 ROOT = str(Path(__file__).parents[3])
 JOB = Job(name="train", token="0123456789abcdef" * 2, program="tasks.jobs.train", settings={}, inputs={}, nodes=2,
@@ -33,7 +33,7 @@ def test_what_is_sent_to_ray():
     rendered = open_backend(config).render(JOB, Path("/share/jobs/one"))
     assert rendered.request == {
         "submission_id": "headway-train-0123456789ab-1",
-        "entrypoint": f"exec {sys.executable} -m tasks.jobs.ray_driver /share/jobs/one",
+        "entrypoint": f"exec {sys.executable} -m tasks.jobs.ray.driver /share/jobs/one",
         "runtime_env": {"env_vars": {"PYTHONPATH": ROOT, "PYTHONSAFEPATH": "1", "RAY_JOB_STOP_WAIT_TIME_S": "45"}},
         "metadata": {
             "headway_job": "train-0123456789ab",
@@ -52,7 +52,9 @@ def test_what_is_sent_to_ray():
         "autoscales": False,
         "pin": "",
         "shared_seconds": 60.0,
-        "commands": [[sys.executable, "-m", "tasks.process", f"/share/jobs/one/nodes/{rank}"] for rank in (0, 1)],
+        "commands": [
+            [sys.executable, "-m", "tasks.common.process", f"/share/jobs/one/nodes/{rank}"] for rank in (0, 1)
+        ],
         "environment": {"PYTHONPATH": ROOT, "PYTHONSAFEPATH": "1"},
     }
     assert (rendered.backend, rendered.command) == ("ray", ())
@@ -60,12 +62,12 @@ def test_what_is_sent_to_ray():
 
 def test_what_a_node_of_azure_ml_executes():
     rendered = ray_on_nodes(JOB.model_copy(update={"image": "acpt", "nodes": 3}), Path("/mnt/job"), RayConfig())
-    assert rendered.command == ("python3", "-m", "tasks.jobs.ray_cluster", "/mnt/job")
+    assert rendered.command == ("python3", "-m", "tasks.jobs.ray.cluster", "/mnt/job")
     assert rendered.environment == {"PYTHONSAFEPATH": "1"}
     told = json.loads(rendered.files["ray.json"])
     assert (told["nodes"], told["pin"], told["join_seconds"]) == (3, "headway-node-rank", 600.0)
     assert told["environment"] == {"PYTHONSAFEPATH": "1"}
-    assert told["commands"][2] == ["python3", "-m", "tasks.process", "/mnt/job/nodes/2"]
+    assert told["commands"][2] == ["python3", "-m", "tasks.common.process", "/mnt/job/nodes/2"]
 
 
 def test_the_cluster_of_this_machine_is_closed_to_others_and_tells_nobody():

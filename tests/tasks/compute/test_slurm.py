@@ -10,9 +10,9 @@ from slurm_jobs import over, reachable, running, slurm_backend, small, until
 from slurm_stand import slurm
 from waiting import limit
 
-from tasks.compute.slurm_commands import NoAnswer
-from tasks.errors import JobFailed, Missing
-from tasks.process import read_json
+from tasks.common.errors import JobFailed, Missing
+from tasks.common.process import read_json
+from tasks.compute.slurm.commands import NoAnswer
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from slurm_jobs import over, reachable, running, slurm_backend, small, until
 from slurm_stand import slurm
 from waiting import limit
 
-from tasks.process import read_json
+from tasks.common.process import read_json
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@ import pytest
 from slurm_jobs import slurm_backend, small, until
 from slurm_stand import slurm
 
-from tasks.cluster_config import ClusterConfig
-from tasks.compute import slurm_drain
 from tasks.compute.draining import drain, resume
 from tasks.compute.job import require_enough, write_folder
-from tasks.compute.slurm_commands import Here
-from tasks.compute.slurm_only import restricted
+from tasks.compute.slurm import drain as slurm_drain
+from tasks.compute.slurm.commands import Here
+from tasks.compute.slurm.only import restricted
+from tasks.config.cluster import ClusterConfig
 
 CLUSTER = ClusterConfig.model_validate({"backend": "slurm", "nodes": 1})
 

@@ -10,11 +10,11 @@ from elastic_material import consumed, elastic_job, expected, lines, training, w
 from slurm_stand import slurm
 from waiting import limit, until
 
-from tasks import process
-from tasks.cluster_config import ClusterConfig
+from tasks.common import process
 from tasks.compute import open_backend
 from tasks.compute.supervisor import run
 from tasks.compute.watching import Watch
+from tasks.config.cluster import ClusterConfig
 
 CONFIG = training(steps=500, hidden_size=64)
 CLUSTER = {"name": "stand", "backend": "slurm", "ranks_per_node": 1, "elastic": {"min_nodes": 1, "max_nodes": 3}}

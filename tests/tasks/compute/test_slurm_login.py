@@ -16,12 +16,12 @@ from slurm_stand import slurm
 from ssh_stand import make_key
 from waiting import limit
 
-from tasks.cluster_config import ClusterConfig
-from tasks.compute.slurm import SlurmBackend
-from tasks.compute.slurm_commands import NoAnswer
-from tasks.compute.slurm_findings import slurm_findings
-from tasks.errors import Missing
-from tasks.process import read_json
+from tasks.common.errors import Missing
+from tasks.common.process import read_json
+from tasks.compute.slurm.backend import SlurmBackend
+from tasks.compute.slurm.commands import NoAnswer
+from tasks.compute.slurm.findings import slurm_findings
+from tasks.config.cluster import ClusterConfig
 
 SSHD = """
 Port {port}

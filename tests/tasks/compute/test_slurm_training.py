@@ -10,14 +10,14 @@ from slurm_jobs import reachable
 from slurm_stand import slurm
 from waiting import limit
 
-from tasks.cluster_config import ClusterConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import run
 from tasks.compute.watching import Watch
+from tasks.config.cluster import ClusterConfig
+from tasks.config.training import NetworkConfig, TrainingConfig
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
-from tasks.training_config import NetworkConfig, TrainingConfig
 
 STEPS, EVERY = 400, 20
 TRAINING = TrainingConfig(

@@ -20,12 +20,12 @@ from ssh_stand import PORT, command_line, make_key, ssh_stand
 from two_machines import TORCHRUN
 from waiting import limit, until
 
-from tasks.cluster_config import ClusterConfig
+from tasks.common.errors import Missing
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import run
 from tasks.compute.watching import Watch
-from tasks.errors import Missing
+from tasks.config.cluster import ClusterConfig
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import os, sys, time
 from pathlib import Path
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 
 def run(rank):
     for step in range(int(rank.settings["steps"])):
@@ -58,7 +58,7 @@ def machines(tmp_path_factory):
 @pytest.fixture
 def stand(machines):
     """All of them free: a machine of the job before may take a moment more than its job."""
-    until(lambda: not any(machine.running("tasks.process") for machine in machines.machines))
+    until(lambda: not any(machine.running("tasks.common.process") for machine in machines.machines))
     return machines
 
 
@@ -341,7 +341,7 @@ def test_mpirun_starts_ranks_on_both_machines(stand, tmp_path):
 ORCHESTRATOR = """
 import sys, json
 from pathlib import Path
-from tasks.cluster_config import ClusterConfig
+from tasks.config.cluster import ClusterConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import run

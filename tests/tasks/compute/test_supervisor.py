@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from waiting import limit, until
 
-from tasks import process
-from tasks.cluster_config import ClusterConfig, RetryConfig
+from tasks.common import process
+from tasks.common.errors import Cancelled, IntegrityError, JobFailed, Missing
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.local import spec
 from tasks.compute.submission import settle
 from tasks.compute.supervisor import run
 from tasks.compute.watching import Watch
-from tasks.errors import Cancelled, IntegrityError, JobFailed, Missing
-from tasks.jobs.launching import Place, environment, launcher
+from tasks.config.cluster import ClusterConfig, RetryConfig
+from tasks.jobs.node.launching import Place, environment, launcher
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 
@@ -29,8 +29,8 @@ ROOT = Path(__file__).parents[3]
 QUICK = RetryConfig(attempts=2, back_off_seconds=0.1)
 PROGRAM = """
 import os, sys, time
-from tasks.errors import IntegrityError, Missing
-from tasks.jobs.runtime import main
+from tasks.common.errors import IntegrityError, Missing
+from tasks.jobs.node.runtime import main
 
 def run(rank):
     with open(rank.folder.parent / "starts", "a") as file:
@@ -58,7 +58,7 @@ if __name__ == "__main__":
 ORCHESTRATOR = """
 import sys
 from pathlib import Path
-from tasks.cluster_config import ClusterConfig
+from tasks.config.cluster import ClusterConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import run

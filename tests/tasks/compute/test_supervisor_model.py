@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from scripted_backend import RUNNING, ScriptedBackend
 
-from tasks.cluster_config import ClusterConfig, RetryConfig, WatchConfig
+from tasks.common.errors import Cancelled, JobFailed, Missing
+from tasks.common.process import read_json, write_json
 from tasks.compute.clock import Clock
 from tasks.compute.job import Job, JobState
 from tasks.compute.jobs_book import cancel_job
@@ -26,8 +27,7 @@ from tasks.compute.reconcile import reconcile
 from tasks.compute.submission import newest, settle
 from tasks.compute.supervisor import run
 from tasks.compute.watching import Watch
-from tasks.errors import Cancelled, JobFailed, Missing
-from tasks.process import read_json, write_json
+from tasks.config.cluster import ClusterConfig, RetryConfig, WatchConfig
 
 TOKEN = "5" * 32
 RETRY = RetryConfig(attempts=3, back_off_seconds=1.0, max_back_off_seconds=3.0, smaller_batch=True)

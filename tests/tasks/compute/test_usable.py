@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks.cluster_config import ClusterConfig
 from tasks.compute.usable import usable_nodes
+from tasks.config.cluster import ClusterConfig
 
 SINFO = """#!/bin/sh
 cat <<EOF

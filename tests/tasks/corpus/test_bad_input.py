@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from tasks.corpus import json_lines, reading
-from tasks.corpus.inputs import cut, find_shards, line_of
-from tasks.corpus.reading import documents, read_strictly, read_unit
+from tasks.data.corpus import json_lines, reading
+from tasks.data.corpus.inputs import cut, find_shards, line_of
+from tasks.data.corpus.reading import documents, read_strictly, read_unit
 
 pytestmark = pytest.mark.unit
 

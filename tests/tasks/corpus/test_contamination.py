@@ -2,9 +2,9 @@
 
 import pytest
 
-from tasks.corpus.contamination import NGRAM, SHORTEST, held, learn
-from tasks.corpus.measures import Texts
-from tasks.corpus.words import read_words
+from tasks.data.corpus.contamination import NGRAM, SHORTEST, held, learn
+from tasks.data.corpus.measures import Texts
+from tasks.data.corpus.tokens import read_words
 
 
 def sentence(name, count):

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from waiting import limit
 
-from tasks.corpus import near
-from tasks.corpus.duplicates import RECORD, Spill, groups, mark_exact
-from tasks.corpus.measures import Texts, content_hashes
-from tasks.corpus.near import band_records, mark_near, rows_per_band, signatures
-from tasks.corpus.words import ngrams, read_words
+from tasks.data.corpus import near
+from tasks.data.corpus.duplicates import RECORD, Spill, groups, mark_exact
+from tasks.data.corpus.measures import Texts, content_hashes
+from tasks.data.corpus.near import band_records, mark_near, rows_per_band, signatures
+from tasks.data.corpus.tokens import ngrams, read_words
 
 
 def spilled(folder, records, partition):

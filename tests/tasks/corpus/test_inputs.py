@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from waiting import limit
 
-from tasks.corpus.inputs import Piece, cut, find_shards, kind_of, line_of
+from tasks.data.corpus.inputs import Piece, cut, find_shards, kind_of, line_of
 
 pytestmark = pytest.mark.unit
 

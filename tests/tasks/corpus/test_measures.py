@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from tasks.corpus import histograms
-from tasks.corpus.measures import (
+from tasks.data.corpus import histograms
+from tasks.data.corpus.measures import (
     CLASSES,
     Texts,
     classes,
@@ -16,8 +16,8 @@ from tasks.corpus.measures import (
     repeated_share,
     replacement_shares,
 )
-from tasks.corpus.words import CHUNK, ngrams, read_words
-from tasks.tokenizing.splits import split_of
+from tasks.data.corpus.tokens import CHUNK, ngrams, read_words
+from tasks.data.tokenizing.splits import split_of
 
 pytestmark = pytest.mark.unit
 

@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from tasks.corpus.inputs import cut as cut_up
-from tasks.corpus.inputs import find_shards
-from tasks.corpus.packing import pack
-from tasks.corpus.reading import documents
+from tasks.data.corpus.inputs import cut as cut_up
+from tasks.data.corpus.inputs import find_shards
+from tasks.data.corpus.packing import pack
+from tasks.data.corpus.reading import documents
 
 
 def write(path, data):

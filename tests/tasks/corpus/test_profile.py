@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.corpus import parts
-from tasks.corpus.inputs import cut, find_shards
-from tasks.corpus.profile import SCHEMA, measure, merge, profile
-from tasks.data_config import ValidationConfig
-from tasks.tokenizing.splits import split_of
+from tasks.config.data import ValidationConfig
+from tasks.data.corpus import parts
+from tasks.data.corpus.inputs import cut, find_shards
+from tasks.data.corpus.profile import SCHEMA, measure, merge, profile
+from tasks.data.tokenizing.splits import split_of
 
 CONFIG = ValidationConfig()
 FRACTION = 0.1

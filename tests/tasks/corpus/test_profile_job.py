@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from waiting import limit
 
-from tasks.corpus.inputs import find_shards
-from tasks.corpus.parts import divide
-from tasks.data_config import ValidationConfig
+from tasks.config.data import ValidationConfig
+from tasks.data.corpus.inputs import find_shards
+from tasks.data.corpus.parts import divide
 
 SHARDS, DOCUMENTS = 6, 250
 
@@ -148,8 +148,8 @@ def test_memory_does_not_grow_with_the_corpus(corpus, tmp_path):
 MEASURED = """
 import sys
 from pathlib import Path
-from tasks.corpus.profile import profile
-from tasks.data_config import ValidationConfig
+from tasks.data.corpus.profile import profile
+from tasks.config.data import ValidationConfig
 profile([sys.argv[1]], ValidationConfig(), Path(sys.argv[2]), heldout_fraction=0.02, unit_bytes=2 << 20)
 """
 

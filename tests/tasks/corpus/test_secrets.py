@@ -8,8 +8,8 @@ import string
 import pytest
 from support import STDLIB
 
-from tasks.corpus.measures import Texts
-from tasks.corpus.secrets import DETECTORS, STRIDE, Finding, detectors, find, is_iban, passes_luhn
+from tasks.data.corpus.measures import Texts
+from tasks.data.corpus.secrets import DETECTORS, STRIDE, Finding, detectors, find, is_iban, passes_luhn
 
 pytestmark = pytest.mark.unit
 

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from tasks.corpus.inputs import find_shards
-from tasks.drift.comparison import COLUMNS
-from tasks.drift.corpora import Corpus, drift_of
-from tasks.revalidation_config import DriftConfig
+from tasks.config.revalidation import DriftConfig
+from tasks.data.corpus.inputs import find_shards
+from tasks.data.drift.comparison import COLUMNS
+from tasks.data.drift.corpora import Corpus, drift_of
 
 WORDS = [
     f"{a}{b}{c}" for a in ("ba", "to", "ri", "mu", "le") for b in ("n", "st", "rk", "l") for c in ("e", "o", "ing", "a")

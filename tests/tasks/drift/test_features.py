@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tasks.drift.columns import Kept
-from tasks.drift.features import FORMAT, measure, together
-from tasks.drift.naming import may_be_told, tell
-from tasks.drift.vocabulary import open_vocabulary
+from tasks.data.drift.columns import Kept
+from tasks.data.drift.features import FORMAT, measure, together
+from tasks.data.drift.naming import may_be_told, tell
+from tasks.data.drift.vocabulary import open_vocabulary
 
 pytestmark = pytest.mark.unit
 

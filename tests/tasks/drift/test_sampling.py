@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from tasks.corpus.inputs import find_shards
-from tasks.drift import sampling
-from tasks.drift.sampling import draw, earlier_copies
+from tasks.data.corpus.inputs import find_shards
+from tasks.data.drift import sampling
+from tasks.data.drift.sampling import draw, earlier_copies
 
 
 def write(folder, texts, name="a.jsonl"):

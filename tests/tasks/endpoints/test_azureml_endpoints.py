@@ -16,11 +16,11 @@ from azureml_service import TOKEN, WHERE, Trouble
 from azureml_stand import standing
 from waiting import limit
 
-from tasks.azureml_door import use_files
-from tasks.endpoints import open_endpoint
-from tasks.endpoints.client import Sampling
-from tasks.endpoints.known import ask
-from tasks.errors import GateFailed, IntegrityError, JobFailed, Missing
+from tasks.azure.arm_client import use_files
+from tasks.common.errors import GateFailed, IntegrityError, JobFailed, Missing
+from tasks.serving import open_endpoint
+from tasks.serving.client import Sampling
+from tasks.serving.known import ask
 from tasks.storage import open_files
 
 

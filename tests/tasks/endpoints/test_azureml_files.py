@@ -8,12 +8,12 @@ from azureml_endpoints import problem
 from typer.testing import CliRunner
 
 from deployments.cli.endpoint import app
-from tasks import azureml_door
-from tasks.endpoints.azureml_around import autoscale, diagnostics, policy, require_policy
-from tasks.endpoints.azureml_files import files_of, require_loadable
-from tasks.endpoints.azureml_probes import counted, metrics_query
-from tasks.endpoints.azureml_render import LONGEST_NAME, Rendering, azure_name
-from tasks.serving_config import DeploymentConfig
+from tasks.azure import arm_client
+from tasks.config.serving import DeploymentConfig
+from tasks.serving.azureml.around import autoscale, diagnostics, policy, require_policy
+from tasks.serving.azureml.files import files_of, require_loadable
+from tasks.serving.azureml.probes import counted, metrics_query
+from tasks.serving.azureml.render import LONGEST_NAME, Rendering, azure_name
 
 REF = f"model/tiny@{'1' * 64}"
 FILES = [{"path": "model.onnx", "size": 1000, "sha256": "0" * 64}]
@@ -134,6 +134,6 @@ def test_render_prints_the_files_and_says_what_is_missing(tmp_path, monkeypatch)
 
 
 def test_a_workspace_has_one_id():
-    assert azureml_door.workspace_id(made().config).endswith(
+    assert arm_client.workspace_id(made().config).endswith(
         "/resourceGroups/g/providers/Microsoft.MachineLearningServices/workspaces/w"
     )

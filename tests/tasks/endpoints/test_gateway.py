@@ -11,8 +11,8 @@ import pytest
 from endpoint_stand import BLUE, GREEN, Clients, Endpoint, ask
 from waiting import limit, until
 
-from tasks import process
-from tasks.endpoints.routes import Routes, read_routes, write_routes
+from tasks.common import process
+from tasks.serving.protocol.routes import Routes, read_routes, write_routes
 
 BODY = {"prompt": "a", "max_tokens": 4}
 JSON = {"Content-Type": "application/json"}

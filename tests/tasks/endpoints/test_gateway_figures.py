@@ -5,7 +5,7 @@ from endpoint_stand import Endpoint, ask
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import until
 
-from tasks import process
+from tasks.common import process
 from tasks.jobs.serving.metrics import Metrics
 
 ROUTE = {"route": "/v1/completions", "status": "200"}

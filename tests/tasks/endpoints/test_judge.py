@@ -5,13 +5,23 @@ import random
 import pytest
 
 from benchmarks.operating_characteristics.canary import FAULTS, SAME, ends
-from tasks.endpoints.azureml_probes import Probed, together
-from tasks.endpoints.journal import Journal
-from tasks.endpoints.judge import FALSE_ALARM, OF_ANSWERS, OF_ERRORS, OF_TIMES, Judge, Seen, distance, error_test, late
-from tasks.endpoints.rollout import compared_in, roll_out, steps_of
-from tasks.endpoints.sequential import SequentialTest
-from tasks.errors import GateFailed
-from tasks.serving_config import RolloutConfig
+from tasks.common.errors import GateFailed
+from tasks.config.serving import RolloutConfig
+from tasks.serving.azureml.probes import Probed, together
+from tasks.serving.journal import Journal
+from tasks.serving.protocol.judge import (
+    FALSE_ALARM,
+    OF_ANSWERS,
+    OF_ERRORS,
+    OF_TIMES,
+    Judge,
+    Seen,
+    distance,
+    error_test,
+    late,
+)
+from tasks.serving.protocol.sequential import SequentialTest
+from tasks.serving.rollout import compared_in, roll_out, steps_of
 
 pytestmark = pytest.mark.unit
 

@@ -6,13 +6,13 @@ from contextlib import closing
 import pytest
 from endpoint_stand import GREEN, Endpoint, ask
 
-from tasks import process
-from tasks.endpoints.keys import add_key
-from tasks.endpoints.known import settle_all
-from tasks.endpoints.local import LocalEndpoint
-from tasks.endpoints.rollout import take_over
-from tasks.errors import HeadwayError
-from tasks.serving_config import DeploymentConfig
+from tasks.common import process
+from tasks.common.errors import HeadwayError
+from tasks.config.serving import DeploymentConfig
+from tasks.serving.keys import add_key
+from tasks.serving.known import settle_all
+from tasks.serving.local.endpoint import LocalEndpoint
+from tasks.serving.rollout import take_over
 
 
 @pytest.fixture

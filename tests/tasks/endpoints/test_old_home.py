@@ -6,10 +6,10 @@ import pytest
 from endpoint_stand import BLUE, GREEN, Clients, Endpoint
 from waiting import until
 
-from tasks import process
-from tasks.endpoints.local import LocalEndpoint
-from tasks.endpoints.rollout import roll_out
-from tasks.serving_config import RolloutConfig
+from tasks.common import process
+from tasks.config.serving import RolloutConfig
+from tasks.serving.local.endpoint import LocalEndpoint
+from tasks.serving.rollout import roll_out
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from endpoint_stand import ask
 from tiny_model import export_tiny, files_of
 from waiting import limit, until
 
-from tasks import process
-from tasks.endpoints import open_endpoint
-from tasks.endpoints.routes import SECRET
-from tasks.endpoints.secret import make_secret, read_secret
-from tasks.endpoints.servers import port_of, servers_of
-from tasks.process import descendants, read_json
-from tasks.serving_config import DeploymentConfig
+from tasks.common import process
+from tasks.common.process import descendants, read_json
+from tasks.config.serving import DeploymentConfig
+from tasks.serving import open_endpoint
+from tasks.serving.protocol.routes import SECRET
+from tasks.serving.protocol.secret import make_secret, read_secret
+from tasks.serving.servers import port_of, servers_of
 
 BODY = {"prompt": "def ", "max_tokens": 2}
 REF = "model/tiny@0000aaaa"

@@ -9,18 +9,18 @@ import pytest
 from endpoint_stand import BLUE, GREEN, Clients, Endpoint, ask
 from waiting import until
 
-from tasks import process
-from tasks.endpoints.refused import refused_models
-from tasks.endpoints.rollout import roll_out, settle
-from tasks.endpoints.routes import read_routes
-from tasks.serving_config import RolloutConfig
+from tasks.common import process
+from tasks.config.serving import RolloutConfig
+from tasks.serving.protocol.routes import read_routes
+from tasks.serving.refused import refused_models
+from tasks.serving.rollout import roll_out, settle
 
 PROGRAM = """
 import os, signal, sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
 from pathlib import Path
-from tasks.endpoints.journal import Journal
-from tasks.endpoints.local_rollback import go_back
+from tasks.serving.journal import Journal
+from tasks.serving.local.rollback import go_back
 folder, at, after = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "after"
 fsync, count = os.fsync, 0
 def dying(descriptor):

@@ -15,14 +15,14 @@ import pytest
 from endpoint_stand import BLUE, GREEN, Clients, Endpoint, ask
 from waiting import limit, until
 
-from tasks import process
-from tasks.endpoints.journal import Journal
-from tasks.endpoints.local_rollback import ask_for_traffic_back, go_back
-from tasks.endpoints.refused import accept, refused_models
-from tasks.endpoints.rollout import roll_out, settle, steps_of
-from tasks.endpoints.routes import read_routes
-from tasks.errors import GateFailed, JobFailed
-from tasks.serving_config import RolloutConfig
+from tasks.common import process
+from tasks.common.errors import GateFailed, JobFailed
+from tasks.config.serving import RolloutConfig
+from tasks.serving.journal import Journal
+from tasks.serving.local.rollback import ask_for_traffic_back, go_back
+from tasks.serving.protocol.routes import read_routes
+from tasks.serving.refused import accept, refused_models
+from tasks.serving.rollout import roll_out, settle, steps_of
 
 QUICK = RolloutConfig(
     step_requests=12, least_seconds=0, step_seconds=20, max_slowdown=50
@@ -162,10 +162,10 @@ import json, os, signal, sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
 from contextlib import nullcontext
 from pathlib import Path
-from tasks.endpoints.journal import Journal
-from tasks.endpoints.local_rollout import LocalTraffic
-from tasks.endpoints.rollout import roll_out
-from tasks.serving_config import RolloutConfig
+from tasks.serving.journal import Journal
+from tasks.serving.local.rollout import LocalTraffic
+from tasks.serving.rollout import roll_out
+from tasks.config.serving import RolloutConfig
 folder, at, after = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "after"
 journal = Journal(folder / "journal.jsonl")
 traffic = LocalTraffic(folder, journal.open_change().begun)

@@ -15,16 +15,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tasks.endpoints import local_rollback, local_rollout
-from tasks.endpoints.journal import Journal
-from tasks.endpoints.local_rollback import ask_for_traffic_back, go_back
-from tasks.endpoints.local_rollout import LocalTraffic
-from tasks.endpoints.refused import refused_models
-from tasks.endpoints.rollout import AFTER, roll_out, settle, steps_of, take_over
-from tasks.endpoints.routes import read_routes, write_routes
-from tasks.errors import GateFailed, JobFailed, Missing
-from tasks.process import boot_id, process_started, read_json, write_json
-from tasks.serving_config import RolloutConfig
+from tasks.common.errors import GateFailed, JobFailed, Missing
+from tasks.common.process import boot_id, process_started, read_json, write_json
+from tasks.config.serving import RolloutConfig
+from tasks.serving.journal import Journal
+from tasks.serving.local import rollback, rollout
+from tasks.serving.local.rollback import ask_for_traffic_back, go_back
+from tasks.serving.local.rollout import LocalTraffic
+from tasks.serving.protocol.routes import read_routes, write_routes
+from tasks.serving.refused import refused_models
+from tasks.serving.rollout import AFTER, roll_out, settle, steps_of, take_over
 
 STEPS = RolloutConfig(step_requests=50, least_seconds=0, step_seconds=20)
 """Of the deploys here: a mirrored step, 10, 50 and 100 %."""
@@ -232,15 +232,15 @@ class Rollouts(RuleBasedStateMachine):
             world.stop(folder)
             world.tick()
 
-        for module in (local_rollout, local_rollback):
+        for module in (rollout, rollback):
             put(module, "write_json", told)
             put(module, "runs", lambda folder: folder.name in world.running)
-        put(local_rollout, "Gateway", Ours)
-        put(local_rollout, "stop_server", stop)
-        put(local_rollout, "_me", dict)
+        put(rollout, "Gateway", Ours)
+        put(rollout, "stop_server", stop)
+        put(rollout, "_me", dict)
         put(os, "fsync", lambda descriptor: None)
-        put(local_rollback.process, "start", self._start_again)
-        put(local_rollback, "await_ready", self._proves_itself)
+        put(rollback.process, "start", self._start_again)
+        put(rollback, "await_ready", self._proves_itself)
 
     def _start_again(self, folder, spec):
         self.world.tick()

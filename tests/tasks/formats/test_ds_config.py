@@ -3,14 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from tasks.engine_fits import require_engine_fits
+from tasks.config.engine_support import require_engine_fits
+from tasks.config.training import DeepspeedConfig, ExecutionConfig, LoraConfig, TrainingConfig
 from tasks.formats.ds_config import ds_config
-from tasks.training_config import (
-    DeepspeedConfig,
-    ExecutionConfig,
-    LoraConfig,
-    TrainingConfig,
-)
 
 TRAINING = TrainingConfig(engine="deepspeed", global_batch_size=32, micro_batch_size=2, gradient_clip=0.5)
 

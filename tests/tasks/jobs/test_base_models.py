@@ -9,9 +9,9 @@ from base_material import ROWS, make_base, write_tokens_of
 from safetensors.torch import load_file
 from training_runs import Forks, content, error, numbers, said_by
 
+from tasks.config.training import LoraConfig, TrainingConfig
 from tasks.formats.model_folder import declared_context
-from tasks.jobs.checkpoint_files import manifests
-from tasks.training_config import LoraConfig, TrainingConfig
+from tasks.jobs.checkpoint.files import manifests
 
 FULL = TrainingConfig(
     model="tuned",
@@ -84,7 +84,7 @@ def lora(launch, tokens, base, tmp_path_factory):
 
 def test_training_goes_on_where_the_base_stopped(full, base, tokens):
     """The first loss is the base's own on the same samples, and all weights move, those of the padding token too."""
-    from tasks.jobs.data import open_samples
+    from tasks.jobs.data.samples import open_samples
 
     samples = torch.from_numpy(open_samples(tokens, FULL).batch(0, FULL.global_batch_size))
     with torch.no_grad():
@@ -183,8 +183,8 @@ def test_adapters_of_another_base_are_no_good(launch, lora, tmp_path):
 
 
 def test_gpt2s_matrices_lie_on_their_side_and_are_merged_so(tmp_path):
-    from tasks.jobs.network import build_network
     from tasks.jobs.training.lora import add_adapters
+    from tasks.jobs.training.network import build_network
     from tasks.jobs.training.writing import write_network
 
     small = {"architecture": "gpt2", "layers": 1, "hidden_size": 16, "heads": 2, "kv_heads": 2, "intermediate_size": 32}

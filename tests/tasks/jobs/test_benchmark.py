@@ -12,8 +12,8 @@ import pytest
 from bench_stand import bench, launched, measured, pid_of, probes, settings
 from waiting import limit
 
+from tasks.config.qualification import FULL
 from tasks.jobs.benchmark import GROUPS, run
-from tasks.qualification_config import FULL
 
 
 def numpy_rate(once, amount, seconds=0.3):

@@ -12,14 +12,14 @@ import torch
 from checkpoint_material import CONFIG, IDENTITY, Ranks, small_training
 from safetensors.torch import load_file
 
-from tasks.errors import IntegrityError
-from tasks.jobs.checkpoint import restore, training_tensors
-from tasks.jobs.checkpoint_choice import choose, identity
-from tasks.jobs.checkpoint_files import claim_attempt, digest, manifests, verify
-from tasks.jobs.checkpoint_retention import clean, delete, retain
+from tasks.common.errors import IntegrityError
+from tasks.config.training import TrainingConfig
+from tasks.jobs.checkpoint.choice import choose, identity
+from tasks.jobs.checkpoint.files import claim_attempt, digest, manifests, verify
+from tasks.jobs.checkpoint.retention import clean, delete, retain
+from tasks.jobs.checkpoint.snapshot import restore, training_tensors
 from tasks.jobs.training.optimizer import build_optimizer
 from tasks.jobs.training.schedule import learning_rate
-from tasks.training_config import TrainingConfig
 
 
 @pytest.fixture
@@ -279,7 +279,7 @@ def test_a_dead_writer_is_a_save_that_failed_and_the_next_one_has_a_new_writer(r
 
 
 def test_the_writer_needs_the_standard_library_only():
-    program = "import sys, tasks.jobs.checkpoint_writer; print({'torch', 'numpy', 'pydantic'} & set(sys.modules))"
+    program = "import sys, tasks.jobs.checkpoint.writer; print({'torch', 'numpy', 'pydantic'} & set(sys.modules))"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "set()"
 

@@ -3,7 +3,7 @@
 import pytest
 from training_runs import all_lines, error, numbers, result, said_by, steps_of_checkpoints, write_job
 
-from tasks.jobs.checkpoint_files import quarantined
+from tasks.jobs.checkpoint.files import quarantined
 
 KILLED = """
 import os, pathlib, signal, time, tasks.jobs.training.torch_engine as engine

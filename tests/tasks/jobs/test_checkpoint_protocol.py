@@ -13,14 +13,14 @@ import torch
 from checkpoint_material import IDENTITY, Ranks, small_training
 from safetensors.torch import load_file, save_file
 
-from tasks.errors import IntegrityError
-from tasks.jobs.checkpoint import restore, training_tensors
-from tasks.jobs.checkpoint_choice import choose
-from tasks.jobs.checkpoint_files import claim_attempt, digest, manifests, place_of, read_manifest, verify
-from tasks.jobs.checkpoint_folders import FolderSaver
-from tasks.jobs.checkpoint_pieces import read_into, shards_of
-from tasks.jobs.checkpoint_retention import pin, retain
-from tasks.jobs.checkpoint_scrub import scrub
+from tasks.common.errors import IntegrityError
+from tasks.jobs.checkpoint.choice import choose
+from tasks.jobs.checkpoint.files import claim_attempt, digest, manifests, place_of, read_manifest, verify
+from tasks.jobs.checkpoint.folders import FolderSaver
+from tasks.jobs.checkpoint.pieces import read_into, shards_of
+from tasks.jobs.checkpoint.retention import pin, retain
+from tasks.jobs.checkpoint.scrub import scrub
+from tasks.jobs.checkpoint.snapshot import restore, training_tensors
 from tasks.jobs.training.pieces import Piece
 from tasks.planning.interval import corrected_every_steps
 

@@ -14,14 +14,14 @@ import pytest
 from bench_stand import bench
 from waiting import limit
 
+from tasks.config.qualification import BenchmarkConfig
 from tasks.formats.nccl_tests import read_nccl_tests
 from tasks.hardware.sku import load_sku
 from tasks.jobs.qualify import nccl_binaries
-from tasks.jobs.qualify.meeting import LeftOut, agree
+from tasks.jobs.qualify.barrier import LeftOut, agree
 from tasks.jobs.qualify.nccl_binaries import alone, binary, run_binary
 from tasks.jobs.qualify.sweeps import sweeping, whole_elements
 from tasks.qualification.measured import read_measurement
-from tasks.qualification_config import BenchmarkConfig
 
 FACTORS = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -39,7 +39,7 @@ import os, signal, sys
 from torch import distributed
 import tasks.jobs.benchmark as benchmark
 from tasks.jobs.qualify import operations, pairs, steps
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 
 node, rank = os.environ["HEADWAY_NODE_NAME"], int(os.environ["RANK"])
 steps.GRACE_SECONDS = 1.0

@@ -7,11 +7,11 @@ import pytest
 from tiny_model import CONTEXT, make_checkpoint, make_gpt2, make_tokenizer, start_export
 from waiting import limit
 
-from tasks.config import RetrainConfig
+from tasks.common.process import read_json
+from tasks.config.flows import RetrainConfig
 from tasks.formats.model_folder import declared_context
 from tasks.jobs.exporting.graph import build
-from tasks.jobs.generation import Generation
-from tasks.process import read_json
+from tasks.jobs.serving.generation import Generation
 
 MEASURED = 48
 

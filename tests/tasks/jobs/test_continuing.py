@@ -23,13 +23,13 @@ from training_runs import (
     write_tokens,
 )
 
-from tasks.continuing import Origin, differing, impossible, of_another_run, position, tokens_until
-from tasks.errors import IntegrityError, Missing
+from tasks.common.errors import IntegrityError, Missing
+from tasks.config.continue_from import Origin, differing, impossible, of_another_run, position, tokens_until
+from tasks.config.training import DeepspeedConfig, ExecutionConfig, LoraConfig, NetworkConfig
 from tasks.formats.ds_config import ds_config
-from tasks.jobs.checkpoint_files import age, manifests, read_manifest
-from tasks.jobs.checkpoint_retention import retain
-from tasks.jobs.origins import keep, newest_good
-from tasks.training_config import DeepspeedConfig, ExecutionConfig, LoraConfig, NetworkConfig
+from tasks.jobs.checkpoint.files import age, manifests, read_manifest
+from tasks.jobs.checkpoint.origins import keep, newest_good
+from tasks.jobs.checkpoint.retention import retain
 
 AT, STEPS = 20, 32
 BEFORE = CONFIG.model_copy(update={"steps": STEPS})

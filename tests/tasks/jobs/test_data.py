@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from tasks.config.training import TrainingConfig
 from tasks.formats.mmididx import TokenWriter
-from tasks.jobs.data import Mapped, Samples, Shares, open_samples, tokens_identity, vocabulary
-from tasks.training_config import TrainingConfig
+from tasks.jobs.data.samples import Mapped, Samples, Shares, open_samples, tokens_identity, vocabulary
 
 LENGTH = 4
 

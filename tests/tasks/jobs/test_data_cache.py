@@ -5,13 +5,13 @@ import os
 import numpy as np
 import pytest
 
-from tasks.errors import IntegrityError
+from tasks.common.errors import IntegrityError
+from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter, map_tokens
-from tasks.jobs import data_cache
-from tasks.jobs.data import TRAIN, Mapped, open_samples
-from tasks.jobs.data_cache import Cached, FileRanges, Place, open_cached
-from tasks.jobs.data_sources import open_source
-from tasks.training_config import ExecutionConfig, TrainingConfig
+from tasks.jobs.data import cache
+from tasks.jobs.data.cache import Cached, FileRanges, Place, open_cached
+from tasks.jobs.data.samples import TRAIN, Mapped, open_samples
+from tasks.jobs.data.sources import open_source
 
 PIECE = 64
 TOKENS = 500
@@ -20,7 +20,7 @@ CONFIG = TrainingConfig(sequence_length=9)
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(data_cache, "PIECE", PIECE)
+    monkeypatch.setattr(cache, "PIECE", PIECE)
 
 
 @pytest.fixture

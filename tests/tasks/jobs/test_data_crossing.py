@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 import pytest
 from fake_megatron import write_checkout
 
-from tasks.corpus.inputs import cut, find_shards
-from tasks.data_config import PreprocessingConfig, TokenizerConfig
+from tasks.common.process import read_json
+from tasks.config.data import PreprocessingConfig, TokenizerConfig
+from tasks.config.training import ExecutionConfig, MegatronConfig, TrainingConfig
+from tasks.data.corpus.inputs import cut, find_shards
+from tasks.data.tokenizing.splits import split_of
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs import train, train_megatron
-from tasks.jobs.data_crossing import FILE, crossings, require_apart
+from tasks.jobs.data.crossing import FILE, crossings, require_apart
+from tasks.jobs.node.runtime import Rank
 from tasks.jobs.preprocess import save_tokenizer, train_tokenizer
-from tasks.jobs.runtime import Rank
-from tasks.process import read_json
-from tasks.tokenizing.splits import split_of
-from tasks.training_config import ExecutionConfig, MegatronConfig, TrainingConfig
 
 FRACTION = 0.2
 SPLITS = ("train", "heldout")

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter
-from tasks.jobs.data import Mapped, Samples, Shares, positions
-from tasks.jobs.data_loader import MOST_STEPS, Loader
-from tasks.jobs.data_order import Draws, Order
-from tasks.jobs.data_sources import Mixture, open_source, source_identity
-from tasks.jobs.network import build_network, next_token_loss
-from tasks.training_config import ExecutionConfig, NetworkConfig, TrainingConfig
+from tasks.jobs.data.loader import MOST_STEPS, Loader
+from tasks.jobs.data.order import Draws, Order
+from tasks.jobs.data.samples import Mapped, Samples, Shares, positions
+from tasks.jobs.data.sources import Mixture, open_source, source_identity
+from tasks.jobs.training.network import build_network, next_token_loss
 
 LENGTH, EOD = 4, 63
 CPU = torch.device("cpu")

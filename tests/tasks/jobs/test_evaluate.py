@@ -15,8 +15,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tasks import scores
-from tasks.evaluation_config import EvaluationConfig
+from tasks.config.evaluation import EvaluationConfig
+from tasks.evaluation import scores
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs import evaluate
 from tasks.jobs.evaluation.heldout import Encoded, encode_for, read_heldout
@@ -25,7 +25,7 @@ from tasks.jobs.evaluation.positions import ends
 from tasks.jobs.evaluation.scoring import score
 from tasks.jobs.evaluation.windows import batches as in_batches
 from tasks.jobs.evaluation.windows import windows
-from tasks.jobs.runtime import Rank
+from tasks.jobs.node.runtime import Rank
 
 EOD = "<|endoftext|>"
 WORDS = [

@@ -14,7 +14,7 @@ import torch
 from suite_material import suite_bench, tiny_measured
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from tasks.evaluation_config import EvaluationConfig, LabelledFile
+from tasks.config.evaluation import EvaluationConfig, LabelledFile
 from tasks.jobs.evaluation import logits
 from tasks.jobs.evaluation.generating import continued
 from tasks.jobs.evaluation.heldout import Encoded
@@ -30,7 +30,7 @@ import numpy as np, torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from tasks.jobs.evaluation.heldout import Encoded
 from tasks.jobs.evaluation.scoring import score
-from tasks.jobs.runtime import Rank
+from tasks.jobs.node.runtime import Rank
 from pathlib import Path
 
 torch.manual_seed(0)

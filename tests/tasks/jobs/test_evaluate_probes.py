@@ -8,7 +8,7 @@ import pytest
 import tiny_model
 from tokenizers import Tokenizer
 
-from tasks.evaluation_config import EvaluationConfig
+from tasks.config.evaluation import EvaluationConfig
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs.evaluation.generating import continued
 from tasks.jobs.evaluation.heldout import Encoded, Heldout
@@ -16,7 +16,7 @@ from tasks.jobs.evaluation.leakage import Written, leakage, toxicity, written
 from tasks.jobs.evaluation.loading import load_model
 from tasks.jobs.evaluation.memorisation import lengths, memorisation, passages
 from tasks.jobs.evaluation.suites import Bench, Suite, run_suites
-from tasks.jobs.runtime import Rank
+from tasks.jobs.node.runtime import Rank
 
 PREFIX, REST, EOD = 8, 10, 0
 CONTEXT = 64

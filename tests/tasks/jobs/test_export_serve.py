@@ -19,15 +19,15 @@ import pytest
 from tiny_model import CONTEXT, CORPUS, PROMPTS, VOCABULARY, files_of, make_checkpoint, start_export
 from waiting import limit
 
-from tasks import process
 from tasks.artifacts import require_checks
-from tasks.endpoints import open_endpoint, servers
-from tasks.endpoints.client import Sampling, complete, ready_state
-from tasks.endpoints.local import port_free
-from tasks.errors import GateFailed, IntegrityError, JobFailed, Missing
+from tasks.common import process
+from tasks.common.errors import GateFailed, IntegrityError, JobFailed, Missing
+from tasks.common.process import read_json
+from tasks.config.serving import ExportConfig
 from tasks.export import parity_checks
-from tasks.process import read_json
-from tasks.serving_config import ExportConfig
+from tasks.serving import open_endpoint, servers
+from tasks.serving.client import Sampling, complete, ready_state
+from tasks.serving.local.endpoint import port_free
 
 
 @pytest.fixture(scope="session")
@@ -196,7 +196,7 @@ def test_an_architecture_that_cannot_be_exported_is_the_users_error(checkpoint, 
 def test_decoding_and_encoding_are_those_of_hugging_face(checkpoint, model):
     from transformers import PreTrainedTokenizerFast
 
-    from tasks.jobs.generation import ByteLevelText, Generation
+    from tasks.jobs.serving.generation import ByteLevelText, Generation
 
     theirs = PreTrainedTokenizerFast.from_pretrained(checkpoint)
     text = ByteLevelText(json.loads((model / "tokenizer.json").read_text()))
@@ -215,7 +215,7 @@ def test_decoding_and_encoding_are_those_of_hugging_face(checkpoint, model):
 
 
 def test_generation_ends_with_the_context_and_samples_when_asked(model):
-    from tasks.jobs.generation import Generation
+    from tasks.jobs.serving.generation import Generation
 
     generation = Generation(model, 1)
     prompt = generation.encode(PROMPTS[2])
@@ -438,7 +438,7 @@ def test_a_server_that_does_not_prove_itself_leaves_the_old_one_alone(served, mo
 DEPLOY = """
 import json, os, signal, sys
 from pathlib import Path
-from tasks.endpoints import open_endpoint
+from tasks.serving import open_endpoint
 from tasks.storage.manifest import describe
 root, model, event = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 def journal(said, details):

@@ -7,13 +7,13 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from tasks.answering.reading import read
+from tasks.common.seal import opened
+from tasks.config.serving import AnswersConfig
 from tasks.formats.answers import Answer, Expected, line, refuses, unparsed
-from tasks.formats.seal import opened
-from tasks.jobs.outputs import REMEMBERED, Outputs, looked_at
 from tasks.jobs.serving import feedback
 from tasks.jobs.serving.feedback import MOST_LABEL_SEGMENTS, router
-from tasks.serving_config import AnswersConfig
+from tasks.jobs.serving.outputs import REMEMBERED, Outputs, looked_at
+from tasks.serving.monitor.reading import read
 
 pytestmark = pytest.mark.unit
 

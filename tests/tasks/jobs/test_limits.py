@@ -7,15 +7,15 @@ import sys
 import pytest
 from waiting import until
 
-from tasks import process
-from tasks.cluster_config import ClusterConfig, WatchConfig
+from tasks.common import process
 from tasks.compute import open_backend
 from tasks.compute.job import Job
-from tasks.jobs import limits
+from tasks.config.cluster import ClusterConfig, WatchConfig
+from tasks.jobs.node import limits
 
 PROGRAM = """
 import os, resource, sys
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 
 def run(rank):
     taken = bytearray(rank.settings["takes_mib"] * 2**20)

@@ -17,12 +17,12 @@ from azure.storage.blob import generate_container_sas
 from azurite import ACCOUNT
 from waiting import limit
 
-from tasks.errors import IntegrityError
-from tasks.jobs.mirror import Mirror
-from tasks.jobs.mirror_place import Where, environment, where_we_are
+from tasks.common.errors import IntegrityError
+from tasks.common.process import read_json, write_json
+from tasks.jobs.node.mirror import Mirror
+from tasks.jobs.node.mirror_place import Where, environment, where_we_are
+from tasks.jobs.node.runtime import Rank
 from tasks.jobs.qualify.storage_blob import through
-from tasks.jobs.runtime import Rank
-from tasks.process import read_json, write_json
 from tasks.storage.blob.client import open_container
 from tasks.storage.blob.folder import SEGMENT, BlobFolder
 from tasks.storage.settings import StoreConfig
@@ -100,7 +100,7 @@ def start(store, tmp_path):
             [
                 sys.executable,
                 "-m",
-                "tasks.jobs.mirror",
+                "tasks.jobs.node.mirror",
                 *told,
                 "--",
                 sys.executable,

@@ -10,14 +10,14 @@ import pytest
 from slurm_jobs import over, reachable, slurm_backend, small, until
 from slurm_stand import slurm
 
-from tasks.cluster_config import ClusterConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
-from tasks.jobs.launching import Place, launcher
+from tasks.config.cluster import ClusterConfig
+from tasks.jobs.node.launching import Place, launcher
 
 RANKS = """
 import os, sys, time
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 
 def run(rank):
     if rank.rank == 1:
@@ -65,7 +65,7 @@ def test_command_of_two_machines(monkeypatch):
     command = launcher(job, Place(0, "10.0.0.4", 2000, 1))
     exports = ["HEADWAY_ATTEMPT", "HEADWAY_JOB", "NCCL_DEBUG", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHONUNBUFFERED"]
     assert command == [
-        *(sys.executable, "-m", "tasks.jobs.mpi", "mpirun", "--host", "gpu-1:2,gpu-2:2", "-np", "4"),
+        *(sys.executable, "-m", "tasks.jobs.node.mpi", "mpirun", "--host", "gpu-1:2,gpu-2:2", "-np", "4"),
         *("--map-by", "ppr:2:node:oversubscribe", "--bind-to", "none"),
         *("-x", "MASTER_ADDR=10.0.0.4", "-x", "MASTER_PORT=2000"),
         *(word for name in exports for word in ("-x", name)),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks.jobs import ngram
+from tasks.jobs.evaluation import ngram
 
 EOD = 0
 

@@ -10,14 +10,14 @@ import pytest
 from two_machines import Machines, belonging
 from waiting import limit, until
 
-from tasks.cluster_config import WatchConfig
-from tasks.jobs.leftovers import end_leftovers
-from tasks.process import process_started, read_json, write_json
+from tasks.common.process import process_started, read_json, write_json
+from tasks.config.cluster import WatchConfig
+from tasks.jobs.node.leftovers import end_leftovers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found through /proc, which Linux has")
 PROGRAM = """
 import os, sys, time
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 
 def run(rank):
     {body}

@@ -11,14 +11,14 @@ from base_material import write_tokens_of
 from tiny_model import CORPUS, PROMPTS, VOCABULARY, make_checkpoint, make_tokenizer, start_export
 from waiting import limit
 
+from tasks.common.process import read_json
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs.evaluation.heldout import Encoded, encode_for, read_heldout
 from tasks.jobs.evaluation.loading import load_model
 from tasks.jobs.evaluation.scoring import score
-from tasks.jobs.generation import Generation
+from tasks.jobs.serving.generation import Generation
 from tasks.jobs.serving.model_process import ProcessRuntime
 from tasks.jobs.serving.runtime import Ask, Ending
-from tasks.process import read_json
 from tasks.storage.manifest import describe
 
 END = 0
@@ -74,7 +74,7 @@ def tokens(checkpoint, tmp_path_factory):
 
 def measured(checkpoint, tokens, count):
     """Bits of each of the first tokens of each document, by the evaluation."""
-    from tasks.evaluation_config import EvaluationConfig
+    from tasks.config.evaluation import EvaluationConfig
 
     class Silent:
         def progress(self, *_):

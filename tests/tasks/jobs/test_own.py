@@ -23,7 +23,7 @@ def test_it_has_its_own_log_modules_arguments_and_exit_code(tmp_path):
     folder = tmp_path / "job"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"settings": {}, "inputs": {}}))
-    command = [sys.executable, "-m", "tasks.jobs.own", str(theirs / "program.py"), "a b", "c"]
+    command = [sys.executable, "-m", "tasks.jobs.node.user_program", str(theirs / "program.py"), "a b", "c"]
     place = {"HEADWAY_JOB": str(folder), "RANK": "1", "WORLD_SIZE": "2", "PYTHONSAFEPATH": "1", "PYTHONPATH": str(ROOT)}
     ran = subprocess.Popen(command, env={**os.environ, **place})
     assert ran.wait() == 3

@@ -15,12 +15,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from waiting import limit
 
-from tasks.corpus.inputs import cut, find_shards
-from tasks.data_config import PreprocessingConfig, TokenizerConfig
+from tasks.config.data import PreprocessingConfig, TokenizerConfig
+from tasks.data.corpus.inputs import cut, find_shards
+from tasks.data.tokenizing.splits import split_of
+from tasks.data.tokenizing.units import unit_bytes
 from tasks.formats.mmididx import open_tokens
 from tasks.jobs.preprocess import sample, save_tokenizer
-from tasks.tokenizing.splits import split_of
-from tasks.tokenizing.units import unit_bytes
 
 CONFIG = PreprocessingConfig(heldout_fraction=0.2, tokenizer=TokenizerConfig(vocab_size=300, sample_bytes=200_000))
 OUTPUTS = [f"{split}_text_document.{ending}" for split in ("train", "heldout") for ending in ("bin", "idx")]

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from tasks import process
-from tasks.cluster_config import ClusterConfig, WatchConfig
+from tasks.common import process
 from tasks.compute import open_backend
 from tasks.compute.job import Job
+from tasks.config.cluster import ClusterConfig, WatchConfig
 from tasks.formats import gpu_health
-from tasks.jobs import probes
-from tasks.jobs.probes import Probes, ports
+from tasks.jobs.node import probes
+from tasks.jobs.node.probes import Probes, ports
 
 RULES = gpu_health.read_rules(probes.RULES.read_text())
 HEALTHY = "0, 00000001:00:00.0, 0x0000000000000004, 0, 0, 0, 0, [N/A]"
@@ -36,7 +36,7 @@ cat "$STAND/log" 2>/dev/null || true
 """
 STEPS = """
 import json, os, sys, time
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 
 def run(rank):
     done = rank.folder / "checkpoint"

@@ -6,6 +6,7 @@ from itertools import combinations
 import pytest
 
 from benchmarks.qualification import FAULTS, Fault, cost_of
+from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import load_sku
 from tasks.jobs.qualify.plans import (
     CONFIRMATIONS,
@@ -26,7 +27,6 @@ from tasks.jobs.qualify.schedule import (
     suspects,
     tournament,
 )
-from tasks.qualification_config import BenchmarkConfig
 
 SIZE = 16_000_000
 

@@ -8,12 +8,12 @@ import torch
 from bench_stand import TRAINING, bench, launch, measured, settings
 from torch.utils.flop_counter import FlopCounterMode
 
+from tasks.config.qualification import BenchmarkConfig
+from tasks.config.training import TrainingConfig
 from tasks.hardware.sku import load_sku
 from tasks.jobs.qualify import training
-from tasks.jobs.qualify.to_come import VOCABULARY, flops_per_token, vocabulary
+from tasks.jobs.qualify.workload_size import VOCABULARY, flops_per_token, vocabulary
 from tasks.qualification.judge import judge
-from tasks.qualification_config import BenchmarkConfig
-from tasks.training_config import TrainingConfig
 
 CONFIG = TrainingConfig.model_validate(TRAINING)
 
@@ -35,7 +35,7 @@ def test_one_machine_trains_and_says_what_its_steps_went_to(tmp_path):
 
 def test_the_convention_is_near_what_torch_counts(tmp_path):
     """Torch counts attention's whole square, Megatron half of it; norms and the rest neither counts."""
-    from tasks.jobs.network import build_network, next_token_loss
+    from tasks.jobs.training.network import build_network, next_token_loss
 
     network = build_network(CONFIG, vocab_size=320, eod=0)
     tokens = torch.randint(0, 320, (2, 32))

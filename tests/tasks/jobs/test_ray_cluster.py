@@ -6,15 +6,15 @@ import subprocess
 import pytest
 from ray_stand import free_port, using
 
-from tasks import process
-from tasks.cluster_config import RayConfig, WatchConfig
+from tasks.common import process
 from tasks.compute.job import Job
 from tasks.compute.nodes import write_nodes
-from tasks.compute.ray_azureml import ray_on_nodes
+from tasks.compute.ray.azureml import ray_on_nodes
+from tasks.config.cluster import RayConfig, WatchConfig
 
 PROGRAM = """
 import sys
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 
 def run(rank):
     return {}

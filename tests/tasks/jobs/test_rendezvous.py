@@ -12,13 +12,13 @@ import pytest
 from elastic_material import consumed, elastic_job, expected, lines, training, world_sizes, write_tokens
 from waiting import limit
 
-from tasks import process
+from tasks.common import process
+from tasks.common.errors import Missing
+from tasks.common.process import GIVEN_UP
 from tasks.compute import elastic
 from tasks.compute.job import write_folder
 from tasks.compute.nodes import node_command, node_environment, write_nodes
-from tasks.errors import Missing
-from tasks.jobs.launching import Place, environment, launcher, run_id
-from tasks.process import GIVEN_UP
+from tasks.jobs.node.launching import Place, environment, launcher, run_id
 
 CONFIG = training(steps=600, hidden_size=64)
 PATIENCE = 300.0
@@ -145,7 +145,7 @@ def job(tokens):
 @pytest.fixture
 def watched(job, tmp_path):
     """What the holder of the store sees of a job that has just begun."""
-    from tasks.jobs.rendezvous import Watching
+    from tasks.jobs.node.rendezvous import Watching
 
     write_folder(job, tmp_path)
     (tmp_path / "errors").mkdir()
@@ -211,7 +211,7 @@ def test_a_rendezvous_that_torch_closed_is_seen(job):
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-    from tasks.jobs.rendezvous import closed, open_store
+    from tasks.jobs.node.rendezvous import closed, open_store
 
     store, name = open_store(0), run_id(job.model_dump(mode="json"), 1)
     assert not closed(store, name)
@@ -226,7 +226,7 @@ def test_a_rendezvous_that_torch_closed_is_seen(job):
 
 
 def test_the_store_takes_its_old_port_again():
-    from tasks.jobs.rendezvous import open_store
+    from tasks.jobs.node.rendezvous import open_store
 
     port = open_store(0).port
     for _ in range(50):  # the kernel lets the port go when the first server's thread is gone

@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 from training_runs import CONFIG, all_lines, error, last_lines, numbers, result, said_by, write_job
 
-from tasks.jobs.checkpoint_files import manifests, place_of
+from tasks.jobs.checkpoint.files import manifests, place_of
 
 BATCH = CONFIG.model_copy(update={"global_batch_size": 12, "micro_batch_size": 2, "steps": 24})
 DIES = """

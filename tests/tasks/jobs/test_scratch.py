@@ -10,16 +10,16 @@ import sys
 import pytest
 from waiting import until
 
-from tasks import process
-from tasks.cluster_config import ClusterConfig, ScratchConfig, WatchConfig
+from tasks.common import process
+from tasks.common.process import boot_id
 from tasks.compute import open_backend
 from tasks.compute.job import Job
-from tasks.jobs import scratch
-from tasks.process import boot_id
+from tasks.config.cluster import ClusterConfig, ScratchConfig, WatchConfig
+from tasks.jobs.node import scratch
 
 PROGRAM = """
 import os, sys, time
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 
 def run(rank):
     data = rank.inputs["tokens"]

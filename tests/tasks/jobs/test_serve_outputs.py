@@ -13,17 +13,17 @@ import pytest
 from tiny_model import PROMPTS, export_tiny, files_of
 from waiting import limit, until
 
-from tasks import process
-from tasks.answering.reading import read
-from tasks.endpoints import open_endpoint
-from tasks.endpoints.client import Sampling, complete, ready_state
-from tasks.endpoints.local import outputs_of
-from tasks.errors import JobFailed, Missing
+from tasks.common import process
+from tasks.common.errors import JobFailed, Missing
+from tasks.common.process import read_json
+from tasks.common.seal import opened
 from tasks.formats.answers import Answer, line
-from tasks.formats.seal import opened
-from tasks.jobs.outputs import FIRST_SEGMENTS, MOST_SEGMENTS, Outputs, prune
+from tasks.jobs.serving.outputs import FIRST_SEGMENTS, MOST_SEGMENTS, Outputs, prune
 from tasks.jobs.serving.segments import SEGMENT_BYTES
-from tasks.process import read_json
+from tasks.serving import open_endpoint
+from tasks.serving.client import Sampling, complete, ready_state
+from tasks.serving.local.endpoint import outputs_of
+from tasks.serving.monitor.reading import read
 
 ONE, TWO = "model/tiny@" + "a" * 64, "model/tiny@" + "b" * 64
 SECRET = "sesame_open_the_door"

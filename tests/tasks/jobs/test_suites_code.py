@@ -13,7 +13,7 @@ import pytest
 from suite_material import suite_bench, tiny_measured
 from waiting import limit, until
 
-from tasks.errors import Missing
+from tasks.common.errors import Missing
 from tasks.jobs.evaluation import seccomp
 from tasks.jobs.evaluation.code_suite import SHIPPED_FILE, body_of, code, judge, parses, problem_of
 from tasks.jobs.evaluation.given_files import Line

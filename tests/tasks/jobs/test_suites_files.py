@@ -11,8 +11,8 @@ import torch
 from suite_material import EOD, suite_bench, tiny_measured
 from waiting import limit
 
-from tasks.errors import Missing
-from tasks.evaluation_config import SHIPPED, EvaluationConfig, LabelledFile
+from tasks.common.errors import Missing
+from tasks.config.evaluation import SHIPPED, EvaluationConfig, LabelledFile
 from tasks.jobs.evaluation import lm_eval_suite
 from tasks.jobs.evaluation.given_files import digest_of
 from tasks.jobs.evaluation.labelled import figures_of, label_scores, labelled

@@ -20,10 +20,10 @@ from fake_megatron import converter, write_checkout
 from safetensors import safe_open
 from training_runs import all_lines, content, error, last_lines, result, said_by, steps_of_checkpoints
 
-from tasks.jobs.checkpoint_files import manifests
-from tasks.jobs.elastic import SAVED_AND_STOPPED
-from tasks.jobs.network import build_network
-from tasks.training_config import NetworkConfig, TrainingConfig
+from tasks.config.training import NetworkConfig, TrainingConfig
+from tasks.jobs.checkpoint.files import manifests
+from tasks.jobs.node.elastic import SAVED_AND_STOPPED
+from tasks.jobs.training.network import build_network
 
 ROOT = Path(__file__).parents[3]
 CONFIG = TrainingConfig(
@@ -38,7 +38,7 @@ CONFIG = TrainingConfig(
 SERVER = """
 import json, os, sys
 from torch.distributed import TCPStore
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 from tasks.jobs.train_megatron import run
 for line in sys.stdin:
     environments, children = json.loads(line), []

@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 from training_runs import content, error, result, said_by, write_job
 from waiting import limit
 
-from tasks.jobs.checkpoint_files import digest, manifests
-from tasks.jobs.elastic import SAVED_AND_STOPPED, newcomers_seed
-from tasks.training_config import NetworkConfig, TrainingConfig
+from tasks.config.training import NetworkConfig, TrainingConfig
+from tasks.jobs.checkpoint.files import digest, manifests
+from tasks.jobs.node.elastic import SAVED_AND_STOPPED, newcomers_seed
 
 STEPS, EVERY = 64, 8
 ROOT = Path(__file__).parents[3]

@@ -12,7 +12,7 @@ MIXED = CONFIG.model_copy(
 )
 KILLED_AFTER_6 = """
 import os
-from tasks.jobs.runtime import Rank
+from tasks.jobs.node.runtime import Rank
 told = Rank.metrics
 def metrics(self, **values):
     told(self, **values)

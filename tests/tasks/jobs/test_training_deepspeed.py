@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 from training_runs import CONFIG, Forks, error, numbers, result, said_by, write_job
 
+from tasks.config.training import DeepspeedConfig, ExecutionConfig
 from tasks.formats.ds_config import ds_config
-from tasks.jobs.checkpoint_files import digest, manifests
+from tasks.jobs.checkpoint.files import digest, manifests
 from tasks.jobs.training.deepspeed_resharding import _filled, _whole_of_stage_3
-from tasks.training_config import DeepspeedConfig, ExecutionConfig
 
 STEPS, EVERY, KILLED_AT = 100, 25, 80
 TOLERANCE = 1e-5

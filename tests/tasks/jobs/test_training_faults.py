@@ -29,8 +29,8 @@ from training_runs import (
 )
 from waiting import limit
 
-from tasks import process
-from tasks.jobs.checkpoint_files import digest, manifests
+from tasks.common import process
+from tasks.jobs.checkpoint.files import digest, manifests
 
 pytestmark = pytest.mark.unit
 
@@ -289,7 +289,7 @@ def test_a_crash_at_the_same_step_ends_after_three_starts_without_progress(token
     """The small parent's rule, with the shipped launcher: progress is a new LATEST, and there is none after step 0."""
     crash = """
 import sys
-from tasks.jobs.runtime import main
+from tasks.jobs.node.runtime import main
 def run(rank):
     rank.metrics(step=1, loss=1.0)
     raise RuntimeError("always at step 2")

@@ -12,15 +12,15 @@ from torch import nn
 from training_runs import CONFIG, STEPS, all_lines, content, last_lines, result, said_by, write_job, write_tokens
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from tasks.config.training import LoraConfig
 from tasks.formats.mmididx import TokenWriter, open_tokens
-from tasks.jobs.data import Shares
+from tasks.jobs.data.samples import Shares
 from tasks.jobs.training import machine_use, meter
 from tasks.jobs.training.flops import flops_of
 from tasks.jobs.training.heldout import Heldout
 from tasks.jobs.training.machine_use import MachineUse
 from tasks.jobs.training.meter import Meter
 from tasks.planning.size import flops_per_token_megatron
-from tasks.training_config import LoraConfig
 
 CPU = torch.device("cpu")
 SAMPLES, EVERY = 5, 16
@@ -28,7 +28,7 @@ TELLING = {"heldout_every_steps": EVERY, "heldout_samples": SAMPLES, "profile_fr
 PEAK = {"tflops": 0.05, "of": "a test"}
 KILLED_AFTER_6 = """
 import os
-from tasks.jobs.runtime import Rank
+from tasks.jobs.node.runtime import Rank
 told = Rank.metrics
 def metrics(self, **values):
     told(self, **values)

@@ -10,11 +10,11 @@ from torch import nn
 from training_runs import CONFIG, all_lines, error, said_by, write_job
 from transformers import AutoModelForCausalLM
 
-from tasks.engine_fits import require_engine_fits
-from tasks.jobs.network import build_network, next_token_loss
+from tasks.config.engine_support import require_engine_fits
+from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
+from tasks.jobs.training.network import build_network, next_token_loss
 from tasks.jobs.training.parallel import Parallel, data_place, recompute
 from tasks.jobs.training.schedule import learning_rate
-from tasks.training_config import ExecutionConfig, NetworkConfig, TrainingConfig
 
 STEPS = 8
 TOLERANCE = {"rel": 2e-5}

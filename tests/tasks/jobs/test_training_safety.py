@@ -28,16 +28,16 @@ from training_runs import (
     write_job,
 )
 
-from tasks.jobs.data import open_samples
-from tasks.jobs.elastic import SAVED_AND_STOPPED, process_age
-from tasks.jobs.training.held import Held
+from tasks.common.process import write_json
+from tasks.config.training import ExecutionConfig, LimitsConfig
+from tasks.jobs.data.samples import open_samples
+from tasks.jobs.node.elastic import SAVED_AND_STOPPED, process_age
+from tasks.jobs.training.machine_time import Held
 from tasks.jobs.training.reactions import Reaction, next_position
 from tasks.jobs.training.repeat import bits
 from tasks.jobs.training.safety import Guard
 from tasks.jobs.training.stops import reached
 from tasks.jobs.training.stragglers import WINDOW, Stragglers
-from tasks.process import write_json
-from tasks.training_config import ExecutionConfig, LimitsConfig
 
 BAD_STEP = 22
 BATCH = CONFIG.global_batch_size
@@ -323,7 +323,7 @@ def test_a_job_of_fixed_size_saves_when_it_is_asked_to_end(forks, tokens, tmp_pa
 
 
 def test_a_straggler_is_named_and_not_killed(forks, tokens, tmp_path):
-    slow = "import os, time, tasks.jobs.data as d\np = d.Samples.batch\n"
+    slow = "import os, time, tasks.jobs.data.samples as d\np = d.Samples.batch\n"
     slow += "d.Samples.batch = lambda *a: (time.sleep(0.15 * int(os.environ['RANK'])), p(*a))[1]"
     job = write_job(tmp_path / "job", tokens, every=STEPS)
     assert forks(job, fault=slow) == [0, 0], said_by(job)
@@ -402,7 +402,7 @@ def test_the_sum_of_bits_sees_every_flip():
 
 
 def test_the_probe_is_refused_where_it_cannot_be(tmp_path):
-    from tasks.engine_fits import require_engine_fits
+    from tasks.config.engine_support import require_engine_fits
 
     for training, execution in (
         (safe(repeat_every_steps=5).model_copy(update={"engine": "deepspeed"}), ExecutionConfig()),

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from tasks.hardware.machine import Machine
 from tasks.planning.checkpoint_plan import plan_checkpoints
 from tasks.planning.checkpointing import (
     Recovery,
@@ -18,7 +19,6 @@ from tasks.planning.checkpointing import (
     write_seconds,
 )
 from tasks.planning.failures import Range
-from tasks.planning.machine import Machine
 from tasks.planning.storages import CHOICES, STORAGES, capacity_for, storage_named
 from tasks.planning.storing import Need, choose_storage
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks.hardware.machine import Machine
 from tasks.planning.activations import in_flight, layer, stage_activations
 from tasks.planning.case import Experts, Network, Precision
 from tasks.planning.counts import gpu_parameters, parameters
-from tasks.planning.machine import Machine
 from tasks.planning.memory import judged, memory, memory_of_stage, needs, warnings
 from tasks.planning.prediction import GIB, Division, Memory
 from tasks.planning.states import states

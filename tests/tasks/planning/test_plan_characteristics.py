@@ -15,7 +15,7 @@ from benchmarks.operating_characteristics.plan import (
     loss_of_interval,
     rows,
 )
-from tasks.planning_config import PlanningConfig
+from tasks.config.planning import PlanningConfig
 
 TOLERATED = 0.012
 """Between stated and simulated goodput: writes and restarts that vary are not in the formula."""

@@ -5,9 +5,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tasks.jobs.network import build_network
+from tasks.config.training import NetworkConfig, TrainingConfig
+from tasks.jobs.training.network import build_network
 from tasks.planning import interval, size, steptime
-from tasks.training_config import NetworkConfig, TrainingConfig
 
 SHAPES = [
     (NetworkConfig(), 512),

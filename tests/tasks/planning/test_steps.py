@@ -8,10 +8,10 @@ import itertools
 import pytest
 from plan_machines import A100, H100, V100
 
+from tasks.hardware.machine import Machine
 from tasks.planning.case import Experts, Network
 from tasks.planning.constants import DEFAULT, Constants
 from tasks.planning.counts import flops
-from tasks.planning.machine import Machine
 from tasks.planning.prediction import Division, StepTime
 from tasks.planning.steps import step_time
 

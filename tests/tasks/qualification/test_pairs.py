@@ -20,10 +20,10 @@ from made_measurements import (
     tournament,
 )
 
+from tasks.qualification.fault_attribution import Blame, blame
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Row
 from tasks.qualification.pairs import EITHER
-from tasks.qualification.votes import Blame, blame
 
 pytestmark = pytest.mark.unit
 
@@ -302,7 +302,7 @@ def test_all_machines_together_blame_nobody_without_parts():
 
 
 def test_where_a_fault_may_be_the_other_machines_it_says_so():
-    """By these words nobody drains a sound machine (tasks/outcast.py)."""
+    """By these words nobody drains a sound machine (tasks/orchestration/node_exclusion.py)."""
     seen = of(2, lambda a, b: 300.0, GPU)
     assert [reason.where for node in seen.nodes for reason in node.reasons] == ["pair with node01", "pair with node00"]
     assert all(reason.where.startswith(EITHER) for node in seen.nodes for reason in node.reasons)

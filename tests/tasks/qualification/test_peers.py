@@ -5,10 +5,10 @@ import random
 import pytest
 from made_measurements import BARE, CPU, GPU, ONLY, complete, config, found, names, quiet, rank, rates, sweep, together
 
-from tasks.qualification.humps import Item, reference
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Probe
 from tasks.qualification.outliers import FALSE_ALARMS, slow_ones
+from tasks.qualification.peer_reference import Item, reference
 
 pytestmark = pytest.mark.unit
 

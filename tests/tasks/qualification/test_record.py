@@ -4,13 +4,13 @@ from datetime import UTC, datetime
 
 import pytest
 
+from tasks.config.base import digest
+from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import load_sku
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement, Probe, RankReport, Row, Sweep
 from tasks.qualification.record import record
 from tasks.qualification.recorded import collectives, limits
-from tasks.qualification_config import BenchmarkConfig
-from tasks.settings import digest
 
 pytestmark = pytest.mark.unit
 

@@ -10,8 +10,8 @@ from store_stand import SECRET, contents, fill, put, write_stores
 from versioned_blobs import VersionedBlobs
 from waiting import limit
 
-from tasks.errors import HeadwayError, IntegrityError, Missing
-from tasks.formats.seal import opened, sealed
+from tasks.common.errors import HeadwayError, IntegrityError, Missing
+from tasks.common.seal import opened, sealed
 from tasks.registry import publishing
 from tasks.storage import open_named
 from tasks.storage.blob import lease

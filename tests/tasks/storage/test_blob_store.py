@@ -11,7 +11,7 @@ from store_stand import SECRET, fill, put, write_stores
 from support import Home
 from waiting import limit
 
-from tasks.errors import HeadwayError, Missing
+from tasks.common.errors import HeadwayError, Missing
 from tasks.storage import open_named
 from tasks.storage.blob import versions
 from tasks.storage.blob.client import Container, open_container

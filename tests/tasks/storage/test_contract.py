@@ -15,7 +15,7 @@ import pytest
 from store_stand import contents, entry, fill, put
 from waiting import limit
 
-from tasks.errors import IntegrityError, Unknown
+from tasks.common.errors import IntegrityError, Unknown
 from tasks.registry import publishing
 from tasks.storage.history import changes, note_change
 from tasks.storage.manifest import Provenance, describe

@@ -10,7 +10,7 @@ import random
 import pytest
 from store_stand import contents, entry, fill, put
 
-from tasks.errors import IntegrityError
+from tasks.common.errors import IntegrityError
 
 SEED = 7
 FLIPS = 150

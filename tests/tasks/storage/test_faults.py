@@ -12,7 +12,7 @@ import pytest
 from store_stand import SECRET, contents, fill, put, write_stores
 from waiting import limit
 
-from tasks.errors import IntegrityError, Missing
+from tasks.common.errors import IntegrityError, Missing
 from tasks.storage import open_named
 
 DEAD, CORRUPT, BROKEN = 30.0, 2.0, 5.0

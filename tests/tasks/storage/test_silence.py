@@ -14,7 +14,7 @@ from fault_proxy import FaultProxy, dead_endpoint
 from store_stand import SECRET, contents, fill, put, standing
 from waiting import limit
 
-from tasks.errors import Missing
+from tasks.common.errors import Missing
 from tasks.storage import open_named
 
 BUSY = 2.0

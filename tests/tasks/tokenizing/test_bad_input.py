@@ -11,13 +11,13 @@ import sys
 import pytest
 from token_material import make_tokenizer, words, write_documents
 
-from tasks.corpus import json_lines
+from tasks.data.corpus import json_lines
+from tasks.data.tokenizing import units as units_module
+from tasks.data.tokenizing.run import plan, preprocess
+from tasks.data.tokenizing.splits import Splits
+from tasks.data.tokenizing.tokenizer import open_tokenizer
+from tasks.data.tokenizing.units import Work
 from tasks.formats.mmididx import open_tokens
-from tasks.tokenizing import units as units_module
-from tasks.tokenizing.run import plan, preprocess
-from tasks.tokenizing.splits import Splits
-from tasks.tokenizing.tokenizer import open_tokenizer
-from tasks.tokenizing.units import Work
 
 GOOD = [json.dumps({"text": f"document {i}"}).encode() for i in range(20)]
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from token_material import AWKWARD, make_tokenizer, words, write_documents
 
-from tasks.errors import IntegrityError
+from tasks.common.errors import IntegrityError
+from tasks.data.tokenizing.checking import look, require_sound
+from tasks.data.tokenizing.run import plan, preprocess
+from tasks.data.tokenizing.tokenizer import open_tokenizer
+from tasks.data.tokenizing.units import Work
 from tasks.formats import mmididx
 from tasks.formats.mmididx import HEADER, TokenWriter, open_tokens, write_index
-from tasks.tokenizing.checking import look, require_sound
-from tasks.tokenizing.run import plan, preprocess
-from tasks.tokenizing.tokenizer import open_tokenizer
-from tasks.tokenizing.units import Work
 
 TEXTS = [*AWKWARD, *(words(30, i) for i in range(100))]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from token_material import AWKWARD, KINDS, make_tokenizer, words
 
-from tasks.tokenizing.engine import Encoded, Gigatoken, Tokenizers, choose, frame
-from tasks.tokenizing.tokenizer import open_tokenizer
+from tasks.data.tokenizing.engine import Encoded, Gigatoken, Tokenizers, choose, frame
+from tasks.data.tokenizing.tokenizer import open_tokenizer
 
 pytestmark = pytest.mark.unit
 

@@ -9,11 +9,11 @@ import pytest
 from token_material import make_tokenizer
 from waiting import limit
 
+from tasks.data.tokenizing.mixture import data_arguments, parse_mixture
+from tasks.data.tokenizing.run import plan, preprocess
+from tasks.data.tokenizing.tokenizer import open_tokenizer
+from tasks.data.tokenizing.units import Work
 from tasks.formats.mmididx import open_tokens
-from tasks.tokenizing.mixture import data_arguments, parse_mixture
-from tasks.tokenizing.run import plan, preprocess
-from tasks.tokenizing.tokenizer import open_tokenizer
-from tasks.tokenizing.units import Work
 
 LENGTH, SAMPLES = 64, 400
 # In a process of its own: it needs a process group, and takes seconds to import.

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from token_material import KINDS, documents, make_tokenizer, write_documents
 
-from tasks.tokenizing.run import plan, preprocess
-from tasks.tokenizing.tokenizer import open_tokenizer
-from tasks.tokenizing.units import Work
+from tasks.data.tokenizing.run import plan, preprocess
+from tasks.data.tokenizing.tokenizer import open_tokenizer
+from tasks.data.tokenizing.units import Work
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "golden.json").read_text())

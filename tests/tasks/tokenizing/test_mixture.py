@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from tasks.data.tokenizing.mixture import Part, blend, blend_file, data_arguments, parse_mixture
 from tasks.formats.mmididx import TokenWriter
-from tasks.tokenizing.mixture import Part, blend, blend_file, data_arguments, parse_mixture
 
 
 @pytest.fixture

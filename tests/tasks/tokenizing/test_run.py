@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 from token_material import AWKWARD, make_tokenizer, words, write_documents
 
-from tasks.corpus.inputs import find_shards
-from tasks.errors import IntegrityError, Missing
+from tasks.common.errors import IntegrityError, Missing
+from tasks.data.corpus.inputs import find_shards
+from tasks.data.tokenizing import units as units_module
+from tasks.data.tokenizing.engine import Encoded, Gigatoken, choose
+from tasks.data.tokenizing.merging import merge
+from tasks.data.tokenizing.pool import encode_parallel
+from tasks.data.tokenizing.run import plan, preprocess
+from tasks.data.tokenizing.splits import Splits, split_of
+from tasks.data.tokenizing.tokenizer import open_tokenizer
+from tasks.data.tokenizing.units import Work, unit_bytes
 from tasks.formats.mmididx import open_tokens
-from tasks.tokenizing import units as units_module
-from tasks.tokenizing.engine import Encoded, Gigatoken, choose
-from tasks.tokenizing.merging import merge
-from tasks.tokenizing.pool import encode_parallel
-from tasks.tokenizing.run import plan, preprocess
-from tasks.tokenizing.splits import Splits, split_of
-from tasks.tokenizing.tokenizer import open_tokenizer
-from tasks.tokenizing.units import Work, unit_bytes
 
 TEXTS = [*AWKWARD, *(words(200, i) for i in range(400))]
 
@@ -256,10 +256,10 @@ def test_two_runs_on_one_prefix_are_refused(tokenizer, source, tmp_path):
 
 def _run(source, folder, prefix):
     code = f"""
-import json, tasks.tokenizing.units as units
+import json, tasks.data.tokenizing.units as units
 from pathlib import Path
-from tasks.tokenizing.run import plan, preprocess
-from tasks.tokenizing.tokenizer import open_tokenizer
+from tasks.data.tokenizing.run import plan, preprocess
+from tasks.data.tokenizing.tokenizer import open_tokenizer
 units.LEAST_UNIT = {source.stat().st_size // 100}
 work = units.Work(open_tokenizer({str(folder)!r}))
 done = preprocess(plan([{str(source)!r}], work, prefix=Path({str(prefix)!r})), workers=2)

@@ -7,8 +7,8 @@ import sys
 import pytest
 from token_material import AWKWARD, END, KINDS, make_tokenizer
 
-from tasks.tokenizing.engine import Tokenizers
-from tasks.tokenizing.tokenizer import open_tokenizer
+from tasks.data.tokenizing.engine import Tokenizers
+from tasks.data.tokenizing.tokenizer import open_tokenizer
 
 pytestmark = pytest.mark.unit
 
@@ -25,7 +25,7 @@ def test_size_end_and_tokens_are_those_of_auto_tokenizer(folder):
 @pytest.mark.integration
 def test_the_usual_folders_need_no_transformers(folder):
     code = (
-        "import sys; from tasks.tokenizing.tokenizer import open_tokenizer; "
+        "import sys; from tasks.data.tokenizing.tokenizer import open_tokenizer; "
         f"open_tokenizer({str(folder)!r}).require_eod(); sys.exit('transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

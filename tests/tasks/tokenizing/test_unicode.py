@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.tokenizing.engine import Gigatoken, Tokenizers, choose, unsettled
-from tasks.tokenizing.tokenizer import OpenedTokenizer
+from tasks.data.tokenizing.engine import Gigatoken, Tokenizers, choose, unsettled
+from tasks.data.tokenizing.tokenizer import OpenedTokenizer
 
 pytestmark = pytest.mark.unit
 

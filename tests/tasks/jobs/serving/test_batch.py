@@ -5,8 +5,8 @@ import random
 import pytest
 from tiny_model import CONTEXT
 
-from tasks.jobs.generation import Generation
 from tasks.jobs.serving.batch import Batch
+from tasks.jobs.serving.generation import Generation
 from tasks.jobs.serving.runtime import Ask, Ending, Unfit
 from tasks.jobs.serving.sampling import Choice, entropy
 

@@ -14,13 +14,13 @@ from api_stand import start as start_server
 from serving_stand import BEFORE, REF, asked, flip, until, whole
 from waiting import limit
 
-from tasks.errors import IntegrityError
-from tasks.jobs.serving import ladder as rungs
+from tasks.common.errors import IntegrityError
+from tasks.common.process import descendants, process_started
+from tasks.jobs.serving import fallback_models as rungs
 from tasks.jobs.serving import memory
-from tasks.jobs.serving.ladder import Ladder, Rung
+from tasks.jobs.serving.fallback_models import Ladder, Rung
 from tasks.jobs.serving.model_process import ProcessRuntime
 from tasks.jobs.serving.runtime import Ask, Golden, Gone
-from tasks.process import descendants, process_started
 from tasks.storage.manifest import describe
 
 

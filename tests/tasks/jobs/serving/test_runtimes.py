@@ -177,7 +177,7 @@ def test_a_narrow_nucleus_is_greedy(stand, answers):
 
 
 def test_entropy_is_told_where_the_runtime_knows_it(stand, model, golden):
-    from tasks.jobs.generation import Generation
+    from tasks.jobs.serving.generation import Generation
 
     runtime, run = stand
     told = run(whole(runtime, asked(golden[0]))).ending.entropy

@@ -10,13 +10,13 @@ import httpx
 import pytest
 from waiting import limit
 
-from tasks.access_config import AccessConfig
-from tasks.endpoints.keys import add_key, keys_file, own_key, read_keys, revoke_key
-from tasks.errors import Unknown
+from tasks.common.errors import Unknown
+from tasks.config.access import AccessConfig
+from tasks.config.serving import LimitsConfig
+from tasks.jobs.serving.api_middleware import Edge, send_json
 from tasks.jobs.serving.bodies import Unread, require_flat
-from tasks.jobs.serving.edge import Edge, send_json
 from tasks.jobs.serving.keys import require_guarded
-from tasks.serving_config import LimitsConfig
+from tasks.serving.keys import add_key, keys_file, own_key, read_keys, revoke_key
 
 pytestmark = pytest.mark.unit
 

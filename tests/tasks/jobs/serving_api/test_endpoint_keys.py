@@ -9,7 +9,7 @@ from support import Home
 from tiny_model import files_of
 from waiting import limit
 
-from tasks.endpoints import open_endpoint
+from tasks.serving import open_endpoint
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import pytest
 from api_stand import serving
 
-from tasks.answering.reading import read
-from tasks.endpoints.keys import add_key, keys_file
+from tasks.serving.keys import add_key, keys_file
+from tasks.serving.monitor.reading import read
 
 
 @pytest.fixture(scope="module")

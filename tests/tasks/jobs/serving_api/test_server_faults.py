@@ -182,7 +182,7 @@ def test_changed_files_never_get_ready_and_are_not_tried_again(model, tmp_path):
 
 
 def test_a_version_that_is_named_must_be_the_one_that_is_mounted(model, tmp_path):
-    from tasks.settings import digest
+    from tasks.config.base import digest
     from tasks.storage.manifest import Content, describe
 
     content = Content(kind="model", files=describe(model)).model_dump(mode="json")
@@ -197,7 +197,7 @@ def test_a_version_that_is_named_must_be_the_one_that_is_mounted(model, tmp_path
 
 def test_a_kill_of_the_model_is_no_end_of_the_server(model, tmp_path):
     """The model's own process is another: tests/tasks/jobs/serving. Here: what a client sees meanwhile."""
-    from tasks.process import descendants
+    from tasks.common.process import descendants
 
     with serving(tmp_path / "server", model) as server:
         (child,) = [

@@ -7,7 +7,7 @@ import browser
 import pytest
 from api_stand import serving
 
-from tasks.endpoints.keys import add_key, keys_file
+from tasks.serving.keys import add_key, keys_file
 
 SCRIPT = Path(__file__).parents[3] / "try_page.mjs"
 

@@ -1,1 +1,0 @@
-"""What endpoints kept of their answers, as numbers: read, labels joined, told over time. Judging is tasks/service_outputs.py."""

@@ -1,0 +1,1 @@
+"""Clients of Azure that several subjects need: Azure Resource Manager and Microsoft Entra."""

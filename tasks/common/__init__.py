@@ -1,0 +1,1 @@
+"""What every package may import: errors, processes, redaction, names of files. It imports nothing of Headway."""

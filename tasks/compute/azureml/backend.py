@@ -1,0 +1,162 @@
+"""The Azure ML backend: command jobs of a workspace, whose folders lie in the Blob store.
+
+What is submitted is render.py, the door to the service client.py, what its states mean states.py, and the
+job folder folder.py. On each machine runs tasks/jobs/node/mirror.py. See docs/azureml.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.common.errors import HeadwayError, JobFailed, Missing
+from tasks.common.process import write_text
+from tasks.compute.azureml.client import Workspace
+from tasks.compute.azureml.code import code_name, write_code
+from tasks.compute.azureml.folder import Files, Folders
+from tasks.compute.azureml.render import OURS, SERVERLESS, Rendering, job_name, rendering, rest
+from tasks.compute.azureml.states import OVER, state_of
+from tasks.compute.job import Job, JobState, Rendered
+from tasks.config.cluster import ClusterConfig
+
+log = logging.getLogger("headway.azureml")
+
+
+class AzureMlBackend:
+    """A workspace. State: what is known of the folders, and how jobs that are over ended."""
+
+    poll_seconds = 10.0
+
+    def __init__(self, config: ClusterConfig, files: Callable[[str], Files]) -> None:
+        """`files` gives the container of a store by its name, the home's own by an empty one. Raises ValueError, Missing."""
+        try:
+            import azure.ai.ml  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise Missing(
+                f"backend azureml needs the package azure-ai-ml ({error.name} is not installed)",
+                remedy="pip install -c constraints.txt -e '.[azure]'",
+            ) from error
+        self._cluster, self._config = config, config.azureml
+        self._files = files(config.azureml.store)
+        self._workspace = Workspace(config.azureml, self._files.token)
+        self._folders = Folders(self._files)
+
+    def render(self, job: Job, folder: Path) -> Rendered:
+        return rendering(self._cluster, self._files, job, folder).rendered()
+
+    def submit(self, job: Job, folder: Path) -> dict[str, Any]:
+        made = rendering(self._cluster, self._files, job, folder)
+        self.require_cluster(job.nodes, preemptible=job.preemptible)
+        there = self._workspace.job(made.name)
+        if there is None:
+            self._prepare(made, job, folder)
+            there = self._workspace.put_job(made.name, made.request())
+        elif there["properties"].get("status") in OVER:
+            raise JobFailed(
+                f"the workspace has an ended job of the name {made.name}, and Azure ML gives no name twice",
+                failure="user",
+                folder=str(folder),
+                remedy=f"Delete it (az ml job delete --name {made.name}), and run the same command again.",
+            )
+        return _handle(made.name, made.prefix, there)
+
+    def find(self, job: Job, folder: Path) -> dict[str, Any] | None:
+        made = rendering(self._cluster, self._files, job, folder)
+        there = self._workspace.job(job_name(job))
+        return _handle(made.name, made.prefix, there) if there else None
+
+    def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
+        try:
+            found = self._workspace.jobs({str(handle["name"]) for handle, _ in jobs}, tag=OURS)
+            return [self._state(handle, folder, found[str(handle["name"])]) for handle, folder in jobs]
+        except (HeadwayError, ValueError) as error:
+            said = f"{error} {getattr(error, 'remedy', '')}".strip()
+            return [JobState(state="unknown", reason=said) for _ in jobs]
+
+    def cancel(self, handle: dict[str, Any], folder: Path) -> None:
+        self._workspace.cancel(str(handle["name"]))
+
+    def _state(self, handle: dict[str, Any], folder: Path, found: dict[str, Any] | None) -> JobState:
+        """The state; before it is told, the folder is brought up to date, and all of it when the job is over."""
+        name, prefix = str(handle["name"]), str(handle["prefix"])
+        status = found["properties"].get("status") if found else None
+        over = found is None or status in OVER
+        self._folders.pull(prefix, folder, ended=over)
+        state = state_of(found, self._why(name) if status == "Failed" else {}, folder)
+        if state.code == 0 and (folder / "result.json").exists():
+            self._folders.drop_checkpoints(prefix, folder)
+        return state
+
+    def _why(self, name: str) -> dict[str, Any]:
+        """The error of a job that failed; without an answer, none: that it failed is known."""
+        try:
+            return self._workspace.why(name)
+        except (HeadwayError, ValueError) as error:
+            log.warning("why %s failed is not known: %s", name, error)
+            return {}
+
+    def _prepare(self, made: Rendering, job: Job, folder: Path) -> None:
+        """What the job needs there before it starts: its inputs, its environment, our code, its folder."""
+        for ref in job.artifacts.values():
+            self._files.have(ref)
+        for asset in made.assets().values():
+            self._workspace.put_asset("data", str(asset.name), str(asset.version), rest(asset))
+        if image := made.image():
+            self._workspace.put_asset("environments", str(image.name), str(image.version), rest(image))
+        else:
+            self._files.put_once(code_name(), write_code)
+        for name, text in (ray.files if (ray := made.ray()) else {}).items():
+            write_text(folder / name, text)
+        self._folders.push(job.model_copy(update={"python": job.python or "python3"}), folder)
+
+    @property
+    def store(self) -> str:
+        """Where the job folders lie."""
+        return self._files.uri
+
+    def require_cluster(self, nodes: int, *, preemptible: bool) -> str:
+        """The VM size of the cluster that jobs run on. What it lacks for such a job is said before anything is sent.
+
+        Raises ValueError when there is none, or not of that tier, or not so large; Missing when it gets no nodes.
+        """
+        name = self._config.compute
+        if name == SERVERLESS:
+            return self._config.size
+        there = self._workspace.cluster(name)
+        if there is None:
+            raise ValueError(
+                f"azureml.compute {name} is not in the workspace {self._config.workspace}: create it (set azureml.size, and "
+                "`headway job render` has a file for `az ml compute create --file`), or name another"
+            )
+        return require_fit(name, there["properties"], nodes, preemptible=preemptible)
+
+
+def require_fit(name: str, compute: dict[str, Any], nodes: int, *, preemptible: bool) -> str:
+    """The VM size of a cluster that a job fits. Raises ValueError or Missing: too many nodes, another tier, no quota."""
+    cluster = compute.get("properties") or {}
+    most = int((cluster.get("scaleSettings") or {}).get("maxNodeCount", nodes))
+    if nodes > most:
+        raise ValueError(f"the job needs {nodes} nodes, and the cluster {name} has at most {most}: lower cluster.nodes")
+    low = str(cluster.get("vmPriority") or "Dedicated") == "LowPriority"
+    if low != preemptible:
+        raise ValueError(
+            f"the cluster {name} is of the tier {'low priority' if low else 'dedicated'}, and cluster.preemptible is "
+            f"{str(preemptible).lower()}: change it, or name another cluster"
+        )
+    size = str(cluster.get("vmSize", "unknown size"))
+    errors = [*(compute.get("provisioningErrors") or []), *(cluster.get("errors") or [])]
+    if errors:
+        said = errors[0].get("error") or errors[0]
+        raise Missing(
+            f"the cluster {name} ({size}) cannot get nodes: {said.get('code', '')} {said.get('message', '')}".strip(),
+            remedy="Ask for quota of that size in the studio, or name a cluster of another size or tier.",
+        )
+    return size
+
+
+def _handle(name: str, prefix: str, there: dict[str, Any]) -> dict[str, Any]:
+    services = there["properties"].get("services") or {}
+    studio = (services.get("Studio") or {}).get("endpoint", "")
+    return {"name": name, "prefix": prefix, "studio": studio}

@@ -1,0 +1,125 @@
+"""The job folder of a job on Azure ML: it lies in the Blob store, so that nothing needs a route back. The supervisor's side.
+
+Sent whole before a job is submitted, brought when its state is asked for; output comes when the job has ended. The machines'
+side is tasks/jobs/node/mirror.py. How files move is the store's: it is handed in as `Files`, because compute knows no store.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from tasks.compute.job import WRITTEN_HERE, Job
+from tasks.compute.nodes import write_nodes
+
+SEEN = Path("{folder}")
+"""Stands in what is written for the folder as a machine has it; tasks/jobs/node/mirror.py puts that in its place."""
+CHECKPOINTS = "checkpoints/"
+OUTPUT = "out/"
+GROWING = (".log", ".jsonl")
+"""What the machines add to; it is never sent from here."""
+MARKS = ("result.json", "exit.json", "handle.json", "attempt.json", "progress.json")
+MARKED = ("errors/", "ranks/", "nodes/", OUTPUT)
+"""How a submission stands and ended: of the one before, it means nothing to the next."""
+Wanted = Callable[[str], bool]
+
+
+class Synced(Protocol):
+    """A folder here and a prefix there, as tasks/storage/blob/folder.py keeps them in step."""
+
+    def pull(self, wanted: Wanted) -> None: ...
+
+    def push(self, wanted: Wanted, *, settled: bool = False) -> None: ...
+
+    def clear(self, wanted: Wanted) -> None: ...
+
+    def has(self, name: str) -> bool: ...
+
+
+class Files(Protocol):
+    """The container that jobs and their launcher share. What it raises for a network or a right is Missing."""
+
+    @property
+    def uri(self) -> str:
+        """az://ACCOUNT/CONTAINER/PREFIX."""
+        ...
+
+    @property
+    def credential(self) -> str:
+        """The kind of credential that stores.yaml names, and `secret` the name of its variable."""
+        ...
+
+    @property
+    def secret(self) -> str: ...
+
+    def folder(self, prefix: str, local: Path) -> Synced: ...
+
+    def address(self, name: str) -> str: ...
+
+    def place(self, ref: str) -> str: ...
+
+    def have(self, ref: str) -> None: ...
+
+    def put_once(self, name: str, write: Callable[[Path], None]) -> None: ...
+
+    def token(self) -> Any: ...
+
+
+def prefix_of(folder: Path) -> str:
+    """Where a job's folder lies in the store."""
+    return f"jobs/{folder.name}"
+
+
+class Folders:
+    """The folders of jobs, by their prefix. State: what is known of each, so that only what changed is brought."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._known: dict[tuple[str, str], Synced] = {}
+
+    def push(self, job: Job, folder: Path) -> None:
+        """Write the job folder and send it; how a submission before this one ended is forgotten there.
+
+        Checkpoints, metrics and logs that lie there stay, unless the job ended well before: then this is another run of it,
+        from nothing.
+        """
+        write_nodes(_with_its_program(job, folder), folder, seen=SEEN)
+        there = self._folder(prefix_of(folder), folder, new=True)
+        ended = there.has("result.json")
+        there.clear(lambda name: ended or name in MARKS or name.startswith(MARKED))
+        there.push(lambda name: not name.startswith((CHECKPOINTS, OUTPUT)) and not name.endswith(GROWING), settled=True)
+
+    def pull(self, prefix: str, folder: Path, *, ended: bool) -> None:
+        """Bring what the job changed; of its checkpoints only which there are."""
+        self._folder(prefix, folder).pull(lambda name: _is_read_here(name) and (ended or not name.startswith(OUTPUT)))
+
+    def drop_checkpoints(self, prefix: str, folder: Path) -> None:
+        """After a job that ended well, whose output is here: nobody goes on from them."""
+        self._folder(prefix, folder).clear(lambda name: name.startswith(CHECKPOINTS))
+
+    def _folder(self, prefix: str, folder: Path, *, new: bool = False) -> Synced:
+        key = (prefix, str(folder))
+        if new or key not in self._known:
+            self._known[key] = self._files.folder(prefix, folder)
+        return self._known[key]
+
+
+def _with_its_program(job: Job, folder: Path) -> Job:
+    """A program that is a file of the user's own goes along with the folder."""
+    if job.module:
+        return job
+    source, target = Path(job.program), folder / "program" / Path(job.program).name
+    if not source.is_file():
+        raise ValueError(f"{source} is no file: name the program to run")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    return job.model_copy(update={"program": str(SEEN / "program" / source.name)})
+
+
+def _is_read_here(name: str) -> bool:
+    """The bytes of checkpoints are not: they are many, and only the machines read them. Nor is what says what runs, and where."""
+    if name.partition("/")[0] in WRITTEN_HERE:
+        return False
+    return not name.startswith(CHECKPOINTS) or name.count("/") == 1

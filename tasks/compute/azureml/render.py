@@ -1,0 +1,262 @@
+"""A job for Azure ML as values: the command job, the data assets of its inputs, and the cluster it wants, by the SDK's classes.
+
+Nothing here asks Azure. What is sent is the SDK's REST form; the YAML is what `az ml job create --file` takes.
+See https://learn.microsoft.com/azure/machine-learning/reference-yaml-job-command.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.artifacts import parse_ref
+from tasks.azure import arm_client
+from tasks.compute.azureml.code import code_name
+from tasks.compute.azureml.folder import SEEN, Files, prefix_of
+from tasks.compute.job import Job, Rendered
+from tasks.compute.ray.azureml import ray_on_nodes
+from tasks.config.cluster import AzureMlConfig, ClusterConfig
+
+if TYPE_CHECKING:
+    from azure.ai.ml.entities import AmlCompute, CommandJob, Data, Environment
+
+DIGITS = 12
+"""Of a version: what Azure ML calls the version of an asset."""
+LONGEST_NAME = 255
+SERVERLESS = "serverless"
+"""Name of no cluster: Azure ML brings machines of `azureml.size` by itself."""
+LAST_FILES_SECONDS = 600.0
+"""Azure ML's own time limit is longer than ours by this, so that ours ends the job and its last files arrive."""
+OURS = "headway"
+"""Tag of all jobs of Headway, by which they are listed."""
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """What a job is made of in a workspace."""
+
+    cluster: ClusterConfig
+    files: Files
+    job: Job
+    prefix: str
+
+    @property
+    def config(self) -> AzureMlConfig:
+        return self.cluster.azureml
+
+    @property
+    def name(self) -> str:
+        return job_name(self.job)
+
+    @property
+    def workspace(self) -> str:
+        """The workspace's id in Azure Resource Manager."""
+        return arm_client.workspace_id(self.config)
+
+    def rendered(self) -> Rendered:
+        """The request, and the same as files for the Azure CLI."""
+        texts = {"job.yml": _yaml(self.command_job(by_id=False))}
+        texts |= {f"data-{key}.yml": _yaml(asset) for key, asset in self.assets().items()}
+        if self.config.size and self.config.compute != SERVERLESS:
+            texts["compute.yml"] = _yaml(self.compute_cluster())
+        texts |= ray.files if (ray := self.ray()) else {}
+        return Rendered(backend="azureml", files=texts, request=self.request())
+
+    def request(self) -> dict[str, Any]:
+        """Body of PUT .../jobs/NAME."""
+        return rest(self.command_job(by_id=True))
+
+    def command_job(self, *, by_id: bool) -> CommandJob:
+        """The job; the service takes other resources by their ids, the Azure CLI by their names."""
+        from azure.ai.ml.entities import CommandJob, CommandJobLimits
+
+        config, job = self.config, self.job
+        limit = job.time_limit
+        return CommandJob(
+            name=self.name,
+            display_name=job.id,
+            description=f"{job.name}, submission {job.submission}, by Headway",
+            experiment_name=config.experiment,
+            command=self.command(),
+            environment=self._environment(by_id=by_id),
+            environment_variables={"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
+            compute=self._compute(by_id=by_id),
+            inputs=self._inputs(by_id=by_id),
+            outputs=self._outputs(),
+            limits=CommandJobLimits(timeout=int(limit + LAST_FILES_SECONDS)) if limit else None,
+            tags={**config.tags, **self.tags()},
+            **self._machines(),
+        )
+
+    def _machines(self) -> dict[str, Any]:
+        """How many machines of which tier, what starts our agent on each, and who it is there."""
+        from azure.ai.ml import MpiDistribution, PyTorchDistribution
+        from azure.ai.ml.entities import (
+            JobResourceConfiguration,
+            ManagedIdentityConfiguration,
+            QueueSettings,
+            UserIdentityConfiguration,
+        )
+
+        mpi, user = self.job.launcher == "mpi", self.config.identity == "user"
+        serverless = self.config.compute == SERVERLESS
+        tier = QueueSettings(job_tier="spot" if self.job.preemptible else "standard") if serverless else None
+        return {
+            "distribution": (MpiDistribution if mpi else PyTorchDistribution)(process_count_per_instance=1),
+            "resources": JobResourceConfiguration(
+                instance_count=self.job.nodes,
+                shm_size=self.config.shm_size,
+                instance_type=self.config.size if serverless else None,
+            ),
+            "identity": UserIdentityConfiguration() if user else ManagedIdentityConfiguration(),
+            "queue_settings": tier,
+        }
+
+    def tags(self) -> dict[str, str]:
+        job = self.job
+        said = {"stage": job.name, "token": job.token, "submission": str(job.submission), "spec": job.spec_digest}
+        return {OURS: "job", **{f"{OURS}.{key}": value for key, value in said.items()}}
+
+    def command(self) -> str:
+        """What each machine executes: the mirror of the job folder, and below it the node agent."""
+        python = shlex.quote(self.job.python or "python3")
+        place = f"{self._store()} --prefix {shlex.quote(self.prefix)}"
+        mirror = f"{python} -m tasks.jobs.node.mirror {place} -- {self._agent(python)}"
+        if self.job.image:
+            return f"exec {mirror}"
+        unpack = f'code="$(mktemp -d)" && {python} -m zipfile -e "${{{{inputs.headway}}}}" "$code"'
+        return f'{unpack} && PYTHONPATH="$code" exec {mirror}'
+
+    def _agent(self, python: str) -> str:
+        ray = self.ray()
+        return shlex.join(ray.command) if ray else f"{python} -m tasks.common.process {{node}}"
+
+    def ray(self) -> Rendered | None:
+        """What starts a Ray head and workers on the nodes, where the job runs on Ray."""
+        if not self.config.ray:
+            return None
+        placed = {"image": self.job.image or "curated", "python": self.job.python or "python3"}
+        return ray_on_nodes(self.job.model_copy(update=placed), SEEN, self.cluster.ray)
+
+    def _store(self) -> str:
+        kind = "azureml_user" if self.config.identity == "user" else "managed_identity"
+        secret = f" --secret {self.files.secret}" if self.files.credential == "connection_string" else ""
+        return f"--store {shlex.quote(self.files.uri)} --credential {'connection_string' if secret else kind}{secret}"
+
+    def assets(self) -> dict[str, Data]:
+        """A data asset for each input: the folder of its version in the store, where its manifest lies."""
+        from azure.ai.ml.entities import Data
+
+        return {
+            key: Data(
+                name=asset_name(ref),
+                version=parse_ref(ref)[2][:DIGITS],
+                type="uri_folder",
+                path=self.files.address(self.files.place(ref)),
+                description=f"{ref}, by Headway",
+                tags={OURS: "artifact", f"{OURS}.ref": ref},
+            )
+            for key, ref in self.job.artifacts.items()
+        }
+
+    def image(self) -> Environment | None:
+        """The environment of an image of one's own; None for one that is there."""
+        from azure.ai.ml.entities import Environment
+
+        if not self.job.image:
+            return None
+        digest = hashlib.sha256(self.job.image.encode()).hexdigest()[:DIGITS]
+        return Environment(name="headway-image", version=digest, image=self.job.image)
+
+    def compute_cluster(self) -> AmlCompute:
+        """A compute cluster that this job fits on, and that costs nothing while nobody needs it."""
+        from azure.ai.ml.entities import AmlCompute
+
+        return AmlCompute(
+            name=self.config.compute,
+            size=self.config.size,
+            min_instances=0,
+            max_instances=self.job.nodes,
+            idle_time_before_scale_down=int(self.config.idle_minutes * 60),
+            tier="low_priority" if self.job.preemptible else "dedicated",
+        )
+
+    def _environment(self, *, by_id: bool) -> Environment | str:
+        from azure.ai.ml.entities import Environment
+
+        made = self.image()
+        if made is None:
+            return self.config.environment
+        there = f"{self.workspace}/environments/{made.name}/versions/{made.version}"
+        return there if by_id else Environment(image=self.job.image)
+
+    def _compute(self, *, by_id: bool) -> str | None:
+        if self.config.compute == SERVERLESS:
+            return None
+        return f"{self.workspace}/computes/{self.config.compute}" if by_id else self.config.compute
+
+    def _inputs(self, *, by_id: bool) -> dict[str, Any]:
+        """Handed on as addresses: the job itself fetches what they hold, and verifies it by its manifest."""
+        from azure.ai.ml import Input
+
+        found: dict[str, Any] = {}
+        for key, asset in self.assets().items():
+            named = f"azureml:{asset.name}:{asset.version}"
+            there = f"{self.workspace}/data/{asset.name}/versions/{asset.version}"
+            found[key] = Input(type="uri_folder", path=there if by_id else named, mode="direct")
+        if not self.job.image:
+            found[OURS] = Input(type="uri_file", path=self.files.address(code_name()), mode="download")
+        return found
+
+    def _outputs(self) -> dict[str, Any]:
+        from azure.ai.ml import Output
+
+        return {"folder": Output(type="uri_folder", path=self.files.address(f"{self.prefix}/"), mode="direct")}
+
+
+def rendering(cluster: ClusterConfig, files: Files, job: Job, folder: Path) -> Rendering:
+    """What a job is on Azure ML. Raises ValueError for what Azure ML cannot do."""
+    config = cluster.azureml
+    if job.elastic:
+        raise ValueError(
+            "Azure ML gives a job all its nodes at once and ends it when one is lost: leave cluster.elastic empty. "
+            "A job that lost a node is submitted again, and goes on from its checkpoint"
+        )
+    if job.excluded_nodes and not job.submission > 1:
+        raise ValueError(
+            f"Azure ML lets nobody choose nodes: leave cluster.exclude empty ({', '.join(job.excluded_nodes)})"
+        )
+    if config.compute == SERVERLESS and not config.size:
+        raise ValueError("azureml.compute is serverless: name the VM size in azureml.size")
+    if set(job.artifacts) & {OURS}:
+        raise ValueError(f"an input must not be called {OURS}")
+    return Rendering(cluster, files, job, prefix_of(folder))
+
+
+def job_name(job: Job) -> str:
+    """The name under which a submission is put: the same one for the same submission, so that it is never there twice."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", job.submission_id)
+    digest = hashlib.sha256(job.submission_id.encode()).hexdigest()[:DIGITS]
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - DIGITS - 1]}-{digest}"
+
+
+def asset_name(ref: str) -> str:
+    """An artifact's name as a data asset."""
+    kind, name, _ = parse_ref(ref)
+    return re.sub(r"[^A-Za-z0-9_-]", "-", f"{OURS}-{kind}-{name}")
+
+
+def rest(entity: Any) -> dict[str, Any]:
+    """An entity as the SDK sends it."""
+    return arm_client.rest(entity._to_rest_object())
+
+
+def _yaml(entity: Any) -> str:
+    text = io.StringIO()
+    entity.dump(text)
+    return text.getvalue().replace("path: azureml:https://", "path: https://")  # the SDK takes an address for a name

@@ -1,0 +1,66 @@
+"""What the driver of a job on Ray is told, as a value: `ray.json` of the job folder. Pure.
+
+The driver is tasks/jobs/ray/driver.py; Ray on Azure ML (azureml.py) tells it the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tasks.compute.job import Job
+from tasks.compute.nodes import node_command, node_environment
+from tasks.config.cluster import RayConfig
+from tasks.config.elasticity import refusal
+
+GIB = 2**30
+
+
+def driver_spec(job: Job, folder: Path, config: RayConfig) -> dict[str, Any]:
+    """What `ray.json` says; `folder` is as the machines see it. Raises ValueError for what Ray cannot do."""
+    _refuse(job)
+    return {
+        "submission": job.submission,
+        "nodes": job.nodes,
+        "driver": job.driver,
+        "bundle": bundle(job, config),
+        "strategy": config.strategy,
+        "excluded": list(job.excluded_nodes),
+        "only": list(job.only_nodes),
+        "autoscales": config.autoscales,
+        "pin": "",
+        "shared_seconds": job.watch.silent_node_seconds,
+        "commands": [node_command(job, folder, rank) for rank in range(job.nodes)],
+        "environment": node_environment(job),
+    }
+
+
+def bundle(job: Job, config: RayConfig) -> dict[str, float]:
+    """What one machine of the job takes of Ray's resources; memory in bytes."""
+    takes = {"CPU": job.ranks_per_node * job.threads_per_rank, "GPU": job.gpus_per_node}
+    memory = {"memory": int(job.memory_gib * GIB)} if job.memory_gib else {}
+    return {kind: amount for kind, amount in {**takes, **memory, **config.resources}.items() if amount}
+
+
+def _refuse(job: Job) -> None:
+    """What a Ray cluster cannot give is an error before anything is submitted."""
+    if job.elastic:
+        raise ValueError(refusal("ray"))
+    if job.image:
+        raise ValueError(
+            f"on backend ray a job runs in the cluster's own environment, image is {job.image}: leave cluster.image "
+            "empty and start the cluster from that image"
+        )
+    if job.exclusive:
+        raise ValueError(
+            "a Ray cluster shares its machines: set cluster.exclusive to false and take all CPUs or GPUs of one"
+        )
+    if job.launcher == "mpi" and job.nodes > 1:
+        raise ValueError(
+            "launcher mpi needs SSH between the machines, which Ray does not give: use torchrun on backend ray"
+        )
+    if job.driver and job.nodes * job.ranks_per_node > 1:
+        raise ValueError(
+            f"a driver script is one process, and this one has {job.nodes} x {job.ranks_per_node}: set nodes and "
+            "ranks_per_node to 1; what it takes of the cluster it asks Ray for itself"
+        )

@@ -1,0 +1,212 @@
+"""The Slurm backend: sbatch over a job folder that login and compute nodes share.
+
+What is submitted is render.py, what Slurm's answers mean is states.py and errors.py. The commands run here
+(commands.py) or on a login node through SSH (login.py). Which faults end how: docs/slurm.md.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.common.errors import JobFailed, Missing
+from tasks.common.process import read_json, write_json, write_text
+from tasks.compute.job import Job, JobState, Rendered
+from tasks.compute.nodes import write_nodes
+from tasks.compute.slurm import errors
+from tasks.compute.slurm import render as slurm_render
+from tasks.compute.slurm import states as slurm_states
+from tasks.compute.slurm.commands import NoAnswer, Said, open_login, silent
+from tasks.compute.slurm.elastic import SlurmElastic
+from tasks.compute.slurm.only import restricted
+from tasks.compute.slurm.states import Row
+from tasks.config.cluster import ClusterConfig
+
+SUBMISSIONS = 3
+CANCEL_SECONDS = 8.0
+"""Patience with scancel: a cancelled flow run ends within 15 s, and scancel is repeated."""
+"""How often a submission is sent when its answer is lost and no job is found; the batch script lets only one of them run."""
+
+
+SACCT = (
+    *("sacct", "--noheader", "--parsable2", "--allocations", "--starttime=now-30days"),
+    f"--format={','.join(slurm_states.SACCT)}",
+)
+
+
+class SlurmBackend:
+    """A Slurm cluster. State: whether it keeps accounts, once that is known."""
+
+    poll_seconds = 5.0
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config.slurm
+        self._login = open_login(config)
+        self._accounts = True
+        self._elastic = SlurmElastic(self._config, self._login, _squeue)
+
+    def render(self, job: Job, folder: Path) -> Rendered:
+        if job.elastic:
+            return self._elastic.render(job, folder)
+        there = self._login.seen(folder)
+        text = slurm_render.script(self._login.seen_job(job), self._config, there)
+        command = ("sbatch", "--parsable", f"{there}/{slurm_render.SCRIPT}")
+        return Rendered(backend="slurm", command=command, files={slurm_render.SCRIPT: text})
+
+    def submit(self, job: Job, folder: Path) -> dict[str, Any]:
+        if job.elastic:
+            return self._elastic.submit(job, folder)
+        partitions = self._login.run(errors.PARTITIONS)
+        errors.require_limits(job, self._config, errors.parse_partitions(partitions.out))
+        errors.require_image(job, self._login)
+        rendered = self.render(restricted(job, self._config, self._login), folder)
+        self._write(job, folder, rendered)
+        for _ in range(SUBMISSIONS):
+            try:
+                said = self._login.run(rendered.command)
+            except NoAnswer:
+                found = self.find(job, folder)  # raises NoAnswer while there is none: the job may be there
+                if found:
+                    return found
+                continue
+            if said.code:
+                raise errors.refusal(said, job, self._config, self._login)
+            return _handle(job, said.out.splitlines()[-1])
+        raise silent("it took no submission")
+
+    def find(self, job: Job, folder: Path) -> dict[str, Any] | None:
+        if job.elastic:
+            return self._elastic.find(job, folder)
+        said = self._login.run(_squeue("--me", f"--name={job.submission_id}"))
+        if said.code:
+            raise silent(said.text)
+        rows = [*slurm_states.parse_squeue(said.out), *self._account([f"--name={job.submission_id}"])]
+        ids = [int(row.job) for row in rows if row.name == job.submission_id and not row.refused]
+        if ids:
+            return _handle(job, str(min(ids)))
+        self._login.fetch(folder, over=False)
+        mark = read_json(folder / f"slurm-{job.submission}.json")
+        return _handle(job, mark["job"]) if mark and mark["name"] == job.submission_id else None
+
+    def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
+        elastic = [job for job in jobs if "parts" in job[0]]
+        whole = iter(self._whole_states([job for job in jobs if "parts" not in job[0]]))
+        parted = iter(self._elastic.states(elastic) if elastic else [])
+        return [next(parted if "parts" in handle else whole) for handle, _ in jobs]
+
+    def _whole_states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
+        if not jobs:
+            return []
+        try:
+            ids = [_job_of(handle, folder) for handle, folder in jobs]
+            rows: dict[str, list[Row]] = {}
+            for row in self._rows(ids):
+                rows.setdefault(row.job, []).append(row)
+            return [
+                self._state(handle, folder, rows.get(id, [])) for id, (handle, folder) in zip(ids, jobs, strict=True)
+            ]
+        except NoAnswer as error:
+            return [JobState(state="unknown", reason=error.message) for _ in jobs]
+
+    def cancel(self, handle: dict[str, Any], folder: Path) -> None:
+        if "parts" in handle:
+            self._elastic.cancel(handle, folder)
+            return
+        # by its name: a submission whose answer was lost may be there twice
+        said = self._login.run(("scancel", f"--name={handle['name']}"), seconds=CANCEL_SECONDS)
+        if said.code:
+            raise JobFailed(f"scancel: {said.text}", failure="infrastructure", folder=str(folder))
+
+    def _write(self, job: Job, folder: Path, rendered: Rendered) -> None:
+        there = self._login.seen(folder)
+        mine = self._login.seen_job(job)
+        write_nodes(mine, folder, seen=there)
+        for element in range(job.array):
+            place = f"elements/{element}"
+            write_nodes(mine, folder / place, seen=there / place)
+        for name, text in rendered.files.items():
+            write_text(folder / name, text)
+        self._login.send(job, folder)
+
+    def _rows(self, ids: Sequence[str]) -> list[Row]:
+        """What Slurm knows of some jobs, by one call; where it keeps accounts, a second one for those that it forgot."""
+        said = self._login.run(_squeue(f"--jobs={','.join(ids)}"))
+        if said.code and "invalid job id" not in said.text.lower():
+            raise silent(said.text)
+        rows = slurm_states.parse_squeue(said.out) if not said.code else []
+        known = {row.job for row in rows if row.state != "CANCELLED"}
+        asked = [id for id in ids if id not in known]
+        try:
+            told = self._account([f"--jobs={','.join(asked)}"]) if asked else []
+        except NoAnswer:
+            silent_on = set(asked) - {row.job for row in rows}
+            told = [slurm_states.unanswered(id) for id in asked if id in silent_on]
+        better = {row.id for row in told}
+        return [*told, *(row for row in rows if row.id not in better)]
+
+    def _account(self, which: list[str]) -> list[Row]:
+        """The same from accounting; nothing where the cluster keeps none."""
+        if not self._accounts:
+            return []
+        try:
+            said = self._login.run((*SACCT, *which))
+        except NoAnswer:
+            raise
+        except Missing:
+            said = Said(127, "", "it is disabled: there is no sacct")
+        if said.code and "is disabled" not in said.text:
+            raise silent(f"sacct: {said.text}")
+        self._accounts = said.code == 0
+        return slurm_states.parse_sacct(said.out) if self._accounts else []
+
+    def _state(self, handle: dict[str, Any], folder: Path, mine: list[Row]) -> JobState:
+        array = int(handle.get("array", 0))
+        queued = bool(mine) and all(row.state in slurm_states.QUEUED for row in mine)
+        if not queued:
+            self._login.fetch(folder, over=False)
+        state = slurm_states.state_of(mine, folder, array=array)
+        if not state.over:
+            return state
+        self._login.fetch(folder, over=True)
+        if array and state.code == 0:
+            _collect(folder, array)
+        return state if state.failure != "node" else self._with_nodes(state, mine, folder)
+
+    def _with_nodes(self, state: JobState, rows: Iterable[Row], folder: Path) -> JobState:
+        """Name the nodes that failed: those of the job that are not in order, else those that srun told."""
+        names = ",".join(row.nodes for row in rows if row.nodes)
+        said = self._login.run((*slurm_states.SINFO, f"--nodes={names}")).out if names else ""
+        bad = slurm_states.bad_nodes(said)
+        return state.model_copy(update={"failed_nodes": bad or slurm_states.nodes_in_log(folder)})
+
+
+def _squeue(*which: str) -> tuple[str, ...]:
+    columns = ",".join(f"{name}:|" for name in slurm_states.SQUEUE)
+    return ("squeue", "--noheader", "--states=all", "--array", f"--Format={columns}", *which)
+
+
+def _handle(job: Job, said: str) -> dict[str, Any]:
+    """`said` is the job's id, on a federation with the cluster's name behind it."""
+    number, _, cluster = said.strip().partition(";")
+    if not number.isdigit():
+        raise JobFailed(
+            f"sbatch answered {shlex.quote(said)}, which is no job's id", failure="infrastructure", folder=""
+        )
+    more = {"cluster": cluster} if cluster else {}
+    return {"job": number, "name": job.submission_id, "submission": job.submission, "array": job.array, **more}
+
+
+def _job_of(handle: dict[str, Any], folder: Path) -> str:
+    """The job that runs a submission: the one that claimed the folder, where there may be two."""
+    claim = read_json(folder / f"slurm-{handle['submission']}.json") or {}
+    return str(claim["job"] if claim.get("name") == handle["name"] else handle["job"])
+
+
+def _collect(folder: Path, array: int) -> None:
+    """The result of an array is those of its elements; without one of them there is none."""
+    results = [read_json(folder / "elements" / str(k) / "result.json") for k in range(array)]
+    made = [result or any((folder / "elements" / str(k) / "out").glob("*")) for k, result in enumerate(results)]
+    if all(made):
+        write_json(folder / "result.json", {"elements": results})

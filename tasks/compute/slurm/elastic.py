@@ -1,0 +1,198 @@
+"""An elastic job on Slurm: one job of one node for each machine, which join as the scheduler starts them (parts.py).
+
+All are submitted at once; the first `min_nodes` to start begin, the others join them. A machine that is lost comes again: queued
+by Slurm itself, or submitted again from here, without the machines that a health check named. The submission stays the same until
+the holder of the rendezvous store (tasks/compute/elastic.py) says how it ended, or no machine is left. See docs/elastic.md.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.common import process
+from tasks.common.errors import HeadwayError, JobFailed
+from tasks.compute import elastic
+from tasks.compute.job import Job, JobState, Rendered
+from tasks.compute.nodes import write_nodes
+from tasks.compute.slurm import errors
+from tasks.compute.slurm.commands import Here, Login, NoAnswer, Said, silent
+from tasks.compute.slurm.only import restricted
+from tasks.compute.slurm.parts import ALIVE, STARTING, Part, bad_machines, newest, parts_of
+from tasks.compute.slurm.render import WARNED
+from tasks.compute.slurm.states import ENDS, QUEUED, Row, parse_squeue
+from tasks.config.cluster import SlurmConfig
+
+LEAVE_SECONDS = 10.0
+"""That machines get to leave by themselves when the job has ended."""
+CANCEL_ROUNDS = 5
+
+
+class SlurmElastic:
+    """The elastic jobs of a Slurm cluster. `squeue` makes the command that asks Slurm for jobs."""
+
+    def __init__(self, config: SlurmConfig, login: Login, squeue: Callable[..., tuple[str, ...]]) -> None:
+        self._config, self._login, self._squeue = config, login, squeue
+
+    def render(self, job: Job, folder: Path) -> Rendered:
+        files = {part.file: part.script(self._config, self._login.seen(folder)) for part in parts_of(job, folder)}
+        return Rendered(
+            backend="slurm", command=("sbatch", "--parsable", f"{self._login.seen(folder)}/part-N.sbatch"), files=files
+        )
+
+    def submit(self, job: Job, folder: Path) -> dict[str, Any]:
+        """Open the rendezvous, then submit every machine. What Slurm refuses beyond `min_nodes` is tried again later."""
+        if not isinstance(self._login, Here):
+            raise ValueError(
+                "an elastic job's machines meet on the login node: run Headway there and leave slurm.login empty"
+            )
+        partitions = errors.parse_partitions(self._login.run(errors.PARTITIONS).out)
+        errors.require_limits(job.model_copy(update={"nodes": 1}), self._config, partitions)
+        write_nodes(job, folder)
+        elastic.open_rendezvous(job, folder)
+        process.write_json(folder / "rendezvous" / "opened.json", {"machine": socket.gethostname()})
+        for part in parts_of(job, folder):
+            self._submit_at_first(part)
+        return _handle(job)
+
+    def find(self, job: Job, folder: Path) -> dict[str, Any] | None:
+        """The handle when Slurm has any of its machines; those that are missing are submitted by `states`."""
+        names = {part.name for part in parts_of(job, folder)}
+        return _handle(job) if names & {row.name for row in self._rows([_handle(job)])} else None
+
+    def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
+        try:
+            rows = self._rows([handle for handle, _ in jobs])
+        except NoAnswer as error:
+            return [JobState(state="unknown", reason=error.message) for _ in jobs]
+        return [self._state(folder, rows) for _, folder in jobs]
+
+    def cancel(self, handle: dict[str, Any], folder: Path) -> None:
+        """End the rendezvous first, so that no machine comes again, then all machines."""
+        process.stop(folder / "rendezvous")
+        for _ in range(CANCEL_ROUNDS):
+            if not (alive := [row for row in self._rows([handle]) if row.state in ALIVE and row.state != "COMPLETING"]):
+                return
+            self._end(alive)
+
+    def _rows(self, handles: Sequence[dict[str, Any]]) -> list[Row]:
+        """What Slurm knows of all their machines, by one call."""
+        names = [f"{handle['name']}.e{number}" for handle in handles for number in range(handle["parts"])]
+        said = self._login.run(self._squeue("--me", f"--name={','.join(names)}"))
+        if said.code:
+            raise silent(said.text)
+        return parse_squeue(said.out)
+
+    def _state(self, folder: Path, rows: list[Row]) -> JobState:
+        spec = process.read_json(folder / "job.json")
+        if spec is None:
+            return JobState(state="lost", reason=f"{folder} is gone")
+        job = Job.model_validate(spec)
+        known = [(part, newest(rows, part)) for part in parts_of(job, folder)]
+        alive = [row for _, row in known if row and row.state in ALIVE]
+        if ended := elastic.ended_state(folder):
+            return self._leaving(ended, alive, folder)
+        if (folder / "result.json").exists():
+            if any(row.state not in QUEUED for row in alive):
+                return JobState(state="running", reason="its machines leave")
+            self._end(alive)
+            process.stop(folder / "rendezvous")
+            return JobState(state="ended", code=0, reason="ended", attempts=elastic.attempts(folder))
+        self._keep_open(job, folder)
+        again = [part for part, row in known if row not in alive and self._again(part, row)]
+        return _over_all(alive, len(again), len(known)) or self._nobody_left([row for _, row in known if row], folder)
+
+    def _leaving(self, ended: JobState, alive: list[Row], folder: Path) -> JobState:
+        """The job has ended: what waits is not wanted any more, and machines get a moment to leave."""
+        at = float((process.read_json(folder / "rendezvous" / "exit.json") or {}).get("ended", 0.0))
+        waited = time.time() - at > LEAVE_SECONDS
+        self._end([row for row in alive if waited or row.state in QUEUED])
+        left = [row for row in alive if row.state == "RUNNING"]
+        return JobState(state="running", reason="its machines leave") if left and not waited else ended
+
+    def _again(self, part: Part, row: Row | None) -> bool:
+        """Submit a machine that is gone once more, where that is of use; whether it is on its way."""
+        if row and (row.state in ("TIMEOUT", "DEADLINE", "CANCELLED") or row.code == WARNED):
+            return False
+        if row is None and part.unheard():
+            return True
+        if part.tries() > part.job.restarts:
+            return False
+        excluded = {*part.job.excluded_nodes, *bad_machines(part.folder)}
+        job = part.job.model_copy(update={"excluded_nodes": tuple(sorted(excluded))})
+        try:
+            return self._submit(Part(job, part.folder, part.number)) is None
+        except HeadwayError:  # no answer, or refused now: asked again at the next look
+            return True
+        except ValueError:  # Slurm has none of the machines that it may run on any more
+            return False
+
+    def _submit(self, part: Part) -> Said | None:
+        """Submit one machine; what Slurm said when it refused."""
+        part = Part(restricted(part.job, self._config, self._login), part.folder, part.number)
+        if not part.begin():
+            return None
+        process.write_text(part.folder / part.file, part.script(self._config, self._login.seen(part.folder)))
+        said = self._login.run(("sbatch", "--parsable", f"{self._login.seen(part.folder)}/{part.file}"))
+        return said if said.code else None
+
+    def _submit_at_first(self, part: Part) -> None:
+        assert part.job.elastic
+        try:
+            refused = self._submit(part)
+        except NoAnswer:  # it may have arrived: `states` sees it, or submits it after a while
+            return
+        if refused and part.number < part.job.elastic.min_nodes:
+            process.stop(part.folder / "rendezvous")
+            raise errors.refusal(refused, part.job, self._config, self._login)
+
+    def _keep_open(self, job: Job, folder: Path) -> None:
+        """Start the holder of the store again where this machine lost it, as by a reboot."""
+        opened = process.read_json(folder / "rendezvous" / "opened.json") or {}
+        here = opened.get("machine") == socket.gethostname()
+        if here and not process.alive(process.read_json(folder / "rendezvous" / "handle.json")):
+            elastic.open_rendezvous(job, folder)
+
+    def _nobody_left(self, rows: list[Row], folder: Path) -> JobState:
+        """No machine is there and none will come: why the last one went."""
+        process.stop(folder / "rendezvous")
+        over = _last_words(max(rows, key=lambda row: int(row.job), default=None))
+        elastic.note_end(folder, over)
+        return over
+
+    def _end(self, rows: list[Row]) -> None:
+        if not rows:
+            return
+        said = self._login.run(("scancel", *(row.id for row in rows)))
+        if said.code and "invalid job id" not in said.text.lower():
+            raise JobFailed(f"scancel: {said.text}", failure="infrastructure", folder="")
+
+
+def _over_all(alive: list[Row], coming: int, most: int) -> JobState | None:
+    """The state of a job whose machines are at different points; None when none is there or on its way."""
+    running = sum(row.state not in (*QUEUED, *STARTING) for row in alive)
+    starting = sum(row.state in STARTING for row in alive)
+    if running:
+        return JobState(state="running", reason=f"{running} of at most {most} machines" if running < most else "")
+    if starting:
+        return JobState(state="starting", reason=f"{starting} of at most {most} machines boot or are made ready")
+    if alive:
+        return JobState(state="queued", reason=f"its machines wait: {alive[0].reason}")
+    return JobState(state="queued", reason=f"{coming} machine(s) are submitted again") if coming else None
+
+
+def _last_words(last: Row | None) -> JobState:
+    if last is None:
+        return JobState(state="lost", reason="Slurm does not know its machines any more")
+    failure, words = ENDS.get(last.state, (None, last.state))
+    if last.code == WARNED:
+        failure, words = "timeout", "timeout: told to save and end before the time limit"
+    return JobState(state="ended", code=last.code or 1, reason=words, failure=failure)
+
+
+def _handle(job: Job) -> dict[str, Any]:
+    assert job.elastic
+    return {"name": job.submission_id, "submission": job.submission, "parts": job.elastic.max_nodes}

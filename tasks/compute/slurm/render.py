@@ -1,0 +1,131 @@
+"""A job as the batch script that Slurm gets, as a value; nothing is asked and nothing is started here.
+
+The script starts each machine's part (tasks/compute/nodes.py) by one `srun`, and guards three things that only it can: that the
+node sees the job folder, that a submission runs once although its answer was lost, and that a requeued job does not read its old
+end. See docs/slurm.md.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+
+from tasks.compute.job import Job
+from tasks.compute.nodes import node_command, node_environment
+from tasks.compute.slurm.beeond import beeond_lines
+from tasks.config.base import home
+from tasks.config.cluster import SlurmConfig
+from tasks.hardware.environment import nccl_environment, topology_file
+
+SCRIPT = "job.sbatch"
+NO_FOLDER, SECOND, STOPPED, WARNED = 121, 122, 123, 124
+"""Exit codes of the script: a node does not see the job folder; another job runs this submission; Slurm, or somebody through it,
+told the job to end; the time limit came."""
+SETTLE_SECONDS = 60
+"""Time that other machines get after the leader has ended, and Slurm to say why it told a job to end."""
+
+
+def script(job: Job, config: SlurmConfig, folder: Path) -> str:
+    """The whole batch script; `folder` is the job folder as the nodes see it."""
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in options(job, config, folder)),
+        "",
+        *setting(job, config, folder),
+    ]
+    body = resources.files("tasks.compute.slurm").joinpath("body.sh").read_text(encoding="utf-8")
+    beeond = "".join(f"{line}\n" for line in beeond_lines(job.scratch)) if job.scratch and job.scratch.beeond else ""
+    step = " \\\n    ".join(srun(job, config, folder))
+    return "\n".join([*lines, "", body.replace("@BEEOND@\n", beeond).replace("@SRUN@", step)])
+
+
+def options(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
+    """The options of sbatch, in the order in which they are written; the user's own come last and have the last word."""
+    yield f"--job-name={job.submission_id}"
+    yield f"--comment={job.token}"
+    yield from _where(job, config)
+    yield from _machines(job)
+    yield f"--signal=B:USR1@{_warning_seconds(job, config)}"
+    yield "--requeue" if config.requeue else "--no-requeue"
+    element = "elements/%a/" if job.array else ""
+    yield _quoted("output", f"{str(folder).replace('%', '%%')}/{element}launcher.log")
+    yield "--open-mode=append"
+    yield "--chdir=/"
+    yield from config.options
+
+
+def srun(job: Job, config: SlurmConfig, folder: Path, *, rank: str = "$SLURM_NODEID") -> list[str]:
+    """The step that starts each machine's part: one task a node; `rank` is the node rank, as the shell there reads it."""
+    cpus = job.ranks_per_node * job.threads_per_rank
+    command = shlex.join(node_command(job, Path("@"), "@")).replace("@/nodes/@", f'"$folder/nodes/{rank}"')
+    task = "; ".join(
+        [
+            f'test -f "$folder/job.json" || {{ echo "$lost" >&2; exit {NO_FOLDER}; }}',
+            'HEADWAY_NODE_NAME="$SLURMD_NODENAME" exec ' + command,
+        ]
+    )
+    return [
+        f"srun --nodes={job.nodes} --ntasks={job.nodes} --ntasks-per-node=1 --cpus-per-task={cpus}",
+        "--kill-on-bad-exit=0 --wait=0 --export=ALL",
+        *_container(job, config, folder),
+        f"bash -c {shlex.quote(task)} &",
+    ]
+
+
+def _where(job: Job, config: SlurmConfig) -> Iterator[str]:
+    for name in ("partition", "account", "qos", "constraint", "reservation"):
+        if value := getattr(config, name):
+            yield _quoted(name, value)
+    if job.excluded_nodes:
+        yield _quoted("exclude", ",".join(job.excluded_nodes))
+
+
+def _machines(job: Job) -> Iterator[str]:
+    yield f"--nodes={job.nodes}"
+    yield "--ntasks-per-node=1"
+    yield f"--cpus-per-task={job.ranks_per_node * job.threads_per_rank}"
+    if job.gpus_per_node:
+        yield f"--gpus-per-node={job.gpus_per_node}"
+    if job.memory_gib:
+        yield f"--mem={math.ceil(job.memory_gib * 1024)}M"
+    if job.exclusive:
+        yield "--exclusive"
+    if job.time_limit:
+        yield f"--time={math.ceil(job.time_limit / 60)}"
+    if job.array:
+        yield f"--array=0-{job.array - 1}"
+
+
+def setting(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
+    """What the body of the script works with, and what the machines get."""
+    yield f"folder={shlex.quote(str(folder))}"
+    yield f"submission={job.submission}"
+    yield f"NO_FOLDER={NO_FOLDER} SECOND={SECOND} STOPPED={STOPPED} WARNED={WARNED} SETTLE={SETTLE_SECONDS}"
+    nccl = nccl_environment(config.sku, home() / "hardware") if config.sku else {}
+    own = {name: value for name, value in node_environment(job).items() if name != "PYTHONPATH" or not config.login}
+    environment = {**nccl, **own, "HEADWAY_SUBMISSION": str(job.submission)}
+    yield from (f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items()))
+
+
+def _container(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
+    """pyxis' options; enroot makes the container of a node once for all of its ranks."""
+    if job.image:
+        topology = topology_file(config.sku, home() / "hardware") if config.sku else ""
+        scratch = [job.scratch.path] if job.scratch else []
+        program = [] if job.module else [str(Path(job.program).parent)]
+        paths = (str(folder), *sorted(job.inputs.values()), *program, *scratch, *([topology] if topology else []))
+        mine = dict.fromkeys(f"{path}:{path}" for path in paths)
+        yield shlex.join([f"--container-image={job.image}", f"--container-mounts={','.join([*mine, *config.mounts])}"])
+        yield "--no-container-mount-home"
+
+
+def _warning_seconds(job: Job, config: SlurmConfig) -> int:
+    """Before the limit; of a short job at most half of its time."""
+    return min(config.signal_seconds, int(job.time_limit / 2)) if job.time_limit else config.signal_seconds
+
+
+def _quoted(name: str, value: str) -> str:
+    return f"--{name}={shlex.quote(value)}"

@@ -1,0 +1,232 @@
+"""What Slurm says of jobs, as our states: pure, from the lines of squeue or sacct and the marks in the job folder.
+
+Slurm's word decides while it knows the job: a job that it starts again has old marks. When it has forgotten a finished job
+(MinJobAge, and no sacct), the leader's mark decides, and without one the job is lost. A node's word for success is enough.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tasks.common.process import read_json
+from tasks.compute.job import Failure, JobState
+from tasks.compute.nodes import ended_state
+from tasks.compute.slurm.render import NO_FOLDER, SECOND, STOPPED, WARNED
+
+SQUEUE = ("JobArrayID", "Name", "State", "Reason", "exit_code", "RestartCnt", "NodeList")
+SACCT = ("JobID", "JobName", "State", "Reason", "ExitCode", "NodeList")
+SINFO = ("sinfo", "--noheader", "--Node", "--format=%N|%T")
+NO_NODES = ("(null)", "None assigned", "None")
+QUEUED = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+RUNNING = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING")
+ENDS: dict[str, tuple[Failure | None, str]] = {
+    "COMPLETED": (None, "ended"),
+    "FAILED": (None, "ended"),
+    "CANCELLED": ("cancelled", "cancelled in Slurm"),
+    "TIMEOUT": ("timeout", "timeout"),
+    "DEADLINE": ("timeout", "its deadline in Slurm came"),
+    "OUT_OF_MEMORY": ("out_of_memory", "a node's memory limit was passed"),
+    "NODE_FAIL": ("node", "a node failed"),
+    "BOOT_FAIL": ("node", "a node did not boot"),
+    "PREEMPTED": ("preempted", "preempted by another job"),
+    "REVOKED": ("cancelled", "taken over by another cluster"),
+}
+BAD_NODES = (r"down|fail|unk|no_respond|\*$", r"drain|reboot|maint")
+"""Node states that can be the cause of a lost job; the second only where no node has one of the first."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job, or one element of an array, as Slurm knows it."""
+
+    id: str
+    name: str
+    state: str
+    reason: str
+    code: int
+    restarts: int
+    nodes: str
+    """Host list, as Slurm writes it; empty while it has none."""
+    by: str = ""
+    """Who cancelled it, where accounting says so."""
+
+    @property
+    def job(self) -> str:
+        """The id of the job that an element belongs to."""
+        return self.id.partition("_")[0]
+
+    @property
+    def element(self) -> str:
+        """Its number in an array; empty for a job that is none."""
+        return self.id.partition("_")[2]
+
+    @property
+    def refused(self) -> bool:
+        """Whether it never was a job: sbatch said no, and Slurm keeps a record of it all the same."""
+        return self.state == "FAILED" and self.reason == "BadConstraints" and not self.nodes
+
+
+def parse_squeue(text: str) -> list[Row]:
+    """The lines of `squeue --noheader` with the columns SQUEUE; the exit code is a wait status."""
+    lines = (line.split("|") for line in text.splitlines())
+    return [
+        _row(id, name, state, reason, _wait_status(code), restarts, nodes)
+        for id, name, state, reason, code, restarts, nodes, *_ in (line for line in lines if len(line) >= len(SQUEUE))
+    ]
+
+
+def parse_sacct(text: str) -> list[Row]:
+    """The lines of `sacct --noheader --parsable2` with the columns SACCT; the exit code is CODE:SIGNAL."""
+    lines = (line.split("|") for line in text.splitlines())
+    return [
+        _row(id, name, state, reason, _code_and_signal(code), "0", nodes)
+        for id, name, state, reason, code, nodes in (line for line in lines if len(line) == len(SACCT))
+    ]
+
+
+def unanswered(id: str) -> Row:
+    """A job that Slurm forgot while its accounting gives no answer."""
+    return Row(id, "", "", "", 0, 0, "")
+
+
+def state_of(rows: list[Row], folder: Path, *, array: int = 0) -> JobState:
+    """The state of one job from its rows: one, or those of its elements; none when Slurm has forgotten it."""
+    if array:
+        return over_all([_element(rows, folder / "elements" / str(k), k) for k in range(array)])
+    return _state(rows[0], folder) if rows else forgotten(folder)
+
+
+def forgotten(folder: Path) -> JobState:
+    """The state of a job that Slurm does not know any more: what the leader wrote, else nobody knows."""
+    return ended_state(folder) or JobState(state="lost", reason="Slurm does not know the job any more")
+
+
+def over_all(states: list[JobState]) -> JobState:
+    """The state of an array: it ends when all elements have, and the first failure is its failure."""
+    for alive in ("running", "starting", "queued", "unknown"):
+        found = [state for state in states if state.state == alive]
+        if found:
+            over = sum(state.over for state in states)
+            said = f"{over} of {len(states)} elements have ended" + (f"; {found[0].reason}" if found[0].reason else "")
+            return found[0].model_copy(update={"reason": said})
+    failed = [(k, state) for k, state in enumerate(states) if state.code != 0]
+    if not failed:
+        return states[0]
+    which = f"element(s) {', '.join(str(k) for k, _ in failed[:10])}"
+    return failed[0][1].model_copy(update={"reason": f"{failed[0][1].reason}: {which}"})
+
+
+def waits_because(reason: str) -> str:
+    """Why a job waits, in words; that it will never start where that is so."""
+    name, _, detail = reason.partition(",")
+    known = _reasons().get(name.strip())
+    if known is None:
+        return f"waits: {reason}"
+    sentence = f"{known['words']} ({reason})" if detail or known.get("never") else str(known["words"])
+    return f"will never start: {sentence}" if known.get("never") else sentence
+
+
+def bad_nodes(text: str) -> tuple[str, ...]:
+    """Nodes that are not in order, from the lines `NAME|STATE` of sinfo."""
+    pairs = [line.partition("|")[::2] for line in text.splitlines()]
+    found = [tuple(dict.fromkeys(name for name, state in pairs if re.search(sign, state))) for sign in BAD_NODES]
+    return found[0] or found[1]
+
+
+def nodes_in_log(folder: Path) -> tuple[str, ...]:
+    """Nodes whose failure srun told in the launcher's log."""
+    return tuple(dict.fromkeys(re.findall(r"srun: error: Node failure on (\S+)", _log(folder))))
+
+
+def _element(rows: list[Row], folder: Path, index: int) -> JobState:
+    row = next((row for row in rows if row.element == str(index)), None)
+    return _state(row, folder) if row else forgotten(folder)
+
+
+def _state(row: Row, folder: Path) -> JobState:
+    again = f"; started again by Slurm {row.restarts} time(s)" if row.restarts else ""
+    if row.state in QUEUED:
+        return JobState(state="queued", reason=waits_because(row.reason) + again)
+    if row.state in ("SUSPENDED", "STOPPED"):
+        return JobState(state="queued", reason="Slurm has suspended it" + again)
+    if row.state in ("CONFIGURING", "POWER_UP_NODE"):
+        return JobState(state="starting", reason=f"its nodes boot or are made ready: {row.nodes}{again}")
+    if row.state in RUNNING:
+        begun = (folder / "nodes" / "0" / "handle.json").exists() or row.state != "RUNNING"
+        return JobState(state="running" if begun else "starting", reason="" if begun else f"on {row.nodes}{again}")
+    if row.state in ENDS:
+        return _ended(row, folder)
+    if not row.state:
+        return ended_state(folder) or JobState(state="unknown", reason="Slurm's accounting does not answer")
+    return JobState(state="unknown", reason=f"Slurm says {row.state}, which Headway does not know")
+
+
+def _ended(row: Row, folder: Path) -> JobState:
+    mark = ended_state(folder)
+    if mark and mark.code == 0:
+        return mark
+    failure, words = ENDS[row.state]
+    attempts = mark.attempts if mark else 1
+    if failure:
+        who = f" by {row.by}" if row.by else ""
+        return JobState(state="ended", code=row.code or 1, reason=words + who, attempts=attempts, failure=failure)
+    if row.state == "COMPLETED":
+        return mark or JobState(state="ended", code=row.code, reason="ended")
+    own = _of_the_script(row)
+    if own:
+        return own.model_copy(update={"attempts": attempts})
+    if not mark and (said := re.findall(r"pyxis: (?!importing|imported)(.+)", _log(folder))):
+        words = f"the image could not be started: {'; '.join(said[-3:])}"
+        return JobState(state="ended", code=row.code or 1, reason=words, failure="missing")
+    return mark or JobState(state="ended", code=row.code or 1, reason="ended")
+
+
+def _of_the_script(row: Row) -> JobState | None:
+    """Ends that the batch script or slurmd tells, and no program."""
+    told: dict[int, tuple[Failure, str]] = {
+        NO_FOLDER: ("missing", "a node does not see the job folder: it must lie on a file system that all nodes share"),
+        SECOND: ("infrastructure", "another job of the same name runs this submission"),
+        STOPPED: ("preempted", "told to end through Slurm, which did not say why"),
+        WARNED: ("timeout", "timeout: told to save and end before the time limit"),
+    }
+    if row.reason == "JobLaunchFailure":
+        words = f"node {row.nodes} could not start it: most often it does not see the job folder, or the disk is full"
+        return JobState(state="ended", code=NO_FOLDER, reason=words, failure="missing")
+    if row.refused:
+        return JobState(state="ended", code=1, reason=waits_because(row.reason), failure="user")
+    if row.code not in told:
+        return None
+    failure, words = told[row.code]
+    return JobState(state="ended", code=row.code, reason=words, failure=failure)
+
+
+def _row(id: str, name: str, state: str, reason: str, code: int, restarts: str, nodes: str) -> Row:
+    state, _, by = state.strip().partition(" by ")
+    counted = int(restarts) if restarts.strip().isdigit() else 0
+    return Row(id.strip(), name, state, reason.strip(), code, counted, "" if nodes in NO_NODES else nodes, by)
+
+
+def _log(folder: Path) -> str:
+    log = folder / "launcher.log"
+    return log.read_text(errors="replace") if log.is_file() else ""
+
+
+def _wait_status(text: str) -> int:
+    """As a shell says it: 128 + N for signal N. What Slurm itself writes there, such as 4021, is taken as it is."""
+    status = int(text) if text.isdigit() else 0
+    signal_number = status & 0x7F
+    return 128 + signal_number if signal_number else status >> 8
+
+
+def _code_and_signal(text: str) -> int:
+    code, _, number = text.partition(":")
+    return 128 + int(number) if number.isdigit() and int(number) else int(code) if code.isdigit() else 0
+
+
+@cache
+def _reasons() -> dict[str, dict[str, str | bool]]:
+    found: dict[str, dict[str, str | bool]] = read_json(Path(__file__).parent / "reasons.json")
+    return found

@@ -1,0 +1,264 @@
+"""The ssh backend: plain machines, VMs or a scale set, each with one job at a time, whose home is a shared folder.
+
+A machine's parent (tasks/common/process.py) outlives the connection and the orchestrator; its handle and marks lie in the job
+folder. There is no scheduler: a job whose machines are taken waits as `queued`, and is started by whoever looks at it. Scripts
+are in render.py, rounds over machines in machines.py, the host list in hosts.py. See docs/ssh.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.common import process
+from tasks.common.errors import Missing
+from tasks.common.process import read_json, write_json, write_text
+from tasks.compute.connection import Unreachable
+from tasks.compute.job import Failure, Job, JobState, Rendered
+from tasks.compute.nodes import ended_state, write_nodes
+from tasks.compute.ssh.hosts import Host, read_hosts, usable
+from tasks.compute.ssh.machines import Look, Machines, Room, Silence
+from tasks.compute.ssh.render import BUSY, script_path, start_command, start_script
+from tasks.config.cluster import ClusterConfig
+
+log = logging.getLogger("headway.compute")
+PLACED = "ssh.json"
+GONE_SECONDS = 3.0
+"""How long a parent is gone before it counts: its exit mark may be on its way through the shared folder."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a submission runs: a file of the job folder, written before anything is started."""
+
+    submission: str
+    hosts: tuple[Host, ...] = ()
+    """In order of node rank; none while it is queued."""
+    stage: str = "queued"
+    """queued, starting, started, cancelled or lost."""
+    reason: str = ""
+    failed_nodes: tuple[str, ...] = ()
+
+
+class SshBackend:
+    """Machines of a host list. State: open connections, and since when a machine is silent."""
+
+    poll_seconds = 2.0
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config
+        self._hosts = read_hosts(config.ssh)
+        self._machines = Machines(config.ssh)
+        self._silence = Silence()
+
+    def render(self, job: Job, folder: Path) -> Rendered:
+        """The scripts as they are when the first machines of the list are free."""
+        hosts = usable(job, self._hosts)[: job.nodes]
+        files = {f"nodes/{rank}/start.sh": start_script(job, folder, hosts, rank) for rank in range(job.nodes)}
+        steps = [{"machine": host.address, "command": start_command(folder, k)} for k, host in enumerate(hosts)]
+        return Rendered(backend="ssh", files=files, request={"run": steps})
+
+    def submit(self, job: Job, folder: Path) -> dict[str, Any]:
+        usable(job, self._hosts)
+        write_nodes(job, folder)
+        _write(folder, Placed(job.submission_id))
+        self._place(job, folder)
+        return _handle(job)
+
+    def find(self, job: Job, folder: Path) -> dict[str, Any] | None:
+        """What was placed is found in the folder; what was not, and runs all the same, is stopped, for it is half a job."""
+        placed = _read(folder, job.submission_id)
+        if placed and placed.stage != "starting":
+            return _handle(job)
+        half = placed.hosts if placed else self._machines.running(job.submission_id, self._hosts)
+        for host, why in self._machines.stop(job.submission_id, half).items():
+            raise Missing(
+                f"{job.submission_id} may run on machine {host.name}: {why}", remedy="Try again when it answers."
+            )
+        return None
+
+    def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
+        placed = [_read(folder, handle["submission"]) for handle, folder in jobs]
+        said = [_from_files(p, folder) for p, (_, folder) in zip(placed, jobs, strict=True)]
+        asked = [(p, f) for p, (_, f), known in zip(placed, jobs, said, strict=True) if p and p.hosts and not known]
+        looks = self._look(asked) if asked else {}
+        return [
+            known or (self._judge(p, folder, looks) if p and p.hosts else self._queued(folder, handle))
+            for p, (handle, folder), known in zip(placed, jobs, said, strict=True)
+        ]
+
+    def cancel(self, handle: dict[str, Any], folder: Path) -> None:
+        with process.locked(folder / "ssh.lock"):
+            placed = _read(folder, handle["submission"]) or Placed(handle["submission"])
+            _write(folder, Placed(placed.submission, placed.hosts, "cancelled"))
+        self._stop(placed, folder)
+
+    def _place(self, job: Job, folder: Path) -> Placed:
+        """Take the first machines that are free and start the job on them; else it stays queued.
+
+        Raises Missing when the machines that answer are too few, whatever they do now.
+        """
+        room = self._machines.room(job, folder, usable(job, self._hosts))
+        if job.nodes > len(room.free) + len(room.busy):
+            raise _too_few(job, room)
+        for host, error in room.out.items():
+            log.warning("%s does without machine %s: %s", job.submission_id, host.name, error.message)
+        with process.locked(folder / "ssh.lock"):
+            now = _read(folder, job.submission_id)
+            if now and now.stage == "cancelled":
+                return now
+            placed = Placed(job.submission_id, reason=_waits(job, room))
+            if job.nodes <= len(room.free):
+                hosts = tuple(room.free[: job.nodes])
+                _write(folder, Placed(job.submission_id, hosts, "starting"))
+                placed = self._start(job, folder, hosts)
+            _write(folder, placed)
+        return placed
+
+    def _start(self, job: Job, folder: Path, hosts: tuple[Host, ...]) -> Placed:
+        """Start every machine's part, or none: what did start is stopped when another machine did not."""
+        (folder / "attempt.json").unlink(missing_ok=True)
+        for rank in range(len(hosts)):
+            for name in ("exit.json", "handle.json", "node.json", "beat"):  # of a start that was taken back
+                (folder / "nodes" / str(rank) / name).unlink(missing_ok=True)
+            write_text(script_path(folder, rank), start_script(job, folder, hosts, rank))
+        answers = self._machines.round({host: start_command(folder, rank) for rank, host in enumerate(hosts)})
+        failed = {host: a for host, a in answers.items() if isinstance(a, Missing) or a.code}
+        if not failed:
+            return Placed(job.submission_id, hosts, "started")
+        self._machines.stop(job.submission_id, hosts)
+        host, answer = next(iter(failed.items()))
+        if isinstance(answer, Missing) and not isinstance(answer, Unreachable):
+            raise answer
+        said = answer.message if isinstance(answer, Missing) else answer.stderr.strip()
+        if not isinstance(answer, Missing) and answer.code != BUSY:
+            raise Missing(f"machine {host.name} did not start the job: {said[-500:]}", remedy=f"See {folder}/nodes.")
+        return Placed(job.submission_id, reason=said)
+
+    def _queued(self, folder: Path, handle: Mapping[str, Any]) -> JobState:
+        """Look for room; a machine that is away is no failure of a job that waits."""
+        job = Job.model_validate(read_json(folder / "job.json"))
+        try:
+            placed = self._place(job, folder)
+        except Missing as error:
+            return JobState(state="queued", reason=error.message)
+        return JobState(state="starting" if placed.hosts else "queued", reason=placed.reason)
+
+    def _look(self, jobs: Sequence[tuple[Placed, Path]]) -> dict[Host, Look | Missing]:
+        """One round for all jobs; when it has no answer at all, the other machines of the list are asked whether we are off."""
+        pids: dict[Host, list[int]] = {host: [] for placed, _ in jobs for host in placed.hosts}
+        for placed, folder in jobs:
+            for rank, host in enumerate(placed.hosts):
+                pids[host] += [handle["pid"]] if (handle := _parent(folder, rank)) else []
+        looks = self._machines.look(pids)
+        if not any(isinstance(look, Look) for look in looks.values()):
+            looks |= self._machines.look({host: [] for host in self._hosts if host not in pids})
+        return looks
+
+    def _judge(self, placed: Placed, folder: Path, looks: Mapping[Host, Look | Missing]) -> JobState:
+        """The state of a job whose machines were asked, and which has no end of its own yet."""
+        if not any(isinstance(look, Look) for look in looks.values()):
+            error = next(look for look in looks.values() if isinstance(look, Missing))
+            return JobState(state="unknown", reason=f"no machine answers: {error.message}")
+        gone = [r for r, host in enumerate(placed.hosts) if self._is_gone(folder, r, looks[host], placed.submission)]
+        ended = ended_state(folder)
+        if ended or not gone:
+            return ended or JobState(state="running")
+        vanished = [rank for rank in gone if _vanished(folder, rank, looks[placed.hosts[rank]])]
+        names = tuple(placed.hosts[rank].name for rank in vanished or gone)
+        reason = f"the parent process on {', '.join(names)} is gone without a word"
+        if vanished:
+            reason = f"machine {', '.join(names)} is gone: no answer, and no sign of life in the job folder"
+        lost = Placed(placed.submission, placed.hosts, "lost", reason, names if vanished else ())
+        _write(folder, lost)
+        self._stop(placed, folder)
+        return _lost(lost)
+
+    def _is_gone(self, folder: Path, rank: int, look: Look | Missing, submission: str) -> bool:
+        """Whether a machine's part ended without a mark; the beat decides for a machine that does not answer."""
+        place = folder / "nodes" / str(rank)
+        if (place / "exit.json").exists():
+            return False
+        quiet = self._silence.of_beat(place / "beat")
+        if isinstance(look, Missing):
+            return quiet > self._config.watch.silent_node_seconds
+        handle = _parent(folder, rank)
+        dead = not (handle and look.alive(handle))
+        return self._silence.seconds(place, dead, of=submission) > GONE_SECONDS and dead
+
+    def _stop(self, placed: Placed, folder: Path) -> None:
+        """Stop a submission everywhere; a machine that does not answer finds in the job folder that it is not wanted."""
+        left = self._machines.stop(placed.submission, placed.hosts)
+        if left:
+            write_json(folder / "job.json", {**(read_json(folder / "job.json") or {}), "submission": 0})
+        for host, why in left.items():
+            log.warning(
+                "%s was not stopped on machine %s (%s); it stops by itself as soon as that machine reads %s",
+                placed.submission,
+                host.name,
+                why,
+                folder,
+            )
+
+
+def _handle(job: Job) -> dict[str, Any]:
+    return {"submission": job.submission_id}
+
+
+def _write(folder: Path, placed: Placed) -> None:
+    write_json(folder / PLACED, asdict(placed))
+
+
+def _read(folder: Path, submission: str) -> Placed | None:
+    said = read_json(folder / PLACED)
+    if not said or said["submission"] != submission:
+        return None
+    hosts, failed = tuple(Host(**host) for host in said["hosts"]), tuple(said["failed_nodes"])
+    return Placed(**{**said, "hosts": hosts, "failed_nodes": failed})
+
+
+def _from_files(placed: Placed | None, folder: Path) -> JobState | None:
+    """What the job folder alone says; None when the machines have to be asked."""
+    if placed is None:
+        return JobState(state="lost", reason=f"{folder / PLACED} is gone")
+    if placed.stage == "lost":
+        return _lost(placed)
+    if placed.stage == "queued":  # a mark there is of a start that was taken back
+        return None
+    ended = ended_state(folder)
+    if placed.stage == "cancelled":
+        return ended or JobState(state="ended", code=143, reason="cancelled")
+    return ended
+
+
+def _vanished(folder: Path, rank: int, look: Look | Missing) -> bool:
+    """Whether the machine itself is gone, or was started again meanwhile."""
+    handle = _parent(folder, rank)
+    return isinstance(look, Missing) or (handle is not None and handle["boot_id"] != look.boot_id)
+
+
+def _lost(placed: Placed) -> JobState:
+    failure: Failure | None = "node" if placed.failed_nodes else None
+    return JobState(state="lost", reason=placed.reason, failure=failure, failed_nodes=placed.failed_nodes)
+
+
+def _parent(folder: Path, rank: int) -> dict[str, Any] | None:
+    handle: dict[str, Any] | None = read_json(folder / "nodes" / str(rank) / "handle.json")
+    return handle
+
+
+def _waits(job: Job, room: Room) -> str:
+    busy = ", ".join(f"{host.name} runs {what}" for host, what in room.busy.items())
+    return f"{job.nodes} machines are needed, {len(room.free)} free; {busy}"
+
+
+def _too_few(job: Job, room: Room) -> Missing:
+    host, error = next(iter(room.out.items()))
+    there = len(room.free) + len(room.busy)
+    return Missing(
+        f"{job.name} needs {job.nodes} machines, and {there} can take it; machine {host.name}: {error.message}",
+        remedy=f"{error.remedy} Or do without it: cluster.exclude.",
+    )

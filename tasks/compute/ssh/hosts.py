@@ -1,0 +1,69 @@
+"""The machines of the ssh backend: which there are, and which of them a job may use. How they are reached is
+tasks/compute/connection.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.compute.connection import parse_address
+from tasks.compute.job import Job
+from tasks.config.cluster import SshConfig
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine: `name` is what errors, logs and excluded nodes call it, `address` how it is reached."""
+
+    name: str
+    address: str
+
+
+def read_hosts(config: SshConfig) -> list[Host]:
+    """All machines, in the order in which jobs take them. Raises ValueError for one that is written wrong or twice."""
+    texts = config.hosts or _lines(config.hosts_file)
+    addresses = [parse_address(text) for text in texts]
+    twice = [text for text, count in Counter(map(str, addresses)).items() if count > 1]
+    if twice:
+        raise ValueError(f"ssh.hosts names {twice[0]} twice: a machine takes one job at a time, so name it once")
+    names = Counter(address.name for address in addresses)
+    return [Host(a.name if names[a.name] == 1 else f"{a.name}:{a.port or 22}", str(a)) for a in addresses]
+
+
+def usable(job: Job, hosts: Sequence[Host]) -> list[Host]:
+    """The machines that are not excluded. Raises ValueError when they are too few, and for what SSH cannot do."""
+    if job.elastic:
+        raise ValueError(
+            "backend ssh runs no elastic jobs, no scheduler gives it machines: set elastic to null, or use slurm"
+        )
+    if job.image:
+        raise ValueError(f"backend ssh runs plain processes, image is {job.image!r}: leave cluster.image empty")
+    there = [host.name for host in hosts]
+    unknown = set(job.only_nodes) - set(there)
+    if unknown:
+        raise ValueError(
+            f"{job.name} is to run on {', '.join(sorted(unknown))}, not in ssh.hosts, which calls them {', '.join(there)}"
+        )
+    left = [host for host in hosts if not _called(host) & set(job.excluded_nodes)]
+    if job.only_nodes:
+        left = [host for host in left if _called(host) & set(job.only_nodes)]
+    if job.nodes > len(left):
+        excluded = f", of which {len(hosts) - len(left)} excluded" if len(left) < len(hosts) else ""
+        raise ValueError(
+            f"{job.name} needs {job.nodes} machines, and ssh.hosts has {len(hosts)}{excluded}: lower cluster.nodes, or name more"
+        )
+    return left
+
+
+def _called(host: Host) -> set[str]:
+    return {host.name, host.address, parse_address(host.address).name}
+
+
+def _lines(path: str) -> list[str]:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"ssh.hosts_file is {path}, and there is no such file: write one machine a line into it")
+    lines = [line.partition("#")[0].strip() for line in file.read_text().splitlines()]
+    return [line for line in lines if line]

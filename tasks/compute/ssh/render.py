@@ -1,0 +1,156 @@
+"""What the ssh backend runs on a machine, as texts: the script that starts a job there, and the commands that ask and stop.
+
+When they are run, and what their answers mean, is backend.py and machines.py. Everything is for bash, coreutils, grep and flock.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from tasks.compute.connection import parse_address
+from tasks.compute.job import Job
+from tasks.compute.nodes import node_command, node_environment, python
+from tasks.compute.ssh.hosts import Host
+
+BUSY = 75
+"""Exit code of the start script on a machine that runs another job (EX_TEMPFAIL of sysexits.h)."""
+LEASES = '"/var/tmp/headway-$(id -u)"'
+"""On the machine's own disk: a lock there is held by the parent of a job, and is free when that is gone."""
+STOP_SECONDS = 12.0
+"""From SIGTERM to SIGKILL; a cancelled job is gone within 15 s."""
+
+START = """\
+#!/usr/bin/env bash
+# Headway, {id}: node rank {rank} of {nodes}, on machine {name}.
+# Run through SSH, by `bash {script}`.
+# What it starts goes on when the connection, or who opened it, is gone.
+set -euo pipefail
+
+# One job a machine: the lock is held for as long as the parent below lives.
+mkdir -p -m 700 {leases}
+lease={leases}/{name}
+exec 9>> "$lease"
+if ! flock -w 2 9; then
+  echo "machine {name} runs $(cat "$lease")" >&2
+  exit {busy}
+fi
+echo {id} > "$lease"
+
+cd {folder}
+{exports}
+
+nohup setsid {command} < /dev/null >> nodes/{rank}/parent.log 2>&1 &
+
+# The parent writes its pid, its start time and the machine's boot id into handle.json.
+parent=$!
+for _ in $(seq 150); do
+  if grep -qs "\\"pid\\": $parent," nodes/{rank}/handle.json; then exit 0; fi
+  kill -0 "$parent" 2> /dev/null || break
+  sleep 0.1
+done
+grep -qs "\\"pid\\": $parent," nodes/{rank}/handle.json || {{ tail -n 5 nodes/{rank}/parent.log >&2; exit 70; }}
+"""
+PROBE = """\
+for _ in $(seq 10); do [ -r {nonce} ] && break; sleep 0.2; done
+[ -r {nonce} ] || {{ echo folder; exit; }}
+command -v flock > /dev/null || {{ echo flock; exit; }}
+{path}{python} -c 'import tasks.common.process' || {{ echo python; exit; }}
+mkdir -p -m 700 {leases}
+lease={leases}/{name}
+exec 9>> "$lease"
+if flock -n 9; then echo free; else echo "busy $(cat "$lease")"; fi
+"""
+STOP = """\
+mine() {{ grep -lzxF HEADWAY_TOKEN={id} /proc/[0-9]*/environ 2> /dev/null | cut -d/ -f3; }}
+for pid in $(mine); do
+  if tr '\\0' ' ' 2> /dev/null < "/proc/$pid/cmdline" | grep -q ' -m tasks.common.process '; then kill -TERM "$pid"; fi
+done
+for _ in $(seq {looks}); do [ -z "$(mine)" ] && exit 0; sleep 0.2; done
+for _ in 1 2 3; do for pid in $(mine); do kill -KILL "$pid" 2> /dev/null; done; sleep 0.2; done
+[ -z "$(mine)" ]
+"""
+
+
+def start_script(job: Job, folder: Path, hosts: Sequence[Host], rank: int) -> str:
+    """The script of one machine of a job on these machines, in order of node rank."""
+    return START.format(
+        id=job.submission_id,
+        rank=rank,
+        nodes=len(hosts),
+        name=hosts[rank].name,
+        script=script_path(folder, rank),
+        leases=LEASES,
+        busy=BUSY,
+        folder=shlex.quote(str(folder)),
+        exports="\n".join(_exports(job, hosts, rank)),
+        command=shlex.join(node_command(job, folder, rank)),
+    )
+
+
+def script_path(folder: Path, rank: int) -> Path:
+    return folder / "nodes" / str(rank) / "start.sh"
+
+
+def start_command(folder: Path, rank: int) -> str:
+    return f"bash {shlex.quote(str(script_path(folder, rank)))}"
+
+
+def probe_command(job: Job, host: Host, nonce: Path) -> str:
+    """Says in one word whether the machine could take the job: free, busy JOB, folder, flock, python."""
+    path = node_environment(job).get("PYTHONPATH", "")
+    return _bash(
+        PROBE.format(
+            nonce=shlex.quote(str(nonce)),
+            path=f"PYTHONPATH={shlex.quote(path)} " if path else "",
+            python=shlex.quote(python(job)),
+            leases=LEASES,
+            name=host.name,
+        )
+    )
+
+
+def look_command(pids: Sequence[int]) -> str:
+    """The machine's boot id, and the line of /proc/PID/stat of each process that is there."""
+    stats = " ".join(f"/proc/{pid}/stat" for pid in pids)
+    return f"cat /proc/sys/kernel/random/boot_id {stats} 2> /dev/null; true"
+
+
+def stop_command(submission_id: str) -> str:
+    """End all processes of a submission on a machine; fails when something of it is left."""
+    return _bash(STOP.format(id=submission_id, looks=round(STOP_SECONDS / 0.2)))
+
+
+def find_command(submission_id: str) -> str:
+    """Succeeds on a machine where a process of the submission runs."""
+    return _bash(f"grep -qszxF HEADWAY_TOKEN={submission_id} /proc/[0-9]*/environ")
+
+
+def _exports(job: Job, hosts: Sequence[Host], rank: int) -> list[str]:
+    mine = {"HEADWAY_NODE_NAME": hosts[rank].name, "HEADWAY_TOKEN": job.submission_id, "HEADWAY_LIMITS": "1"}
+    values = {**mine, **node_environment(job)}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
+    if rank == 0:
+        lines += ["# Where the others reach this machine: the address at which SSH reached it."]
+        lines += ['export HEADWAY_LEADER="$(cut -d" " -f3 <<< "$SSH_CONNECTION")"']
+    if rank == 0 and job.launcher == "mpi":
+        lines += _mpi(hosts)
+    return lines
+
+
+def _mpi(hosts: Sequence[Host]) -> list[str]:
+    """Open MPI reaches the other machines by its own ssh, from this one."""
+    addresses = [parse_address(host.address) for host in hosts]
+    users, ports = {a.user for a in addresses}, {a.port for a in addresses}
+    user = f" -l {users.pop()}" if len(users) == 1 and "" not in users else ""
+    port = f" -p {ports.pop()}" if len(ports) == 1 and None not in ports else ""
+    return [
+        f"export HEADWAY_MPI_HOSTS={shlex.quote(','.join(a.name for a in addresses))}",
+        f"export OMPI_MCA_plm_rsh_agent={shlex.quote(f'ssh -o BatchMode=yes{user}{port}')}",
+    ]
+
+
+def _bash(script: str) -> str:
+    """A script as one command, whatever shell the login has."""
+    return f"bash -c {shlex.quote(script)}"

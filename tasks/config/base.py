@@ -1,0 +1,160 @@
+"""What every configuration class is made of, how a configuration is digested, and where all state lies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tasks.common.errors import Refused
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+Positive = Annotated[int, Field(gt=0)]
+
+
+class Settings(BaseModel):
+    """Base of every configuration class: frozen, and a misspelt key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_is_empty_text(cls, values: Any) -> Any:
+        """YAML reads nothing at all as null; where empty text is the default, that is what was meant."""
+        if not isinstance(values, dict):
+            return values
+        empty = {name for name, field in cls.model_fields.items() if field.default == ""}
+        return {key: value for key, value in values.items() if value is not None or key not in empty}
+
+
+def canonical_json(value: Any) -> str:
+    """One spelling of a JSON value, so that equal values have equal digests."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(value: Any) -> str:
+    """sha256, in hex, of the canonical JSON of a value."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def config_digest(config: Settings) -> str:
+    """Digest of a configuration by value: defaults written out and defaults left out are the same."""
+    return digest(config.model_dump(mode="json"))
+
+
+def home() -> Path:
+    """The folder that holds all state: `HEADWAY_HOME`, else `.headway` in the working directory.
+
+    Raises ValueError for one that nobody named and that another user made: in a shared folder it would be obeyed.
+    """
+    named = os.environ.get("HEADWAY_HOME")
+    found = Path(named or ".headway").absolute()
+    if not named:
+        _require_own(found)
+    return found
+
+
+def _require_own(home: Path) -> None:
+    """Raise ValueError unless a home that is there belongs to this user or root, and its parts lie in it."""
+    if not os.path.lexists(home):
+        return
+    remedy = f"if it is meant, name it: export HEADWAY_HOME={home}; else work in another folder"
+    owners = {os.lstat(home).st_uid, home.stat().st_uid if home.exists() else 0} - {os.geteuid(), 0}
+    if owners:
+        raise ValueError(f"{home} belongs to another user (uid {min(owners)}): {remedy}")
+    if not home.is_dir():
+        return  # said by whoever uses it
+    with os.scandir(home) as parts:
+        for part in parts:
+            if part.is_symlink() and not Path(part.path).resolve().is_relative_to(home.resolve()):
+                raise ValueError(
+                    f"{part.path} is a link to {Path(part.path).readlink()}, outside of the home: {remedy}"
+                )
+
+
+def stopped_mark(home: Path) -> Path:
+    """A file that is there while somebody has stopped the platform of a home (`headway down`)."""
+    return home / "platform" / "stopped.json"
+
+
+def tracking_uri() -> str:
+    """Where MLflow's view is published: `MLFLOW_TRACKING_URI`, else a database file under home.
+
+    A file is named by its absolute path: who publishes works in another directory.
+    """
+    named = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"
+    scheme, file, path = named.partition("sqlite:///")
+    return f"{file}{Path(path).absolute()}" if file and not scheme else named
+
+
+def experiment(name: str) -> str:
+    """MLflow's experiment that runs are published in: `MLFLOW_EXPERIMENT_NAME`, else the given one."""
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or name
+
+
+def image_digest() -> str:
+    """The image that this process runs in: `HEADWAY_IMAGE_DIGEST`, `sha256:...`; empty where nobody told it."""
+    return os.environ.get("HEADWAY_IMAGE_DIGEST", "")
+
+
+def openlineage_key() -> str:
+    """What an OpenLineage server asks for as a bearer token: `OPENLINEAGE_API_KEY`, as in its own clients; empty without one."""
+    return os.environ.get("OPENLINEAGE_API_KEY", "")
+
+
+def told_sku() -> str:
+    """The size of this virtual machine, for example Standard_ND96isr_H100_v5: `HEADWAY_SKU`; empty where nobody told it."""
+    return os.environ.get("HEADWAY_SKU", "")
+
+
+def policy_file(home: Path) -> tuple[Path, bool]:
+    """The policy of who may do what, and whether somebody named it: `HEADWAY_POLICY`, else `policy.yaml` of the home.
+
+    Raises Refused; see own_or_named.
+    """
+    return own_or_named(home, "policy.yaml", "HEADWAY_POLICY")
+
+
+def trust_file(home: Path) -> tuple[Path, bool]:
+    """Whose signatures count, and whether somebody named the file: `HEADWAY_TRUST`, else `trust.yaml` of the home.
+
+    Raises Refused; see own_or_named.
+    """
+    return own_or_named(home, "trust.yaml", "HEADWAY_TRUST")
+
+
+def has_policy(home: Path) -> bool:
+    """Return whether a policy of rights, or of whose signatures count, applies to a home."""
+    named = os.environ.get("HEADWAY_POLICY") or os.environ.get("HEADWAY_TRUST")
+    return bool(named) or any(os.path.lexists(home / name) for name in ("policy.yaml", "trust.yaml"))
+
+
+def own_or_named(home: Path, own: str, variable: str) -> tuple[Path, bool]:
+    """A file of the home, or the one that a variable names instead, and whether it was named.
+
+    Raises Refused for a variable that names another file than the home's own where the home has its own, or a policy: what binds
+    everybody is not replaced by what one of them puts into the environment of a command.
+    """
+    path, named = home / own, os.environ.get(variable)
+    if not named:
+        return path, False
+    chosen = Path(named).absolute()
+    if chosen.resolve() == path.resolve():
+        return path, True
+    for binding in dict.fromkeys((path, home / "policy.yaml")):
+        if os.path.lexists(binding):
+            raise Refused(
+                f"{variable} names {chosen}, and the home has its own {binding}: nothing is done by another file",
+                remedy=f"Unset {variable}. What is to hold for this home belongs into {path}.",
+            )
+    return chosen, True
+
+
+def prices_url() -> str:
+    """Where `headway prices update` asks: `HEADWAY_PRICES_URL`, else Azure's Retail Prices API."""
+    return os.environ.get("HEADWAY_PRICES_URL") or "https://prices.azure.com/api/retail/prices"

@@ -1,0 +1,177 @@
+"""What a model is measured on, and what it must reach, as settings.
+
+What measures is tasks/jobs/evaluate.py; who judges, tasks/evaluate.py. A field's docstring is its help text, in
+docs/configuration.md and in Prefect's form.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from tasks.config.base import Positive, Settings
+
+MetricName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
+SHIPPED = "shipped"
+"""What `evaluation.code.problems` says for the functions that Headway brings along."""
+
+
+class CodeSuiteConfig(Settings):
+    """Functions that the model is to complete, each run against the examples of its docstring in a sandbox."""
+
+    problems: str = ""
+    """`shipped`: 20 small Python functions. Else a dataset's reference, or an absolute path, of JSON lines with `name` and
+    `prompt`. Empty: no code is written and none is run."""
+    tokens: int = Field(128, gt=0, le=2048)
+    """Most tokens of a completion."""
+    seconds: Positive = 10
+    """Of the clock, that one completion may run."""
+    cpu_seconds: Positive = 5
+    """Of CPU time, that one completion may use."""
+    memory_mib: int = Field(512, ge=128)
+    """Address space of one completion, in MiB."""
+    allow_without_namespaces: bool = False
+    """Run completions even where there is no bubblewrap, or no namespaces: as another user (which only root can do), with limits,
+    but with the network and the sight of files. Otherwise the stage ends there."""
+
+
+class LabelledFile(Settings):
+    """Texts with the right label: accuracy and F1 by which label the model holds for the likeliest continuation."""
+
+    name: MetricName = "labelled"
+    """What its metrics begin with: `labelled.NAME_accuracy`."""
+    file: str = ""
+    """A dataset's reference, or an absolute path, of JSON lines with `text` and `label`."""
+    prompt: str = "{text}\nLabel:"
+    """What stands before the label, with `{text}` in it once. A space and the label follow."""
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> LabelledFile:
+        if not self.file:
+            raise ValueError(
+                f"the labelled file {self.name} is not named: set evaluation.labelled[].file to a dataset or a path"
+            )
+        if self.prompt.count("{text}") != 1:
+            raise ValueError(f"evaluation.labelled[].prompt = {self.prompt!r}: write {{text}} in it, once")
+        return self
+
+
+class LmEvalConfig(Settings):
+    """Tasks of lm-evaluation-harness, by name, with their data given as files: nothing is loaded from a hub."""
+
+    tasks: tuple[str, ...] = ()
+    """Names of tasks. Empty: none are run."""
+    data: str = ""
+    """A dataset's reference, or an absolute path of a folder: `TASK.SPLIT.jsonl` for a task that the harness knows, or a task's
+    own YAML, whose data files are named relative to it."""
+    limit: int = Field(0, ge=0)
+    """Most samples of each task. 0: all."""
+
+    @model_validator(mode="after")
+    def _has_data(self) -> LmEvalConfig:
+        if self.tasks and not self.data:
+            raise ValueError(
+                f"evaluation.lm_eval.tasks names {self.tasks[0]}, and no data: set evaluation.lm_eval.data"
+            )
+        return self
+
+
+class EvaluationConfig(Settings):
+    """What the model is measured on."""
+
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of weights and products. bf16 takes half the memory; its scores are others, and a champion is measured anew with it."""
+    device: Literal["auto", "cpu"] = "auto"
+    """`auto`: the machine's first GPU where it has one, else the CPU. `cpu`: always the CPU, as where no GPU has room."""
+    max_bytes: Positive = 1_000_000
+    """Held-out text that is read, in bytes, whole documents in a fixed order; as much of each corpus of a mixture."""
+    min_documents: Positive = 5
+    """Fewest held-out documents that a verdict may rest on."""
+    min_slice_documents: Positive = 10
+    """Fewest documents of a slice that get an interval and may be judged; with fewer it is `insufficient`."""
+    bootstrap_samples: Positive = 1000
+    """Times that the held-out documents are drawn again, with replacement."""
+    confidence: float = Field(0.95, gt=0.5, lt=1.0)
+    """Of the bootstrap interval."""
+    seed: int = Field(1234, ge=0)
+    """Of the bootstrap's draws, and of the probes' samples."""
+    probe_samples: int = Field(16, ge=0, le=4096)
+    """Passages that are continued to look for training text learnt by heart, and texts that are written to look for secrets,
+    personal data and listed words. 0: nothing is generated."""
+    probe_prefix_tokens: int = Field(24, gt=0, le=1024)
+    """Tokens of a passage that the model is given."""
+    probe_tokens: int = Field(24, gt=0, le=1024)
+    """Tokens that it then writes: all must be those of the passage to count as learnt by heart."""
+    toxic_words: str = ""
+    """Reference of a dataset of words, one a line, that a text which the model writes should not hold. Empty: not looked for."""
+    suite_seconds: Positive = 900
+    """Longest time that one suite may take. One that takes longer has no metrics, and closes a gate that asks for one."""
+
+    code: CodeSuiteConfig = CodeSuiteConfig()
+    """Does what the model writes parse, and does it run?"""
+    labelled: tuple[LabelledFile, ...] = ()
+    """Texts with labels."""
+    lm_eval: LmEvalConfig = LmEvalConfig()
+    """Tasks of lm-evaluation-harness."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> EvaluationConfig:
+        names = [each.name for each in self.labelled]
+        if len(set(names)) < len(names):
+            raise ValueError(
+                f"evaluation.labelled has two files of one name ({', '.join(sorted(names))}): name each another way"
+            )
+        return self
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """References of the datasets that suites read, each once: the stage hands them to the job as `files-NAME`."""
+        named = (self.toxic_words, self.code.problems, self.lm_eval.data, *(each.file for each in self.labelled))
+        return tuple(dict.fromkeys(ref for ref in named if ref and ref != SHIPPED and not ref.startswith("/")))
+
+
+class GateRule(Settings):
+    """What a metric must reach. A rule closes the gate as well when its metric is missing, no number, or of too few documents."""
+
+    metric: str = ""
+    """`bits_per_byte`, `perplexity`, `accuracy`, `calibration_error`, `gain_over_bigram`, or `SUITE.METRIC`."""
+    at_least: float | None = None
+    """Smallest value that passes."""
+    at_most: float | None = None
+    """Largest value that passes."""
+    max_loss_to_champion: float | None = Field(None, gt=-1.0)
+    """Largest share by which it may be worse than the champion's; the upper end of the interval counts where documents are
+    paired. Under 0: it must be better by that share. Passes without a champion, and when the champion is this checkpoint."""
+    slices: tuple[str, ...] = ()
+    """Slices that the rule is about, each by itself: names, or patterns such as `script *`. Empty: all documents together."""
+    min_documents: int = Field(0, ge=0)
+    """Fewest documents, or samples of a suite, that it may rest on. 0: what `evaluation` says."""
+
+    @model_validator(mode="after")
+    def _asks_something(self) -> GateRule:
+        if not self.metric:
+            raise ValueError("a rule needs a metric: set comparison.rules[].metric, for example bits_per_byte")
+        if (self.at_least, self.at_most, self.max_loss_to_champion) == (None, None, None):
+            raise ValueError(
+                f"the rule for {self.metric} has no limit: set at_least, at_most or max_loss_to_champion, or leave it out"
+            )
+        if self.slices and "." in self.metric:
+            raise ValueError(f"{self.metric} is of a suite, and has no slices: leave `slices` out")
+        return self
+
+
+class ComparisonConfig(Settings):
+    """What a model must reach to be exported, and to stay. Not in any stage's key: a new limit measures nothing anew."""
+
+    min_gain_over_bigram: float = Field(0.10, ge=-1.0, lt=1.0)
+    """Share by which the model's bits per byte must lie under the Kneser-Ney bigram's."""
+    max_loss_to_champion: float = Field(0.02, ge=0.0)
+    """Non-inferiority margin: the upper end of the interval of the relative loss to the champion must stay under it."""
+    seed_noise: float | None = Field(None, ge=0.0, lt=1.0, exclude_if=lambda noise: noise is None)
+    """Relative standard deviation of bits per byte of one recipe over seeds of training; widens the interval of the loss to the
+    champion. Empty: not known, the interval is of documents alone."""
+    max_loss_since_promotion: float = Field(0.10, ge=0.0)
+    """Share by which a champion's bits per byte on the newest data may lie over those at its promotion; for revalidate."""
+    rules: tuple[GateRule, ...] = ()
+    """What else a model must reach. All must hold; revalidate does not look at them."""

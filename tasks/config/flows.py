@@ -1,0 +1,197 @@
+"""Every setting, as one frozen tree of classes; one class a stage, handed to it and read back by its job.
+
+What does not live here: the base class and where state lies (tasks/config/base.py), the sections of the data stages, of training
+and of the cluster (tasks/*_config.py), where files come from and how errors are printed (deployments/cli). See
+docs/configuration.md. A field's docstring is its help text, in docs/configuration.md and in Prefect's form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from tasks.config.base import Name, Positive, Settings
+from tasks.config.cluster import ClusterConfig
+from tasks.config.data import PreprocessingConfig, ValidationConfig
+from tasks.config.engine_support import require_engine_fits
+from tasks.config.evaluation import ComparisonConfig, EvaluationConfig
+from tasks.config.planning import PlanningConfig
+from tasks.config.qualification import BenchmarkConfig
+from tasks.config.revalidation import RevalidationConfig
+from tasks.config.serving import DeploymentConfig, ExportConfig
+from tasks.config.training import ExecutionConfig, TrainingConfig
+
+
+class ApprovalConfig(Settings):
+    """Whether a person must agree before the new model takes the endpoint."""
+
+    before_train: bool = False
+    """Whether the run pauses after the plan until somebody approves what training takes and costs."""
+    before_deploy: bool = False
+    """Whether the run pauses after the export until somebody approves or rejects."""
+    before_retrain: bool = False
+    """Whether a run that an event asked for pauses before its first stage, with the evidence beside the form."""
+    remind_minutes: float = Field(60.0, gt=0)
+    """Time between two reminders while it waits."""
+    expire_minutes: float = Field(1440.0, gt=0)
+    """Time after which a run that nobody approved ends, its gate closed."""
+    valid_hours: float = Field(72.0, gt=0)
+    """Time for which an approval counts, for exactly what was asked; after it the same question is asked again."""
+
+
+def _fewest_machines(config: Any) -> Any:
+    least, nodes, named = config.benchmark.act.min_nodes, config.cluster.nodes, config.benchmark.nodes
+    if config.cluster.elastic and least:
+        raise ValueError(
+            f"benchmark.act.min_nodes is {least}: an elastic job's fewest machines are cluster.elastic.min_nodes; leave it empty"
+        )
+    if least and least > nodes:
+        raise ValueError(f"benchmark.act.min_nodes {least} must not be above cluster.nodes {nodes}")
+    if len(set(named)) < len(named):
+        raise ValueError(f"benchmark.nodes names a machine twice: {', '.join(named)}")
+    return config
+
+
+def _one_text_field(config: Any) -> Any:
+    checked, used = config.validation.text_field, config.preprocessing.text_field
+    if checked != used:
+        raise ValueError(f"validation.text_field {checked!r} and preprocessing.text_field {used!r} must be the same")
+    return config
+
+
+class RetrainConfig(Settings):
+    """One whole retraining run."""
+
+    dataset: str = "python-stdlib"
+    """Dataset that is used when none is named: NAME, or dataset/NAME@VERSION."""
+    validation: ValidationConfig = ValidationConfig()
+    preprocessing: PreprocessingConfig = PreprocessingConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    benchmark: BenchmarkConfig = BenchmarkConfig()
+    planning: PlanningConfig = PlanningConfig()
+    training: TrainingConfig = TrainingConfig()
+    execution: ExecutionConfig = ExecutionConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    comparison: ComparisonConfig = ComparisonConfig()
+    export: ExportConfig = ExportConfig()
+    approval: ApprovalConfig = ApprovalConfig()
+    deployment: DeploymentConfig = DeploymentConfig()
+    revalidation: RevalidationConfig = RevalidationConfig()
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> RetrainConfig:
+        """Ranks that share one copy of the network read the same samples."""
+        shared = self.execution.ranks_a_copy
+        for ranks in self.world_sizes:
+            if ranks % shared:
+                raise ValueError(
+                    f"{ranks} ranks do not divide by execution.tensor_parallel x pipeline_parallel x context_parallel = {shared}"
+                )
+            at_once = self.training.micro_batch_size * (ranks // shared)
+            if self.training.global_batch_size % at_once:
+                raise ValueError(
+                    f"training.global_batch_size {self.training.global_batch_size} must be a multiple of "
+                    f"training.micro_batch_size x ranks = {self.training.micro_batch_size} x {ranks // shared} = {at_once}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_fits(self) -> RetrainConfig:
+        require_engine_fits(self.training, self.execution)
+        return self
+
+    @model_validator(mode="after")
+    def _has_positions(self) -> RetrainConfig:
+        """Learnt positions end with the sequence; what a base model has is looked at when it is exported."""
+        length, trained = self.export.context_length, self.training.sequence_length
+        learnt = self.training.network.architecture == "gpt2" and not self.training.base
+        if learnt and length and length > trained:
+            raise ValueError(
+                f"export.context_length {length} is more than a gpt2 network has positions for, training.sequence_length = "
+                f"{trained}: raise that, lower this, or leave it empty"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_served(self) -> RetrainConfig:
+        azureml = self.served.azureml
+        named = ("subscription_id", "resource_group", "workspace", "image")
+        empty = [name for name in named if self.deployment.backend == "azureml" and not getattr(azureml, name)]
+        if empty:
+            raise ValueError(f"deployment.backend is azureml: set deployment.azureml.{empty[0]} (docs/azureml.md)")
+        return self
+
+    @property
+    def served(self) -> DeploymentConfig:
+        """The deployment, of Azure ML with the workspace of the cluster where it names none of its own."""
+        if self.deployment.backend != "azureml":
+            return self.deployment
+        of_cluster = ("subscription_id", "resource_group", "workspace", "endpoint", "store")
+        own = self.deployment.azureml
+        filled = {name: getattr(own, name) or getattr(self.cluster.azureml, name) for name in of_cluster}
+        return self.deployment.model_copy(update={"azureml": own.model_copy(update=filled)})
+
+    _one_text = model_validator(mode="after")(_one_text_field)
+    _fewest = model_validator(mode="after")(_fewest_machines)
+
+    @property
+    def world_sizes(self) -> tuple[int, ...]:
+        """Every number of ranks that training may have, also when machines are left out by the qualification."""
+        fewer = range(self.benchmark.act.min_nodes or self.cluster.nodes, self.cluster.nodes)
+        return (*(nodes * self.cluster.ranks_per_node for nodes in fewer), *self.cluster.world_sizes)
+
+
+class RevalidateConfig(Settings):
+    """The champion of a model against the newest data. What a retraining run has too is named and meant as there."""
+
+    model: Name = "model"
+    """Name of the model; of a retraining run it is `training.model`."""
+    validation: ValidationConfig = ValidationConfig()
+    preprocessing: PreprocessingConfig = PreprocessingConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    comparison: ComparisonConfig = ComparisonConfig()
+    revalidation: RevalidationConfig = RevalidationConfig()
+
+    _one_text = model_validator(mode="after")(_one_text_field)
+
+
+class ValidateConfig(Settings):
+    """A dataset, judged by itself. What a retraining run has too is named and meant as there."""
+
+    validation: ValidationConfig = ValidationConfig()
+    preprocessing: PreprocessingConfig = PreprocessingConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+
+class QualifyConfig(Settings):
+    """A cluster, measured by itself. What a retraining run has too is named and meant as there."""
+
+    cluster: ClusterConfig = ClusterConfig()
+    benchmark: BenchmarkConfig = BenchmarkConfig()
+    training: TrainingConfig = TrainingConfig()
+
+    _fewest = model_validator(mode="after")(_fewest_machines)
+
+
+class BackupConfig(Settings):
+    """A backup of this home. See docs/backup.md."""
+
+    to: Name = "backup"
+    """Name of a store of stores.yaml that holds nothing but this home's backups."""
+    keep: Positive = 14
+    """Backups that stay there; older ones go."""
+    drill: bool = False
+    """Whether the backup is then restored into a scratch place and compared by hash: proof, for as long as a restore takes."""
+
+
+class WatchConfig(Settings):
+    """A look at what endpoints answered. How that is judged is in `revalidation.service` of the model's configuration."""
+
+    endpoints: tuple[Name, ...] = ()
+    """Whose answers; empty: those of every endpoint in service."""
+    window_requests: Positive = 200
+    """Requests of a row of the series that is shown."""
+    windows: Positive = 12
+    """Rows that are shown, the newest ones."""

@@ -1,0 +1,1 @@
+"""Data: reading corpora (corpus/), tokens (tokenizing/), drift between datasets (drift/), and what is expected of a corpus."""

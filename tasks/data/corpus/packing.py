@@ -1,0 +1,153 @@
+"""Files and trees as the folder of a dataset: containers of documents are copied, other text becomes JSON lines.
+
+What is in them is not judged here: tasks/validate.py does that. Reading them is tasks/data/corpus/reading.py.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from tasks.data.corpus.inputs import kind_of
+from tasks.data.corpus.opening import opened
+
+SHARD_BYTES = 32 << 20
+
+
+class Packed(NamedTuple):
+    """What packing made: counts, and the files that were left out with the reason."""
+
+    documents: int
+    bytes: int
+    skipped: dict[str, str]
+    sources: dict[str, list[str]]
+    """Of each shard, the absolute paths that it was made of: the file that was copied, or the roots of the text files."""
+
+
+def pack(paths: list[Path], target: Path, *, include: str = "*", exclude: tuple[str, ...] = ()) -> Packed:
+    """Make a dataset folder of files and trees: JSON lines are copied byte for byte, other text becomes `text` and `path`.
+
+    Trees are walked in the order of their paths, so that the same tree is the same version. Files that are not UTF-8 text are
+    left out and named. Raises ValueError when a path is not there, or when nothing is left.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    writer = _ShardWriter(target)
+    skipped: dict[str, str] = {}
+    sources: dict[str, list[str]] = {}
+    copied = 0
+    for root in paths:
+        if not root.exists():
+            raise ValueError(f"{root} does not exist; name files or folders to publish")
+        for path in _files(root, include, exclude):
+            if kind_of(path, named=False) != "text":
+                place = _copy(path, target)
+                sources[place.name] = [str(path.resolve())]
+                copied += _count(place, path)
+            elif reason := writer.add(path, _name(path, root)):
+                skipped[str(path)] = reason
+            else:
+                writer.note(sources, root)
+    writer.close()
+    if not writer.documents and not copied:
+        first = next(iter(skipped.items()), None)
+        why = f": {len(skipped)} file(s) left out, the first {first[0]} ({first[1]})" if first else ""
+        raise ValueError(f"no text found under {', '.join(map(str, paths))}{why}; name text files, JSONL or Parquet")
+    return Packed(writer.documents + copied, writer.bytes, skipped, sources)
+
+
+def _files(root: Path, include: str, exclude: tuple[str, ...]) -> Iterator[Path]:
+    if root.is_file():
+        yield root
+        return
+    for path in sorted(root.rglob(include)):
+        parts = path.relative_to(root).parts
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
+        left_out = any(fnmatch.fnmatch(part, pattern) for part in parts for pattern in exclude)
+        if path.is_file() and not path.is_symlink() and not hidden and not left_out:
+            yield path
+
+
+def _name(path: Path, root: Path) -> str:
+    name = path.name if root.is_file() else path.relative_to(root).as_posix()
+    return name.encode(errors="replace").decode()
+
+
+def _copy(path: Path, target: Path) -> Path:
+    """Copy a file under its own name, or a free one."""
+    place, number = target / path.name, 1
+    while place.exists():
+        place, number = target / f"{number}-{path.name}", number + 1
+    shutil.copyfile(path, place)
+    return place
+
+
+def _count(place: Path, path: Path) -> int:
+    """Lines, or rows, of a copied file. Raises ValueError when it cannot be read."""
+    try:
+        if kind_of(place) == "parquet":
+            import pyarrow.parquet as pq
+
+            return int(pq.read_metadata(place).num_rows)
+        with opened(place, kind_of(place)) as (file, _):
+            return _lines(file)
+    except (EOFError, OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; publish a sound file") from error
+
+
+def _lines(file: IO[bytes]) -> int:
+    count, last = 0, b"\n"
+    while block := file.read(1 << 20):
+        count, last = count + block.count(b"\n"), block[-1:]
+    return count + (last != b"\n")
+
+
+class _ShardWriter:
+    """Collects small files in JSON line shards of at most 32 MiB."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.documents = self.bytes = self._shards = self._room = 0
+        self._file: IO[str] | None = None
+
+    def add(self, path: Path, name: str) -> str:
+        """Append one file; returns why it was left out, or nothing."""
+        data = path.read_bytes()
+        if b"\0" in data[:8192]:
+            return "binary: NUL bytes"
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            return f"not UTF-8 at byte {error.start}"
+        if not text.strip():
+            return "empty"
+        line = json.dumps({"path": name, "text": text}, ensure_ascii=False) + "\n"
+        if self._file is None or self._room < len(data):
+            self._next_shard()
+        assert self._file is not None
+        self._file.write(line)
+        self._room -= len(data)
+        self.documents, self.bytes = self.documents + 1, self.bytes + len(data)
+        return ""
+
+    def note(self, sources: dict[str, list[str]], root: Path) -> None:
+        """Say that the shard that was written last holds text from below a root; of a folder, with `/` at its end."""
+        assert self._file is not None
+        place = root.resolve()
+        known = sources.setdefault(Path(self._file.name).name, [])
+        name = f"{place}/" if place.is_dir() else str(place)
+        if name not in known:
+            known.append(name)
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+
+    def _next_shard(self) -> None:
+        self.close()
+        while (path := self.target / f"shard-{self._shards:05d}.jsonl").exists():
+            self._shards += 1
+        self._file, self._room = open(path, "x", encoding="utf-8", newline="\n"), SHARD_BYTES  # noqa: SIM115

@@ -1,0 +1,267 @@
+"""One unit of a corpus, measured: its rows, signatures, findings and bad lines in a folder with a receipt.
+
+A folder with a receipt is complete, and is not made again after a kill. What stands in it counts rows and lines from the
+unit's beginning; tasks/data/corpus/profile.py puts the units together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.config.base import digest
+from tasks.config.data import ValidationConfig
+from tasks.data.corpus import contamination, measures, near, secrets
+from tasks.data.corpus.counts import WORDS, Counts, Tally
+from tasks.data.corpus.inputs import UNIT_BYTES, Shard, Unit, cut, find_shards
+from tasks.data.corpus.measures import Texts
+from tasks.data.corpus.reading import Batch, read_strictly, read_unit
+from tasks.data.corpus.tokens import read_words
+
+SAMPLE_BYTES = 2048
+UNITS, LEAST_UNIT = 64, 1 << 20
+"""A corpus is divided into about 64 units, of 1 to 64 MiB: enough for many ranks, and little is lost by a kill."""
+MOST_FINDINGS = 1000
+"""Findings of one type that are written down; all are counted."""
+LARGEST = 16 << 20
+"""Bytes of a document that its words are read from at once; only the first part makes its signature."""
+ROW = np.dtype(
+    [
+        ("shard", "<i4"), ("line", "<i8"), ("characters", "<i8"), ("bytes", "<i8"), ("control", "<f4"),
+        ("replacement", "<f4"), ("repeated", "<f4"), ("secrets", "<i4"), ("personal", "<i4"), ("heldout", "?"),
+        ("benchmark", "<i2"), ("shingled", "?"), ("high", "<u8"), ("low", "<u8"),
+    ]
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is measured, and how: the same for every unit of a corpus."""
+
+    shards: tuple[Shard, ...]
+    config: ValidationConfig
+    heldout_fraction: float
+    benchmarks: Mapping[str, Path] = field(default_factory=dict)
+    """Folders of the named benchmarks, in the order that the column `benchmark` counts."""
+
+    @cached_property
+    def key(self) -> str:
+        """Digest of all that a unit's part depends on; a part under another key is made again."""
+        shards = [(shard.name, shard.kind, shard.size) for shard in self.shards]
+        sets = [(name, [(s.name, s.size) for s in find_shards([path])]) for name, path in self.benchmarks.items()]
+        looks = [self.config.text_field, self.config.near_duplicates, self.heldout_fraction]
+        return digest([shards, sets, looks])
+
+    @cached_property
+    def numbers(self) -> dict[Path, int]:
+        """The index of each shard by its path."""
+        return {shard.path: index for index, shard in enumerate(self.shards)}
+
+    def prepare(self) -> None:
+        """Have ready what every worker needs, before they are forked: it is read once, and its memory is shared."""
+        secrets.load()
+        _ = (self.key, self.numbers, self.learnt)
+
+    @cached_property
+    def learnt(self) -> contamination.Benchmarks | None:
+        if not self.benchmarks:
+            return None
+        return contamination.learn(
+            _benchmark(name, folder, self.config.text_field) for name, folder in self.benchmarks.items()
+        )
+
+
+def _benchmark(name: str, folder: Path, text_field: str) -> Iterator[list[str]]:
+    """The texts of a benchmark. Raises ValueError, naming it, when a line of it is no document."""
+    try:
+        for unit in cut(find_shards([folder])):
+            yield from (batch.texts for batch in read_strictly(unit, (text_field,)))
+    except ValueError as error:
+        raise ValueError(f"benchmark {name}: {error}; mend it, a benchmark is read strictly") from error
+
+
+@dataclass(frozen=True)
+class _Files:
+    rows: IO[Any]
+    signatures: IO[Any]
+    findings: IO[Any]
+    unreadable: IO[Any]
+
+
+def divide(shards: tuple[Shard, ...]) -> list[Unit]:
+    """The units of a corpus; the same however many ranks there are, so that they outlive a restart with others."""
+    total = sum(shard.size for shard in shards)
+    return cut(shards, min(max(total // UNITS, LEAST_UNIT), UNIT_BYTES))
+
+
+def receipt(folder: Path, unit: Unit, work: Work) -> dict[str, Any] | None:
+    """The counts of a unit that is measured already, or None."""
+    try:
+        found = json.loads((part(folder, unit) / "receipt.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return dict(found) if found["key"] == _unit_key(unit, work) else None
+
+
+def part(folder: Path, unit: Unit) -> Path:
+    """Where a unit's part lies."""
+    return folder / f"unit-{unit.index:06d}"
+
+
+def measure_unit(unit: Unit, work: Work, folder: Path) -> None:
+    """Read a unit and write its part, unless it lies there already.
+
+    Raises ValueError when a file of the unit cannot be read on.
+    """
+    if receipt(folder, unit, work):
+        return
+    temporary = folder / f".unit-{unit.index:06d}"
+    for old in (temporary, part(folder, unit)):
+        shutil.rmtree(old, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    counts = Counts()
+    with counts.timed("imports"):
+        secrets.load()
+    with _opened(temporary) as files:
+        _measure(unit, work, counts, files)
+    counts.words.tofile(temporary / "words.bin")
+    too_short = work.learnt.too_short if work.learnt else 0
+    said = {"key": _unit_key(unit, work), "too_short": too_short, **counts.plain()}
+    (temporary / "receipt.json").write_text(json.dumps(said), encoding="utf-8")
+    os.replace(temporary, part(folder, unit))
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[_Files]:
+    with (
+        open(folder / "rows.bin", "wb") as rows,
+        open(folder / "signatures.bin", "wb") as signatures,
+        open(folder / "findings.jsonl", "w", encoding="utf-8") as findings,
+        open(folder / "unreadable.jsonl", "w", encoding="utf-8") as unreadable,
+    ):
+        yield _Files(rows, signatures, findings, unreadable)
+
+
+def _measure(unit: Unit, work: Work, counts: Counts, files: _Files) -> None:
+    batches = read_unit(unit, (work.config.text_field,))
+    before: dict[int, int] = {}
+    piece = None
+    while True:
+        with counts.timed("read"):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        shard = work.numbers[batch.piece.shard.path]
+        tally = counts.shards.setdefault(shard, Tally())
+        if batch.piece is not piece:
+            piece, before[shard] = batch.piece, tally.lines
+        _bad_lines(batch, shard, before[shard], files)
+        if batch.lines:
+            _documents(batch, shard, before[shard], work, counts, files)
+        tally.lines = max([tally.lines, *(before[shard] + line for line in _last_lines(batch))])
+        tally.unreadable += len(batch.bad)
+        counts.read += batch.bytes
+
+
+def _last_lines(batch: Batch) -> list[int]:
+    return [*batch.lines[-1:], *(bad.line for bad in batch.bad[-1:])]
+
+
+def _bad_lines(batch: Batch, shard: int, before: int, files: _Files) -> None:
+    for bad in batch.bad:
+        raw = bad.raw.decode("utf-8", "replace")
+        said = {"shard": shard, "line": before + bad.line, "reason": bad.reason, "raw": raw}
+        files.unreadable.write(json.dumps(said) + "\n")
+
+
+def _documents(batch: Batch, shard: int, before: int, work: Work, counts: Counts, files: _Files) -> None:
+    with counts.timed("cheap"):
+        texts = Texts.of(batch.texts)
+        rows = _cheap_rows(texts, work)
+        rows["shard"], rows["line"] = shard, np.asarray(batch.lines) + before
+        tally = counts.shards[shard]
+        tally.documents += len(rows)
+        tally.bytes += int(rows["bytes"].sum())
+        tally.characters += int(rows["characters"].sum())
+        tally.classes += measures.classes(texts.histogram)
+        counts.words += _sampled_words(texts, rows["low"])
+    with counts.timed("secrets"):
+        _look_for_secrets(texts, rows, counts, files)
+    _words_of(texts, rows, work, counts, files)
+    rows.tofile(files.rows)
+    counts.rows += len(rows)
+
+
+def _cheap_rows(texts: Texts, work: Work) -> NDArray[Any]:
+    rows = np.zeros(len(texts.texts), ROW)
+    rows["characters"], rows["bytes"] = texts.characters, texts.sizes
+    rows["control"] = measures.control_shares(texts)
+    rows["replacement"] = measures.replacement_shares(texts)
+    rows["repeated"] = measures.repeated_shares(texts)
+    rows["heldout"] = measures.heldout(texts, work.heldout_fraction)
+    hashes = measures.content_hashes(texts)
+    rows["high"], rows["low"] = hashes[:, 0], hashes[:, 1]
+    return rows
+
+
+def _sampled_words(texts: Texts, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Words by hash, of the first SAMPLE_BYTES of every fourth document; which ones, their content says."""
+    chosen = [texts.encoded[index][:SAMPLE_BYTES] for index in np.flatnonzero(hashes % np.uint64(4) == 0).tolist()]
+    words = read_words(b"\n".join(chosen), np.zeros(1, np.int64))
+    return np.bincount((words.hashes >> np.uint64(52)).astype(np.int64), minlength=WORDS)
+
+
+def _look_for_secrets(texts: Texts, rows: NDArray[Any], counts: Counts, files: _Files) -> None:
+    for found in secrets.find(texts):
+        rows["secrets" if found.kind == "secret" else "personal"][found.document] += 1
+        seen = counts.types[found.kind]
+        seen[found.type] += 1
+        if seen[found.type] <= MOST_FINDINGS:
+            row = rows[found.document]
+            place = {"row": counts.rows + found.document, "shard": int(row["shard"])}
+            span = {"kind": found.kind, "type": found.type, "characters": [found.start, found.stop]}
+            files.findings.write(json.dumps({**place, "line": int(row["line"]), **span}) + "\n")
+
+
+def _words_of(texts: Texts, rows: NDArray[Any], work: Work, counts: Counts, files: _Files) -> None:
+    """What is told by words: signatures of near duplicates, and benchmarks."""
+    rows["benchmark"] = -1
+    if not work.config.near_duplicates and not work.learnt:
+        return
+    for first, starts, buffer, opens in _slices(texts):
+        with counts.timed("words"):
+            words = read_words(buffer, starts)
+        here = slice(first, first + len(starts) - 1)
+        if work.learnt:
+            with counts.timed("contamination"):
+                rows["benchmark"][here] = np.maximum(rows["benchmark"][here], contamination.held(words, work.learnt))
+        if work.config.near_duplicates and opens:
+            with counts.timed("near"):
+                values, rows["shingled"][here] = near.signatures(words)
+                values.tofile(files.signatures)
+
+
+def _slices(texts: Texts) -> Iterator[tuple[int, NDArray[np.int64], bytes, bool]]:
+    """What is looked at together, a batch or part of a huge one: first document, beginnings, buffer, whether it opens one."""
+    if len(texts.buffer) <= LARGEST:
+        yield 0, texts.starts, texts.buffer, True
+        return
+    for index, data in enumerate(texts.encoded):
+        for begin in range(0, max(len(data), 1), LARGEST):
+            piece = data[begin : begin + LARGEST]
+            yield index, np.array([0, len(piece) + 1]), piece, begin == 0
+
+
+def _unit_key(unit: Unit, work: Work) -> str:
+    pieces = [[work.numbers[piece.shard.path], piece.start, piece.stop] for piece in unit.pieces]
+    return digest([work.key, pieces])

@@ -1,0 +1,257 @@
+"""The profile of a corpus: streamed once unit by unit (tasks/data/corpus/parts.py), put together here into files to judge by.
+
+`documents.parquet`: one row a readable document, in the order of the corpus (columns: SCHEMA below). `findings.jsonl`: secrets
+and personal data, the first 1,000 of each type. `unreadable.jsonl`: every line that is no document. `shards.json` and
+`columns.json`: counts and histograms of each shard and of the corpus (tasks/data/corpus/summary.py). An exact duplicate is not
+looked at again as a near one. Memory: 24 bytes a record of one partition (tasks/data/corpus/duplicates.py) and one row group; the
+columns of duplicates, 20 bytes a document, and the signatures lie in files that are mapped. Nothing is judged here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.config.data import ValidationConfig
+from tasks.data.corpus import near, parts
+from tasks.data.corpus.duplicates import RECORD, Spill, mark_exact
+from tasks.data.corpus.inputs import Shard, Unit, cut, find_shards
+from tasks.data.corpus.parts import MOST_FINDINGS, ROW, Work, divide, measure_unit
+from tasks.data.corpus.pool import on_processes
+from tasks.data.corpus.summary import Summary
+
+CHUNK = 100_000
+"""Rows of a row group, and rows that are in memory at once."""
+SCHEMA = {
+    "shard": "int32",
+    "line": "int64",
+    "characters": "int64",
+    "bytes": "int64",
+    "control": "float32",
+    "replacement": "float32",
+    "repeated": "float32",
+    "secrets": "int32",
+    "personal": "int32",
+    "heldout": "bool",
+    "exact_of": "int64",
+    "near_of": "int64",
+    "near_similarity": "float32",
+    "benchmark": "int16",
+}
+"""Columns of documents.parquet: `shard` counts in shards.json, `line` from 1 (in Parquet the row); `control`, `replacement` and
+`repeated` are shares of characters, `secrets` and `personal` counts; `exact_of` and `near_of` are rows of this file, and
+`benchmark` counts in the names that columns.json gives; -1: none."""
+
+
+def profile(
+    inputs: Iterable[str | Path],
+    config: ValidationConfig,
+    out: Path,
+    *,
+    heldout_fraction: float,
+    benchmarks: Mapping[str, Path] | None = None,
+    workers: int = 1,
+    unit_bytes: int | None = None,
+) -> dict[str, Any]:
+    """Profile files and folders into `out`; returns what `columns.json` holds. A run that was killed is taken up again.
+
+    Raises ValueError when a file cannot be read on, and when benchmarks are too large.
+    """
+    began = time.perf_counter()
+    work = Work(tuple(find_shards(inputs)), config, heldout_fraction, dict(benchmarks or {}))
+    units = cut(work.shards, unit_bytes) if unit_bytes else divide(work.shards)
+    folder = out.with_name(out.name + ".parts")
+    measure(units, work, folder, workers=workers)
+    columns = merge(units, work, folder, out, began=began)
+    shutil.rmtree(folder)
+    return columns
+
+
+def measure(
+    units: list[Unit], work: Work, folder: Path, *, workers: int = 1, told: Callable[[int], None] = lambda read: None
+) -> None:
+    """Every unit's part that is not there yet, made by processes of their own; `told` hears the bytes that were read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    left = [unit for unit in units if not parts.receipt(folder, unit, work)]
+    already = sum(unit.bytes for unit in units) - sum(unit.bytes for unit in left)
+    work.prepare()
+
+    def do(unit: Unit, told: Callable[[int], None]) -> None:
+        measure_unit(unit, work, folder)
+        told(unit.bytes)
+
+    on_processes(left, do, workers=workers, already=already, told=told)
+
+
+def merge(units: list[Unit], work: Work, folder: Path, out: Path, *, began: float) -> dict[str, Any]:
+    """Put the parts of all units together; `began`: when the work did, by time.perf_counter(). Returns columns.json."""
+    receipts = [parts.receipt(folder, unit, work) for unit in units]
+    said = [receipt for receipt in receipts if receipt]
+    assert len(said) == len(units), "a unit has no part"
+    temporary, scratch = out.with_name(f".{out.name}"), folder / "merge"
+    for old in (temporary, scratch):
+        shutil.rmtree(old, ignore_errors=True)
+        old.mkdir(parents=True)
+    whole = _Whole([parts.part(folder, unit) for unit in units], said, scratch)
+    summary = Summary(work, said, whole.folders)
+    _write_documents(whole, temporary, summary, _duplicates(whole, summary, work.config))
+    _write_findings(whole, work.shards, temporary)
+    _write_unreadable(whole, work.shards, temporary)
+    columns = summary.write(temporary, seconds=time.perf_counter() - began)
+    shutil.rmtree(scratch)
+    shutil.rmtree(out, ignore_errors=True)
+    os.replace(temporary, out)
+    return columns
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """The parts of a corpus in order."""
+
+    folders: list[Path]
+    receipts: list[dict[str, Any]]
+    scratch: Path
+
+    @property
+    def rows(self) -> int:
+        return sum(receipt["rows"] for receipt in self.receipts)
+
+    def bases(self) -> Iterator[tuple[Path, int, dict[str, int]]]:
+        """Each unit's folder, its first row, and the lines before it in its shards (by the shard's index, as text)."""
+        row, lines = 0, dict[str, int]()
+        for folder, receipt in zip(self.folders, self.receipts, strict=True):
+            yield folder, row, {shard: lines.get(shard, 0) for shard in receipt["shards"]}
+            row += receipt["rows"]
+            for shard, tally in receipt["shards"].items():
+                lines[shard] = lines.get(shard, 0) + tally["lines"]
+
+    def chunks(self) -> Iterator[tuple[int, NDArray[Any]]]:
+        """The rows of the corpus with their lines within shards, and the first one's number."""
+        for folder, first, before in self.bases():
+            with open(folder / "rows.bin", "rb") as file:
+                while len(rows := np.fromfile(file, ROW, CHUNK)):
+                    for shard, lines in before.items():
+                        rows["line"][rows["shard"] == int(shard)] += lines
+                    yield first, rows
+                    first += len(rows)
+
+    def column(self, name: str, kind: str, fill: float) -> NDArray[Any]:
+        """A column for all rows, in a file."""
+        if not self.rows:
+            return np.zeros(0, kind)
+        made = np.memmap(self.scratch / name, kind, "w+", shape=(self.rows,))
+        made[:] = fill
+        return made
+
+
+def _duplicates(whole: _Whole, summary: Summary, config: ValidationConfig) -> dict[str, NDArray[Any]]:
+    """The columns of documents.parquet that say what repeats what."""
+    with summary.timed("exact duplicates"):
+        exact_of = _exact(whole)
+    with summary.timed("near duplicates"):
+        near_of, similarity = _near(whole, exact_of, config)
+    return {"exact_of": exact_of, "near_of": near_of, "near_similarity": similarity}
+
+
+def _exact(whole: _Whole) -> NDArray[np.int64]:
+    exact_of = whole.column("exact_of", "<i8", -1)
+    with Spill(whole.scratch / "exact", whole.rows) as spill:
+        for first, rows in whole.chunks():
+            records = np.zeros(len(rows), RECORD)
+            records["key"], records["low"] = rows["high"], rows["low"]
+            records["row"] = np.arange(first, first + len(rows))
+            spill.add(records)
+        mark_exact(spill, exact_of)
+    return exact_of
+
+
+def _near(
+    whole: _Whole, exact_of: NDArray[np.int64], config: ValidationConfig
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    near_of = whole.column("near_of", "<i8", -1)
+    similarity = whole.column("near_similarity", "<f4", 0.0)
+    if not config.near_duplicates:
+        return near_of, similarity
+    with open(whole.scratch / "signatures", "wb") as together:
+        for folder in whole.folders:
+            with open(folder / "signatures.bin", "rb") as file:
+                shutil.copyfileobj(file, together, 1 << 20)
+    values = near.open_signatures(whole.scratch / "signatures", whole.rows)
+    threshold = config.near_duplicate_similarity
+    per_band = near.rows_per_band(threshold)
+    with Spill(whole.scratch / "near", whole.rows * near.HASHES // per_band) as spill:
+        for first, chunk in whole.chunks():
+            wanted = np.flatnonzero(chunk["shingled"] & (exact_of[first : first + len(chunk)] < 0)) + first
+            for start in range(0, len(wanted), near.CHUNK):
+                rows = wanted[start : start + near.CHUNK]
+                spill.add(near.band_records(rows, values[rows], per_band))
+        near.mark_near(spill, values, threshold, near_of, similarity)
+    return near_of, similarity
+
+
+def _write_documents(whole: _Whole, out: Path, summary: Summary, found: dict[str, NDArray[Any]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    heldout = whole.column("heldout", "?", False)
+    schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in SCHEMA.items()])
+    waiting: list[Any] = []
+    with pq.ParquetWriter(out / "documents.parquet", schema, compression="zstd") as writer:
+        for first, rows in whole.chunks():
+            here = slice(first, first + len(rows))
+            heldout[here] = rows["heldout"]
+            columns = {
+                name: np.ascontiguousarray(found[name][here] if name in found else rows[name]) for name in SCHEMA
+            }
+            summary.add(columns, heldout)
+            waiting.append(pa.table(columns, schema=schema))
+            if sum(map(len, waiting)) >= CHUNK:
+                waiting = _write_groups(writer, pa.concat_tables(waiting))
+        if waiting:
+            writer.write_table(pa.concat_tables(waiting))
+
+
+def _write_groups(writer: Any, table: Any) -> list[Any]:
+    """Write the full row groups of a table; what is left over."""
+    full = len(table) // CHUNK * CHUNK
+    writer.write_table(table.slice(0, full), row_group_size=CHUNK)
+    return [table.slice(full)] if full < len(table) else []
+
+
+def _write_findings(whole: _Whole, shards: tuple[Shard, ...], out: Path) -> None:
+    written: Counter[str] = Counter()
+    with open(out / "findings.jsonl", "w", encoding="utf-8") as file:
+        for folder, first, before in whole.bases():
+            for found in _lines(folder / "findings.jsonl"):
+                written[found["type"]] += 1
+                if written[found["type"]] <= MOST_FINDINGS:
+                    place = {"row": found["row"] + first, **_place(found, before, shards)}
+                    file.write(json.dumps({**found, **place}, ensure_ascii=False) + "\n")
+
+
+def _write_unreadable(whole: _Whole, shards: tuple[Shard, ...], out: Path) -> None:
+    with open(out / "unreadable.jsonl", "w", encoding="utf-8") as file:
+        for folder, _, before in whole.bases():
+            for bad in _lines(folder / "unreadable.jsonl"):
+                file.write(json.dumps({**bad, **_place(bad, before, shards)}, ensure_ascii=False) + "\n")
+
+
+def _place(found: dict[str, Any], before: dict[str, int], shards: tuple[Shard, ...]) -> dict[str, Any]:
+    """The shard's name and the line within it."""
+    index = found["shard"]
+    return {"shard": shards[index].name, "line": found["line"] + before[str(index)]}
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with open(path, encoding="utf-8") as file:
+        yield from map(json.loads, file)

@@ -1,0 +1,233 @@
+"""drift.json: all columns of two samples compared, judged as a family, and told. Reading comes before:
+tasks/data/drift/corpora.py.
+
+Its form is docs/drift.md's, "Evidence". No text of a document is in it but single words and tokens (tasks/data/drift/naming.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.config.revalidation import DriftConfig
+from tasks.data.drift.classifier import areas
+from tasks.data.drift.columns import Column, Histogram, Kept, frequencies, measured_columns, moved
+from tasks.data.drift.family import judge
+from tasks.data.drift.features import Measured, together
+from tasks.data.drift.naming import Feature, tell, told_tokens
+from tasks.data.drift.sampling import Drawn
+from tasks.data.drift.splits import Splits, split
+from tasks.data.drift.vocabulary import Vocabulary
+
+SCHEMA = "headway/drift/1"
+DRIFT, NONE, INSUFFICIENT = "drift", "none", "insufficient"
+NULL_SHOWN = 200
+TOKENS = "token frequencies (Jensen-Shannon divergence)"
+WORDS = "word frequencies, by hash, without a tokenizer (Jensen-Shannon divergence)"
+DOMAIN = "domain classifier (area under the curve)"
+COLUMNS = {
+    "tokens": TOKENS, "unknown_tokens": "unknown tokens", "byte_fallback_tokens": "tokens of a single byte beyond ASCII",
+    "tokens_per_word": "tokens a word", "length": "length in characters", "language": "language",
+    "characters": "classes of characters", "duplicates": "duplicates: documents and lines", "format": "format and style of code",
+    "domain": DOMAIN,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Side:
+    """One corpus: what was counted of all of it, and what was measured of the documents that are looked at."""
+
+    ref: str
+    drawn: Drawn
+    measured: Measured
+
+
+def compare(
+    reference: Side, new: Side, config: DriftConfig, *, vocabulary: Vocabulary | None, seconds: dict[str, float]
+) -> dict[str, Any]:
+    """The new side against the reference, as drift.json says it."""
+    few = _too_few(reference, new, config)
+    if few:
+        return _told(reference, new, config, INSUFFICIENT, few, seconds=seconds)
+    splits = split(len(reference.measured), len(new.measured), splits=config.splits, seed=config.seed)
+    both = together([reference.measured, new.measured])
+    heads = [*reference.drawn.heads, *new.drawn.heads]
+    columns, features = _columns(
+        both, splits, heads, config, vocabulary=vocabulary, copies=_copies(reference, new, config)
+    )
+    rows, classifier = _judged(columns, features, config)
+    verdict = DRIFT if any(row["verdict"] == DRIFT for row in rows) else NONE
+    why = _why(rows, config)
+    return _told(reference, new, config, verdict, why, seconds=seconds, rows=rows, classifier=classifier)
+
+
+def _columns(
+    both: Measured,
+    splits: Splits,
+    heads: Sequence[str],
+    config: DriftConfig,
+    *,
+    vocabulary: Vocabulary | None,
+    copies: NDArray[np.float32],
+) -> tuple[list[Column], list[Feature]]:
+    """All columns, and the words that the classifier goes by."""
+    words, new = Kept.of(both.words), splits.new[0] > 0
+    features = tell(words, new, heads)
+    if vocabulary:
+        kept = Kept.of(both.tokens)
+        tokens = frequencies(kept, splits, title=TOKENS)
+        told = told_tokens(kept, new, vocabulary.written)
+    else:
+        tokens, told = frequencies(words, splits, title=WORDS), features
+    histogram = _of_features(told)
+    domain = Column("domain", DOMAIN, "area under the curve", areas(words.presence, splits, seed=config.seed))
+    tokens = replace(tokens, histogram=histogram, moved=moved(histogram) if histogram else ())
+    return [tokens, *measured_columns(both, splits, copies=copies), domain], features
+
+
+def _of_features(told: list[Feature]) -> Histogram | None:
+    if not told:
+        return None
+    labels, old, new = zip(*((each.feature, each.reference, each.new) for each in told), strict=True)
+    return Histogram(labels, old, new)
+
+
+def _judged(
+    columns: list[Column], features: list[Feature], config: DriftConfig
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Every column with its verdict, in the order of COLUMNS, and the classifier."""
+    tested = [(column, column.values) for column in columns if column.values is not None]
+    family = np.stack([_counted(column.name, values, config) for column, values in tested], axis=1)
+    judged = judge(family, config.false_alarm_rate)
+    results = {
+        column.name: (values, float(p), float(threshold))
+        for (column, values), p, threshold in zip(tested, judged.p_values, judged.thresholds, strict=True)
+    }
+    rows = [_row(column, results.get(column.name), config) for column in columns]
+    domain = next(row for row in rows if row["name"] == "domain")
+    told = [asdict(feature) for feature in features]
+    return rows, {
+        "auc": domain["value"],
+        "threshold": domain["threshold"],
+        "p_value": domain["p_value"],
+        "features": told,
+    }
+
+
+def _counted(name: str, values: NDArray[np.float64], config: DriftConfig) -> NDArray[np.float64]:
+    """Under `min_auc`, all areas are alike, those of random splits as well: trifles use up none of the false alarms."""
+    return np.maximum(values, config.min_auc) if name == "domain" else values
+
+
+def _row(
+    column: Column, result: tuple[NDArray[np.float64], float, float] | None, config: DriftConfig
+) -> dict[str, Any]:
+    values, p, threshold = result or (None, None, None)
+    verdict = INSUFFICIENT if p is None else DRIFT if p <= config.false_alarm_rate else NONE
+    return {
+        "name": column.name,
+        "title": column.title,
+        "unit": column.unit,
+        "value": None if values is None else float(values[0]),
+        "threshold": threshold,
+        "p_value": p,
+        "verdict": verdict,
+        "reference": column.reference,
+        "new": column.new,
+        "moved": list(column.moved),
+        "histogram": _lists(column.histogram),
+        "null": [] if values is None else [round(float(value), 6) for value in values[1 : 1 + NULL_SHOWN]],
+    }
+
+
+def _lists(histogram: Histogram | None) -> dict[str, list[Any]] | None:
+    return {name: list(values) for name, values in vars(histogram).items()} if histogram else None
+
+
+def _copies(reference: Side, new: Side, config: DriftConfig) -> NDArray[np.float32]:
+    """Whether each document is a copy of an earlier one, in corpora of one size.
+
+    Twice as many documents have more copies by chance. So of the larger corpus a copy counts as often as one of those that it is
+    a copy of would be in a random part of the other's size.
+    """
+    least = min(reference.drawn.documents, new.drawn.documents)
+    random = np.random.default_rng(config.seed)
+    found = []
+    for side in (reference, new):
+        missed = (1 - least / side.drawn.documents) ** side.drawn.earlier
+        found.append(random.random(len(missed)) < np.where(side.drawn.earlier > 0, 1 - missed, 0.0))
+    return np.concatenate(found).astype(np.float32)
+
+
+def _too_few(reference: Side, new: Side, config: DriftConfig) -> str:
+    """What is missing for a verdict; empty when nothing is."""
+    sides = {"reference": reference.drawn, "new": new.drawn}
+    short = [
+        f"the {name} data has {_count(side)}" for name, side in sides.items() if side.documents < config.min_documents
+    ]
+    needed = f"a verdict needs {config.min_documents} on either side"
+    remedy = "Gather more, or lower drift.min_documents."
+    return f"Too few documents: {' and '.join(short)}; {needed}. {remedy}" if short else ""
+
+
+def _count(side: Drawn) -> str:
+    return f"{side.documents}" + (f" and {side.unreadable} lines that are none" if side.unreadable else "")
+
+
+def _why(rows: list[dict[str, Any]], config: DriftConfig) -> str:
+    moved = sorted((row for row in rows if row["verdict"] == DRIFT), key=lambda row: row["p_value"])
+    tested = [row for row in rows if row["p_value"] is not None]
+    rate = f"{config.false_alarm_rate:.3g} of windows of unchanged data would say so, over all columns together"
+    if not moved:
+        return (
+            f"None of {len(tested)} columns is over its threshold (smallest corrected p {_smallest(rows):.3g}; {rate})."
+        )
+    said = "; ".join(_of_column(row) for row in moved)
+    return f"{len(moved)} of {len(tested)} columns are over their thresholds ({rate}): {said}."
+
+
+def _of_column(row: dict[str, Any]) -> str:
+    most = f", {', '.join(row['moved'])}" if row["moved"] else ""
+    return f"{row['name']} {row['value']:.4g} {row['unit']}, threshold {row['threshold']:.4g}{most}"
+
+
+def _smallest(rows: list[dict[str, Any]]) -> float | None:
+    return min((row["p_value"] for row in rows if row["p_value"] is not None), default=None)
+
+
+def _told(
+    reference: Side,
+    new: Side,
+    config: DriftConfig,
+    verdict: str,
+    why: str,
+    *,
+    seconds: dict[str, float],
+    rows: list[dict[str, Any]] | None = None,
+    classifier: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    rows = rows or [_row(Column(name, title, "", None), None, config) for name, title in COLUMNS.items()]
+    return {
+        "schema": SCHEMA,
+        "reference": reference.ref,
+        "new": new.ref,
+        "verdict": verdict,
+        "why": why,
+        "false_alarm_rate": config.false_alarm_rate,
+        "splits": config.splits,
+        "p_value": _smallest(rows),
+        "documents": {
+            "reference": reference.drawn.documents,
+            "new": new.drawn.documents,
+            "looked_at_reference": len(reference.measured),
+            "looked_at_new": len(new.measured),
+        },
+        "bytes": {"reference": reference.drawn.bytes, "new": new.drawn.bytes},
+        "columns": rows,
+        "classifier": classifier,
+        "seconds": seconds,
+    }

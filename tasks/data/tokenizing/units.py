@@ -1,0 +1,190 @@
+"""One unit of a corpus as part files, and the receipt that says that they are whole.
+
+A part lies in a folder beside the output until all are merged (tasks/data/tokenizing/merging.py). Its name is the digest of all
+that its bytes depend on, so a second start takes what is there and does the rest, and nothing stale is ever taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from tasks.data.corpus.inputs import Shard, Unit
+from tasks.data.corpus.reading import Batch, read_strictly
+from tasks.data.tokenizing.engine import Engine, frame, require_agreement
+from tasks.data.tokenizing.splits import Splits
+from tasks.data.tokenizing.tokenizer import OpenedTokenizer
+
+LEAST_UNIT = 1 << 20
+MOST_UNIT = 64 << 20
+UNITS = 256
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done to every document."""
+
+    tokenizer: OpenedTokenizer
+    fields: tuple[str, ...] = ("text",)
+    splits: Splits = field(default_factory=Splits)
+    append_eod: bool = True
+
+    @property
+    def eod(self) -> int | None:
+        return self.tokenizer.require_eod() if self.append_eod else None
+
+    @property
+    def outputs(self) -> list[tuple[str, str]]:
+        """Split and field of each dataset, in the order of the part files."""
+        return [(split, name) for split in self.splits.names for name in self.fields]
+
+    def describe(self) -> dict[str, Any]:
+        """All that the bytes depend on beside the text."""
+        return {
+            "format": 1,
+            "tokenizer": self.tokenizer.digest,
+            "fields": list(self.fields),
+            "splits": list(self.splits.fractions),
+            "append_eod": self.append_eod,
+        }
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much one dataset, or a part of it, holds."""
+
+    documents: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    """Of the text, in UTF-8."""
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.documents + other.documents,
+            self.sequences + other.sequences,
+            self.tokens + other.tokens,
+            self.bytes + other.bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """That the parts of a unit are whole, and what they hold."""
+
+    key: str
+    counts: tuple[Counts, ...]
+    """In the order of Work.outputs."""
+    bytes_read: int
+    engine: str
+
+
+def unit_bytes(shards: Iterable[Shard]) -> int:
+    """Size of a unit: enough of them for many workers, few enough to keep; never by the number of workers, for resuming."""
+    return min(max(sum(shard.size for shard in shards) // UNITS, LEAST_UNIT), MOST_UNIT)
+
+
+def unit_key(unit: Unit, work: Work) -> str:
+    """The digest of all that a unit's parts depend on."""
+    return hashlib.sha256(json.dumps(_dependencies(unit, work), sort_keys=True).encode()).hexdigest()[:32]
+
+
+def part_files(parts: Path, key: str, output: int) -> tuple[Path, Path]:
+    """Where a unit's tokens and the lengths of its documents (int32) lie."""
+    return parts / f"{key}.{output}.bin", parts / f"{key}.{output}.len"
+
+
+def read_receipt(unit: Unit, work: Work, parts: Path) -> Receipt | None:
+    """The receipt of a unit that is done; None when it is not, or its files have not the size that it says."""
+    key = unit_key(unit, work)
+    try:
+        said = json.loads((parts / f"{key}.json").read_text(encoding="utf-8"))
+        receipt = Receipt(key, tuple(Counts(**counts) for counts in said["counts"]), said["bytes_read"], said["engine"])
+        sizes = [[path.stat().st_size for path in part_files(parts, key, i)] for i in range(len(receipt.counts))]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    width = work.tokenizer.dtype.itemsize
+    whole = [[counts.tokens * width, counts.documents * 4] for counts in receipt.counts]
+    return receipt if sizes == whole and len(whole) == len(work.outputs) else None
+
+
+def encode_unit(
+    unit: Unit, work: Work, parts: Path, *, engine: Engine, told: Callable[[int], None] = lambda read: None
+) -> Receipt:
+    """Write the parts of one unit, then its receipt; `told` hears the bytes that were read.
+
+    Raises ValueError, naming shard and line, at the first line that is no document; Disagreement when the engine does not give
+    the tokens of `tokenizers` for a sample of the unit.
+    """
+    key = unit_key(unit, work)
+    counts = [Counts()] * len(work.outputs)
+    read = 0
+    with ExitStack() as stack:
+        files: list[list[IO[bytes]]] = [
+            [stack.enter_context(open(path, "wb")) for path in part_files(parts, key, i)] for i in range(len(counts))
+        ]
+        for number, batch in enumerate(read_strictly(unit, work.fields)):
+            if number == 0:
+                require_agreement(engine, work.tokenizer, batch.texts)
+            added = _encode(batch, work, engine=engine, files=files)
+            counts = [before + more for before, more in zip(counts, added, strict=True)]
+            read += batch.bytes
+            told(batch.bytes)
+        for file in (file for pair in files for file in pair):
+            file.flush()
+            os.fsync(file.fileno())
+    receipt = Receipt(key, tuple(counts), read, engine.name)
+    _write(parts / f"{key}.json", {**_dependencies(unit, work), **asdict(receipt)})
+    return receipt
+
+
+def _encode(batch: Batch, work: Work, *, engine: Engine, files: list[list[IO[bytes]]]) -> list[Counts]:
+    first = batch.columns[work.fields[0]]
+    sides = [work.splits.of(text) for text in first] if len(work.splits.names) > 1 else None
+    added = []
+    for index, name in enumerate(work.fields * len(work.splits.names)):
+        side = index // len(work.fields)
+        texts = batch.columns[name]
+        if sides is not None:
+            texts = [text for text, at in zip(texts, sides, strict=True) if at == side]
+        added.append(_append(texts, work, engine=engine, files=files[index]))
+    return added
+
+
+def _append(texts: list[str], work: Work, *, engine: Engine, files: list[IO[bytes]]) -> Counts:
+    tokens, lengths = frame(engine.encode(texts), work.tokenizer, work.eod)
+    files[0].write(tokens.data)
+    files[1].write(lengths.data)
+    size = sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+    return Counts(len(lengths), int((lengths > 0).sum()), len(tokens), size)
+
+
+def _dependencies(unit: Unit, work: Work) -> dict[str, Any]:
+    pieces = [
+        {
+            "shard": str(piece.shard.path.resolve()),
+            "size": piece.shard.size,
+            "modified": piece.shard.modified,
+            "kind": piece.shard.kind,
+            "start": piece.start,
+            "stop": piece.stop,
+        }
+        for piece in unit.pieces
+    ]
+    return {**work.describe(), "pieces": pieces}
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    """A JSON file that is there whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

@@ -1,0 +1,111 @@
+"""A rank's end of its writer process: one save in flight, and what became of it.
+
+What the process does: writer.py. What it is given: a snapshot (snapshot.py) or a folder (folders.py). A
+save that fails is told and training goes on; how often it may is decided by all ranks together (training/saves.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from tasks.jobs.checkpoint.writer import Writing
+
+
+class WriterProcess:
+    """State: the process, whether a save is in flight, how the last one ended and how long it took."""
+
+    def __init__(self, writing: Writing) -> None:
+        self.writing = writing
+        self.failure = ""
+        """Why the last save failed; empty when it did not, or is still in flight."""
+        self.seconds = 0.0
+        """How long the last save took to be written; on rank 0: to be committed."""
+        self._in_flight = 0
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        path = os.pathsep.join((str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")))
+        return subprocess.Popen(
+            [sys.executable, "-m", "tasks.jobs.checkpoint.writer", json.dumps(asdict(self.writing)), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)},
+            pass_fds=[self.writing.buffer] if self.writing.buffer >= 0 else [],
+            process_group=0,  # torchrun signals a rank's whole group, and a rank that is asked to stop saves first
+        )
+
+    def busy(self) -> bool:
+        """Whether the last save is still being written; on rank 0: not yet committed."""
+        assert self._process.stdout
+        if self._in_flight and self._answered():
+            self.wait()
+        return bool(self._in_flight)
+
+    def _answered(self) -> bool:
+        """By poll: select knows no descriptor above 1023, and large jobs have as many sockets."""
+        assert self._process.stdout
+        poll = select.poll()
+        poll.register(self._process.stdout, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def ask(self, *, step: int, consumed_samples: int, local: bool = False) -> None:
+        """Have what is there now written."""
+        assert self._process.stdin and not self._in_flight
+        self.failure, self._in_flight = "", step
+        request = {"step": step, "consumed_samples": consumed_samples, "local": local}
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._died()
+
+    def wait(self) -> None:
+        """Wait until nothing is in flight. Raises OSError when a newer attempt has taken this job over."""
+        assert self._process.stdout
+        if not self._in_flight:
+            return
+        line = self._process.stdout.readline()
+        if not line:
+            self._died()
+            return
+        self._in_flight = 0
+        answer = json.loads(line)
+        self.seconds = answer["seconds"]
+        if answer["errno"] == errno.ESTALE:
+            raise OSError(errno.ESTALE, f"checkpoint of step {answer['step']} failed: {answer['error']}")
+        if answer["errno"]:
+            self.fail(f"checkpoint of step {answer['step']} failed: {answer['error']}")
+
+    def fail(self, why: str) -> None:
+        """The last save failed, here or in the process."""
+        self.failure = why
+        print(f"{why}; training goes on", file=sys.stderr, flush=True)
+
+    def _died(self) -> None:
+        step, code = self._in_flight, self._process.wait()
+        self._restart()
+        rank = self.writing.rank
+        self.fail(f"checkpoint of step {step} failed: the checkpoint writer of rank {rank} died with code {code}")
+
+    def _restart(self) -> None:
+        """A new process, with nothing in flight."""
+        self._process.kill()
+        self._process.communicate()
+        self._in_flight, self._process = 0, self._start()
+
+    def abandon(self) -> None:
+        """Another rank failed: what is in flight will never be committed."""
+        if self._in_flight:
+            self._restart()
+
+    def close(self) -> None:
+        """Wait for the last save, then end the process."""
+        self.wait()
+        self._process.communicate()

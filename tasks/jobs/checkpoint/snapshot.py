@@ -1,0 +1,190 @@
+"""A rank's side of checkpoints: snapshot to memory, hand over to the writer, restore from shards.
+
+The only stall is the copy into a buffer that the writer process shares; the buffer is a whole safetensors file, so that
+the writer needs no tensor library. On disk: files.py. The writing: writer.py. Which one is gone on from:
+choice.py. How parts of tensors are put together: pieces.py. See docs/DESIGN.md, "Checkpoint".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tasks.common.errors import IntegrityError
+from tasks.jobs.checkpoint.files import Manifest, place_of
+from tasks.jobs.checkpoint.pieces import DTYPES, Saved, read_into, shards_of
+from tasks.jobs.checkpoint.process import WriterProcess
+from tasks.jobs.checkpoint.writer import Writing
+from tasks.jobs.node.elastic import newcomers_seed
+from tasks.jobs.training.pieces import Piece, piece_of
+
+RNG = "rng.torch"
+RNG_CUDA = "rng.cuda"
+Pieces = Mapping[str, Piece]
+
+
+def training_tensors(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Piece]:
+    """This rank's part of all that training changes, by name: weights, AdamW's steps and moments. No copies.
+
+    A base model's frozen weights are not among them: they are an input of training, with a version of their own.
+    """
+    pieces = {}
+    for name, parameter in network.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        pieces[f"weight.{name}"] = piece_of(parameter)
+        for key, value in optimizer.state[parameter].items():
+            pieces[f"optimizer.{key}.{name}"] = piece_of(value)
+    return pieces
+
+
+def generators() -> dict[str, Piece]:
+    """The state of this rank's random generators: of the CPU, and of its GPU."""
+    states = {RNG: torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states[RNG_CUDA] = torch.cuda.get_rng_state()
+    return {name: piece_of(state) for name, state in states.items()}
+
+
+def restore(root: Path, found: Manifest, *, rank: int, pieces: Pieces) -> None:
+    """Copy a checkpoint into this rank's `training_tensors`, and its generators' state into torch.
+
+    As many ranks as there are now may differ from as many as wrote it. A rank that was not there when it was saved gets a seed of
+    its own. Raises IntegrityError when it does not hold these tensors.
+    """
+    shards = list(shards_of(root, found))
+    tensors = [[saved for saved in shard if not saved.name.startswith("rng.")] for shard in shards]
+    read_into(pieces, tensors, where=str(place_of(root, found.step, found.attempt)))
+    if rank < len(shards):
+        set_generators(shards[rank])
+    else:
+        torch.manual_seed(newcomers_seed(int(found.identity["training"]["seed"]), found.step, rank))
+
+
+def set_generators(shard: list[Saved]) -> None:
+    """Give torch the states that a shard holds."""
+    take_generators({saved.name: saved.rows(0, saved.shape[0]) for saved in shard if saved.name.startswith("rng.")})
+
+
+def take_generators(states: Mapping[str, Tensor]) -> None:
+    """Give torch these states of its generators, by name."""
+    if RNG not in states:
+        raise IntegrityError(
+            "the shards do not hold the tensors of this run: the state of a random generator is not there"
+        )
+    torch.set_rng_state(states[RNG])
+    if torch.cuda.is_available() and RNG_CUDA in states:
+        torch.cuda.set_rng_state(states[RNG_CUDA])
+
+
+class Snapshot:
+    """Shared memory with the image of a safetensors file, which tensors of fixed names and shapes are copied into.
+
+    The layout (safetensors format): 8 bytes little-endian length of the header; the header, JSON
+    `{name: {dtype, shape, data_offsets: [begin, end]}}`, padded with spaces to a multiple of 8; then the raw data.
+    """
+
+    def __init__(self, pieces: Pieces) -> None:
+        tensors = {name: piece.tensor for name, piece in pieces.items()}
+        order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+        header: dict[str, Any] = {"__metadata__": {"pieces": json.dumps(_places(pieces))}}
+        end = 0
+        for name in order:
+            begin, end = end, end + tensors[name].nbytes
+            kind, shape = DTYPES[tensors[name].dtype], list(tensors[name].shape)
+            header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self.size = 8 + len(text) + end
+        self.descriptor = _anonymous_memory(self.size)
+        self._memory = mmap.mmap(self.descriptor, self.size)
+        self._memory[: 8 + len(text)] = len(text).to_bytes(8, "little") + text
+        starts = {name: 8 + len(text) + header[name]["data_offsets"][0] for name in order}
+        self._places = {name: self._view(tensors[name], starts[name]) for name in order}
+        self._on_gpu = any(tensor.is_cuda for tensor in tensors.values())
+        if self._on_gpu:
+            self._pin()
+        self.take(pieces)
+
+    def _view(self, like: Tensor, offset: int) -> Tensor:
+        count = math.prod(like.shape)
+        return torch.frombuffer(self._memory, dtype=like.dtype, count=count, offset=offset).view(like.shape)
+
+    def _pin(self) -> None:
+        """Have the GPU's driver lock the memory, so that copies go at the bus's full rate and beside each other."""
+        start = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
+        torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(start, self.size, 0)))
+
+    def take(self, pieces: Pieces) -> None:
+        """Copy the tensors as they are now."""
+        for name, place in self._places.items():
+            place.copy_(pieces[name].tensor, non_blocking=self._on_gpu)
+        if self._on_gpu:
+            torch.cuda.synchronize()
+
+    def close(self) -> None:
+        """Give the memory back; nothing is in flight any more."""
+        if self._on_gpu:
+            start = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
+            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(start)))
+        self._places.clear()
+        self._memory.close()
+        os.close(self.descriptor)
+
+
+def _places(pieces: Pieces) -> dict[str, dict[str, Any]]:
+    """Of those that are a part of a tensor: where it begins, and the shape of the whole."""
+    divided = {name: piece for name, piece in pieces.items() if piece.divided}
+    return {name: {"offset": piece.offset, "shape": piece.shape} for name, piece in divided.items()}
+
+
+def _anonymous_memory(size: int) -> int:
+    """A descriptor of memory without a name: it vanishes with the last process that has it, however that dies."""
+    if sys.platform == "linux":
+        descriptor = os.memfd_create("headway-checkpoint")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+class Saver(WriterProcess):
+    """A rank's checkpoints: one buffer, one writer process, one save in flight."""
+
+    def __init__(self, pieces: Callable[[], Pieces], **writing: Any) -> None:
+        """`pieces` gives this rank's `training_tensors`; `writing` are fields of Writing, but for the buffer and its size.
+
+        What is whole on all ranks, rank 0 saves.
+        """
+        self._pieces, self._first = pieces, writing["rank"] == 0
+        self._snapshot = Snapshot(self._saved())
+        super().__init__(Writing(buffer=self._snapshot.descriptor, size=self._snapshot.size, **writing))
+
+    def _saved(self) -> dict[str, Piece]:
+        own = {name: piece for name, piece in self._pieces().items() if self._first or piece.divided}
+        return {**{name: piece for name, piece in own.items() if piece.tensor.numel()}, **generators()}
+
+    def save(self, *, step: int, consumed_samples: int, local: bool = False) -> None:
+        """Copy the tensors and this rank's generator state, and have them written; waits while a save is in flight.
+
+        `local`: to this machine's own disk, as a checkpoint of this rank alone.
+        """
+        self.wait()
+        self._snapshot.take(self._saved())
+        self.ask(step=step, consumed_samples=consumed_samples, local=local)
+
+    def close(self) -> None:
+        """Wait for the last save, then end the process and give the memory back."""
+        super().close()
+        self._snapshot.close()

@@ -1,0 +1,194 @@
+"""What training reads: samples of fixed length out of one long stream of tokens, in an order that a seed decides.
+
+Which samples a step uses depends on the seed and on the number of samples consumed before it, and on nothing else: not
+on the number of ranks, of restarts, or of the step. The order itself: order.py; a run's corpora, one or a mixture:
+sources.py; reading ahead: loader.py; tokens that are far away: cache.py. Nothing here computes with a network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from tasks.config.training import TrainingConfig
+from tasks.formats.mmididx import map_tokens
+from tasks.jobs.data.order import Order
+
+TRAIN = "train_text_document"
+
+
+class Batch(NamedTuple):
+    """Samples that a rank computes at once."""
+
+    inputs: torch.Tensor
+    """Token ids, shape [samples, length]."""
+    targets: torch.Tensor
+    """The ids one token later, shape [samples, length]."""
+    positions: torch.Tensor | None = None
+    """Of each token in its document, shape [samples, length]; None: samples are one text each."""
+
+    def to(self, device: torch.device) -> Batch:
+        """The same samples there; out of pinned memory they are copied while the CPU goes on."""
+        return Batch(*(None if part is None else part.to(device, non_blocking=True) for part in self))
+
+    def pinned(self) -> Batch:
+        """The same samples in memory that a GPU reads by itself."""
+        return Batch(*(None if part is None else part.contiguous().pin_memory() for part in self))
+
+
+class Stream(Protocol):
+    """Tokens one after the other, wherever they lie."""
+
+    def __len__(self) -> int: ...
+
+    def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """The `length` tokens from each start on, shape [starts, length]."""
+
+    def close(self, *, done: bool) -> None:
+        """Nothing is read any more; with `done`, not by another start of this job either."""
+
+
+class Mapped:
+    """Tokens in memory, or in a file that is mapped into it."""
+
+    def __init__(self, tokens: NDArray[np.number]) -> None:
+        self._tokens = tokens.view(np.ndarray)
+        self._windows: NDArray[np.number] | None = None
+        """Every stretch of the length that was asked for last: views, so what is copied is whole rows."""
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        if self._windows is None or self._windows.shape[1] != length:
+            self._windows = sliding_window_view(self._tokens, length)
+        return self._windows[starts].astype(np.int64)
+
+    def close(self, *, done: bool) -> None:
+        """The map goes with the process."""
+
+
+class Source(Protocol):
+    """Samples in their order. `count` of them are new before the first one comes again."""
+
+    @property
+    def count(self) -> int: ...
+
+    def batch(self, consumed: int, size: int) -> NDArray[np.int64]:
+        """The `size` samples that follow the first `consumed` ones: shape [size, length + 1]."""
+
+    def close(self, *, done: bool) -> None:
+        """Nothing is read any more; with `done`, not by another start of this job either."""
+
+
+class Samples:
+    """One corpus, cut into samples of `length` + 1 tokens; neighbours share one token.
+
+    The shared token is the last target of one sample and the first input of the next, so every token is predicted once.
+    """
+
+    def __init__(self, tokens: Stream, *, length: int, seed: int) -> None:
+        """`tokens` is the whole stream: documents end with the end-of-document token."""
+        self.tokens, self.length = tokens, length
+        self._order = Order(seed, (len(tokens) - 1) // length)
+
+    @property
+    def count(self) -> int:
+        """Samples an epoch."""
+        return self._order.count
+
+    def batch(self, consumed: int, size: int) -> NDArray[np.int64]:
+        """The `size` samples that follow the first `consumed` ones, over epochs: shape [size, length + 1]."""
+        return self.at(np.arange(consumed, consumed + size, dtype=np.int64))
+
+    def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The sample at each place of the order: shape [places, length + 1]."""
+        return self.tokens.rows(self._order.at(places) * self.length, self.length + 1)
+
+    def close(self, *, done: bool) -> None:
+        self.tokens.close(done=done)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How a global batch is divided: a slice a rank, and micro batches within it."""
+
+    rank: int
+    world_size: int
+    global_batch: int
+    micro_batch: int
+
+    def __post_init__(self) -> None:
+        at_once = self.micro_batch * self.world_size
+        if self.global_batch % at_once:
+            raise ValueError(
+                f"global_batch_size {self.global_batch} does not divide into micro batches of {self.micro_batch} on "
+                f"{self.world_size} ranks: make it a multiple of {self.micro_batch} x {self.world_size} = {at_once}"
+            )
+
+    def halved(self, times: int) -> Shares:
+        """The same shares with the micro batch halved so often, or smaller, until it divides; 1 is the least."""
+        micro = max(1, self.micro_batch // 2**times)
+        while self.samples % micro:
+            micro -= 1
+        return replace(self, micro_batch=micro)
+
+    @property
+    def samples(self) -> int:
+        """Samples of a global batch that this rank computes."""
+        return self.global_batch // self.world_size
+
+    def micro_batches(self, samples: Source, consumed: int, *, eod: int | None = None) -> list[Batch]:
+        """This rank's part of the batch after `consumed` samples; with `eod`, positions begin anew at every document."""
+        mine = torch.from_numpy(samples.batch(consumed + self.rank * self.samples, self.samples))
+        return [_batch(part, eod) for part in mine.split(self.micro_batch)]
+
+
+def _batch(rows: torch.Tensor, eod: int | None) -> Batch:
+    inputs = rows[:, :-1]
+    return Batch(inputs, rows[:, 1:], None if eod is None else positions(inputs, eod))
+
+
+def positions(inputs: torch.Tensor, eod: int) -> torch.Tensor:
+    """Of each token in its document, shape [samples, length].
+
+    The end-of-document token is where the next document begins: as an input it stands before that document's first token and
+    predicts it, as when the network is evaluated and when it generates. So nothing of one document is seen from another.
+    """
+    places = torch.arange(inputs.shape[1], device=inputs.device)
+    begins = torch.where(inputs == eod, places, 0).cummax(dim=1).values
+    return places - begins
+
+
+def open_samples(folder: Path, config: TrainingConfig, tokens: Stream | None = None) -> Samples:
+    """The training split of a tokens folder, mapped into memory unless its `tokens` are given.
+
+    Raises ValueError when it is shorter than one sample, IntegrityError when its index does not fit.
+    """
+    tokens = tokens or Mapped(map_tokens(folder / TRAIN))
+    if len(tokens) <= config.sequence_length:
+        raise ValueError(
+            f"the training split has {len(tokens)} tokens, one sample needs sequence_length + 1 = "
+            f"{config.sequence_length + 1}: give more text, or lower training.sequence_length"
+        )
+    return Samples(tokens, length=config.sequence_length, seed=config.seed)
+
+
+def tokens_identity(folder: Path) -> dict[str, Any]:
+    """What a checkpoint remembers of its tokens: the sha256 of `tokens.json`, and the sizes of the split in bytes."""
+    sizes = {f"{TRAIN}.{ending}": (folder / f"{TRAIN}.{ending}").stat().st_size for ending in ("bin", "idx")}
+    return {"tokens.json": hashlib.sha256((folder / "tokens.json").read_bytes()).hexdigest(), "bytes": sizes}
+
+
+def vocabulary(folder: Path) -> tuple[int, int]:
+    """Entries of the vocabulary, and the id of the end-of-document token."""
+    said = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
+    return int(said["vocab_size"]), int(said["eod_id"])

@@ -1,0 +1,273 @@
+"""One attempt of a job on one machine: start its ranks, watch over them, and say how it ended.
+
+Every backend runs `python -m tasks.jobs.node FOLDER` once a machine, under the small parent of tasks/common/process.py, which
+starts the next attempt. The machine of node rank 0 leads: it opens an attempt and says where ranks meet; the others follow it.
+What machines tell each other is marks.py; what starts the ranks is launching.py; health checks while they run are probes.py;
+inputs on a fast local disk are scratch.py; what a rank may use is limits.py; what an attempt leaves behind is leftovers.py.
+
+Environment, set by the backend: HEADWAY_NODE_RANK (0 leads), HEADWAY_NODE_NAME (as the scheduler calls the machine),
+HEADWAY_LEADER (the address under which the others reach node rank 0), HEADWAY_SUBMISSION (whose machine this is). Of an elastic
+job no machine leads: all meet where rendezvous.json says (rendezvous.py). See docs/machines.md.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tasks.common.process import GIVEN_UP, die_with_parent, read_json, write_json
+from tasks.jobs.node import limits, scratch
+from tasks.jobs.node.launching import Place, environment, launcher
+from tasks.jobs.node.leftovers import adopt_orphans, end_all_below, end_leftovers
+from tasks.jobs.node.marks import Marks
+from tasks.jobs.node.probes import Probes
+
+POLL_SECONDS = 0.1
+LOOK_SECONDS = 0.5
+"""Between two looks at the shared folder: a hundred machines must not be a load for it."""
+AGAIN = 75
+"""Exit code: this machine's part ended well, but the leader opened another attempt."""
+
+
+class Node:
+    """This machine's part of an attempt. State: the attempt, what was seen, and whether somebody asked to stop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.job: dict[str, Any] = read_json(folder / "job.json")
+        self.rank = int(os.environ.get("HEADWAY_NODE_RANK", "0"))
+        self.name = os.environ.get("HEADWAY_NODE_NAME") or socket.gethostname()
+        self.elastic = bool(self.job["elastic"])
+        submission = int(os.environ.get("HEADWAY_SUBMISSION") or self.job["submission"])
+        self.marks = Marks(folder, self.job, rank=self.rank, name=self.name, submission=submission)
+        self.probes = Probes(self.marks.place, self.job, name=self.name, submission=submission)
+        self.grace = float(self.job["watch"]["grace_seconds"])
+        self.stopping = False
+        self.looked = 0.0
+        self.attempt = 0
+
+    def run(self) -> int:
+        """One attempt; the launcher's exit code, or GIVEN_UP or AGAIN for the parent."""
+        signal.signal(signal.SIGTERM, self._ask_to_stop)
+        adopt_orphans()
+        if self.marks.fenced():
+            return self._give_up("another submission has the job folder")
+        end_leftovers(self.folder, self.rank)
+        meeting = self._meet() if self.elastic else self._lead() if self.rank == 0 else self._follow()
+        if meeting is None:
+            return self._without_leader()
+        self.attempt = int(meeting["attempt"])
+        self.marks.mark(self.attempt, code=None)
+        place = Place(self.rank, str(meeting["address"]), int(meeting["port"]), self.attempt, meeting.get("opening", 0))
+        code = self._part_of(place)
+        if code == 0 and not self.job["module"] and (self.rank == 0 or self.elastic):
+            code = self._result_of_the_users_own()
+        self.marks.mark(self.attempt, code=code)
+        return self._until_all_ended() if code == 0 and self._others() == [0] else code
+
+    def _part_of(self, place: Place) -> int:
+        """This machine's ranks from start to end; mpirun on the leader starts those of all machines."""
+        if self.rank != 0 and self.job["launcher"] == "mpi":
+            self.probes.start()
+            return 0
+        try:
+            ours = {**limits.granted(self.job), **self._stage_inputs()}
+        except (limits.Refused, scratch.Refused) as refused:
+            self._report(refused.report)
+            return 1
+        child = self._start(place, ours)
+        self.probes.start()
+        code = self._attend(child)
+        end_all_below(os.getpid())
+        if code not in (0, GIVEN_UP) and not self.stopping:
+            self.probes.look_once_more(self.marks.beat)
+            fault = self.probes.found or limits.out_of_memory(self.folder, self.probes.killed)
+            if fault:
+                self._report(fault)
+        return code
+
+    def _result_of_the_users_own(self) -> int:
+        """A program that knows nothing of results has one when the ranks of all machines ended well, sooner or later."""
+        why = ""
+        while not self.stopping and not (why := self._doom()):
+            marks = [self.marks.of(rank) or {} for rank in self._others()]
+            if all(mark.get("attempt") == self.attempt and mark.get("code") == 0 for mark in marks):
+                if not (self.folder / "result.json").exists():
+                    write_json(self.folder / "result.json", {"exit_code": 0})
+                return 0
+            self.marks.beat()
+            time.sleep(LOOK_SECONDS)
+        print(f"{self.name}: ended well, the job did not: {why or 'it was stopped'}", flush=True)
+        return 1
+
+    def _lead(self) -> dict[str, Any]:
+        """Open an attempt: its number, and where ranks meet."""
+        attempt = int(os.environ.get("HEADWAY_ATTEMPT", "1"))
+        address = os.environ.get("HEADWAY_LEADER") or "127.0.0.1"
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port = free.getsockname()[1]
+        self.marks.open_attempt(attempt, address=address, port=port)
+        return {"attempt": attempt, "address": address, "port": port}
+
+    def _meet(self) -> dict[str, Any] | None:
+        """Where the machines of an elastic job meet; None when the job ended or nobody holds the store."""
+        deadline = time.monotonic() + self.marks.join_seconds
+        while not self.stopping and not self.marks.leader_ended() and time.monotonic() < deadline:
+            self.marks.beat()
+            if where := self.marks.rendezvous():
+                attempt = int(os.environ.get("HEADWAY_ATTEMPT", "1"))
+                return {
+                    "attempt": attempt,
+                    "address": where["host"],
+                    "port": where["port"],
+                    "opening": where["opening"],
+                }
+            time.sleep(LOOK_SECONDS)
+        return None
+
+    def _follow(self) -> dict[str, Any] | None:
+        """The leader's next attempt; None when it ended or is silent, or when this machine was asked to stop."""
+        mine = self.marks.of(self.rank)
+        last = int(mine["attempt"]) if mine else 0
+        if mine and mine["code"] is None:  # its agent died in the middle: the leader must not wait for these ranks
+            self.marks.mark(last, code=1)
+        return self._await_attempt_after(last)
+
+    def _await_attempt_after(self, last: int) -> dict[str, Any] | None:
+        while not self.stopping:
+            self.marks.beat()
+            said = self.marks.attempt()
+            if said and int(said["attempt"]) > last:
+                return said
+            if self.marks.leader_ended() or self.marks.fenced() or self.marks.silent([0]) or self.probes.found:
+                return None
+            time.sleep(LOOK_SECONDS)
+        return None
+
+    def _until_all_ended(self) -> int:
+        """Wait, alive and watched, until the leader ended too; it may need this machine again."""
+        if self._await_attempt_after(self.attempt):
+            return AGAIN
+        if self.probes.found and not self.stopping:
+            self._report(self.probes.found)
+            self.marks.mark(self.attempt, code=1)
+            return 1
+        return self._without_leader()
+
+    def _without_leader(self) -> int:
+        if self.marks.leader_ended():
+            return 0
+        if self.stopping:
+            return 1
+        if self.marks.fenced():
+            return self._give_up("another submission has the job folder")
+        if self.elastic:
+            return self._give_up("nobody holds the rendezvous store")
+        return self._give_up(self.marks.report_lost(0, self.attempt))
+
+    def _start(self, place: Place, ours: dict[str, str]) -> subprocess.Popen[bytes]:
+        alone = int(self.job["nodes"]) == 1 and not self.elastic
+
+        def confined() -> None:
+            die_with_parent()
+            limits.confine(self.job)
+
+        with open((self.folder if alone else self.marks.place) / "launcher.log", "ab") as log:
+            return subprocess.Popen(
+                launcher(self.job, place),
+                env={**os.environ, **environment(self.job, self.folder, place), **ours},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=confined,
+            )
+
+    def _attend(self, child: subprocess.Popen[bytes]) -> int:
+        """Wait for the launcher's end, or end it: when asked to stop, when the machine or another one failed or is silent."""
+        doomed: float | None = None
+        while child.poll() is None:
+            time.sleep(POLL_SECONDS)
+            self.marks.beat()
+            if self.stopping or (doomed is not None and time.monotonic() > doomed):
+                return self._end(child) or 1
+            if time.monotonic() - self.looked < LOOK_SECONDS:
+                continue
+            self.looked = time.monotonic()
+            if self.marks.fenced():
+                self._end(child)
+                return self._give_up("another submission has the job folder")
+            if doomed is None and (why := self._doom()):
+                print(f"attempt {self.attempt} ends on {self.name}: {why}", flush=True)
+                doomed = time.monotonic() + self.grace
+        return 1 if child.returncode == GIVEN_UP else child.returncode  # that code is between agent and parent
+
+    def _doom(self) -> str:
+        """Why these ranks cannot go on; empty when they can."""
+        if self.probes.found:
+            return str(self.probes.found["message"])
+        others = self._others()
+        if silent := self.marks.silent(others):
+            return "; ".join(self.marks.report_lost(rank, self.attempt) for rank in silent)
+        if failed := self.marks.failed(others, self.attempt):
+            return f"the ranks of node rank {failed[0]} failed"
+        if self.elastic and self.marks.leader_ended():
+            return "the job ended"
+        if others == [0] and (self.marks.leader_ended() or self._newer_attempt()):
+            return "the leader ended this attempt"
+        return ""
+
+    def _newer_attempt(self) -> bool:
+        return int((self.marks.attempt() or {"attempt": 0})["attempt"]) > self.attempt
+
+    def _end(self, child: subprocess.Popen[bytes]) -> int:
+        child.terminate()
+        try:
+            child.wait(self.grace)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        return child.returncode
+
+    def _others(self) -> list[int]:
+        """Node ranks that this machine watches: the leader all others, the others the leader."""
+        if self.elastic or int(self.job["nodes"]) == 1:
+            return []
+        return list(range(1, int(self.job["nodes"]))) if self.rank == 0 else [0]
+
+    def _stage_inputs(self) -> dict[str, str]:
+        """Copy inputs to the machine's own disk where the job asks for it; it lives, and can be stopped, meanwhile."""
+
+        def meanwhile() -> bool:
+            self.marks.beat()
+            return not self.stopping
+
+        return scratch.stage(self.job, self.folder, rank=self.rank, meanwhile=meanwhile)
+
+    def _report(self, report: dict[str, Any]) -> None:
+        print(f"{self.name}: {report['message']}", flush=True)
+        self.marks.report(self.name, {**report, "attempt": self.attempt}, known=report.get("class", "node") == "node")
+
+    def _give_up(self, why: str) -> int:
+        print(f"{self.name} gives up: {why}", flush=True)
+        return GIVEN_UP
+
+    def _ask_to_stop(self, *_: object) -> None:
+        self.stopping = True
+
+
+def main(folder: Path) -> int:
+    """Run one attempt; the ranks die with this process. A launcher that signal N ended gives 128 + N, as in a shell."""
+    die_with_parent()
+    code = Node(folder).run()
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,207 @@
+"""Beside the node agent, on machines that share no folder: the job folder on this disk and its prefix in the store, in step.
+
+    python -m tasks.jobs.node.mirror --store az://ACCOUNT/CONTAINER/PREFIX --prefix jobs/ID -- python -m tasks.common.process
+    {node}
+
+Brings the folder and the verified inputs, runs the command, and every two seconds sends what this machine changed and brings what
+others did. `{node}` is this machine's part of the folder. What is sent last is what says that all is there: manifests, results,
+exit marks. How files move is tasks/storage/blob/folder.py; which machine this is, is mirror_place.py. See docs/azureml.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tasks.artifacts import parse_ref
+from tasks.common.errors import HeadwayError
+from tasks.common.process import die_with_parent, read_json, write_json
+from tasks.jobs.node.mirror_place import Where, environment, where_we_are
+from tasks.storage.blob.client import open_container
+from tasks.storage.blob.folder import GROWING, BlobFolder
+from tasks.storage.blob.store import BlobStore
+from tasks.storage.settings import StoreConfig
+from tasks.storage.store import find
+
+EVERY_SECONDS = 2.0
+POLL_SECONDS = 0.1
+LAST_TRIES = 8
+"""Of the last push, with waits that double from one second: four minutes beside the store's own."""
+FENCED = 76
+"""Exit code, as the node agent's: a newer submission has the folder."""
+FOLDER = "{folder}"
+"""Stands in the launcher's files for the folder as this machine has it."""
+WITH_INPUTS = ("config.json", "job.json")
+LAUNCHERS = (*WITH_INPUTS, "ray.json")
+"""With each machine's process.json, what the launcher writes and no machine changes."""
+OUTPUT = "out/"
+
+
+class Mirror:
+    """State: the folder and its prefix, which submission this is, and whether somebody asked to stop."""
+
+    def __init__(self, store: StoreConfig, prefix: str, where: Where, base: Path) -> None:
+        self.where, self.base = where, base
+        self.local = base / Path(prefix).name
+        shutil.rmtree(self.local, ignore_errors=True)
+        self.local.mkdir(parents=True)
+        self.container = open_container(store)
+        self.folder = BlobFolder(self.container, prefix, self.local)
+        self.folder.arriving = self._localized
+        self.inputs: dict[str, str] = {}
+        self.submission = 0
+        self.stopping = False
+
+    @property
+    def node(self) -> Path:
+        return self.local / "nodes" / str(self.where.rank)
+
+    def begin(self) -> None:
+        """Bring the folder as it is there, and the inputs. Raises Missing, IntegrityError, ValueError."""
+        found = self.container.get(f"{self.folder.prefix}job.json")
+        if found is None:
+            raise ValueError(f"{self.container.uri}/{self.folder.prefix} has no job in it")
+        job = json.loads(found.data)
+        self.submission = int(job["submission"])
+        store = BlobStore(self.container, self.base)
+        for name, ref in job["artifacts"].items():
+            self.inputs[name] = str(store.fetch(find(store, *parse_ref(ref))))
+        if self.where.rank == 0:
+            self.folder.clear(_is_end)
+        self.folder.ignore_what_lies_there(_is_end)
+        self.folder.pull(lambda name: not _is_end(name))
+
+    def step(self) -> None:
+        """Bring and send what changed; a store that does not answer is told, and asked again the next time."""
+        try:
+            self.folder.pull(self._comes)
+            if not self.fenced():
+                self.folder.push(self._goes)
+        except HeadwayError as error:
+            print(f"mirror: {error.message}", file=sys.stderr, flush=True)
+
+    def finish(self) -> None:
+        """Send all that is left, the output too; results and exit marks last. Raises Missing when the store stays away."""
+        for tries in range(LAST_TRIES):
+            try:
+                self.folder.pull(lambda name: name == "job.json")
+                if not self.fenced():
+                    self.folder.push(lambda name: self._goes(name) or name.startswith(OUTPUT), settled=True)
+                return
+            except HeadwayError as error:
+                print(f"mirror: {error.message}", file=sys.stderr, flush=True)
+                if tries == LAST_TRIES - 1:
+                    raise
+                time.sleep(2.0**tries)
+
+    def fenced(self) -> bool:
+        """Whether a newer submission has the folder."""
+        return int((read_json(self.local / "job.json") or {}).get("submission", 0)) != self.submission
+
+    def report(self, error: HeadwayError | ValueError) -> None:
+        """Say in the folder why this machine could not begin, as a rank does of itself."""
+        ranks = int((read_json(self.local / "job.json") or {}).get("ranks_per_node", 1))
+        kinds = {5: "integrity", 6: "missing"}
+        kind = kinds.get(error.exit_code, "infrastructure") if isinstance(error, HeadwayError) else "user"
+        said = {"type": type(error).__name__, "message": str(error), "remedy": getattr(error, "remedy", "")}
+        name = f"errors/rank-{self.where.rank * ranks}.json"
+        write_json(self.local / name, {**said, "class": kind, "attempt": 1, "nodes": [self.where.name]})
+        with suppress(HeadwayError):  # it was said on the machine's own log
+            self.folder.push(lambda each: each == name, settled=True)
+
+    def stop(self, *_: object) -> None:
+        self.stopping = True
+
+    def _comes(self, name: str) -> bool:
+        """What others change while the job runs: to the leader all marks, to the others the leader's; not logs or output."""
+        if name.endswith(GROWING) or name.startswith(OUTPUT):
+            return False
+        if name.startswith("nodes/"):
+            rank = name.split("/")[1]
+            return rank != str(self.where.rank) and (self.where.rank == 0 or rank == "0")
+        return True
+
+    def _goes(self, name: str) -> bool:
+        """What this machine's processes write, but for the output, which goes in the end."""
+        return name not in LAUNCHERS and not name.endswith("/process.json") and not name.startswith(OUTPUT)
+
+    def _localized(self, name: str, data: bytes) -> bytes:
+        """The launcher's files as this machine needs them: where the folder and the inputs are."""
+        if name not in LAUNCHERS and not name.endswith("/process.json"):
+            return data
+        value = json.loads(data.replace(FOLDER.encode(), json.dumps(str(self.local))[1:-1].encode()))
+        if name in WITH_INPUTS:
+            value["inputs"] = {**value["inputs"], **self.inputs}
+        return json.dumps(value, indent=1).encode()
+
+
+def _is_end(name: str) -> bool:
+    """Marks by which a submission ended: those of an earlier start of this one mean nothing to us."""
+    return name == "result.json" or name.endswith("/exit.json")
+
+
+def run(mirror: Mirror, command: list[str]) -> int:
+    """Run a command with the folder in step; its exit code, or that of the process that it supervised.
+
+    It is told which store the folder comes from, to measure the way there (tasks/jobs/qualify/storage_blob.py); no secret is.
+    """
+    words = [word.replace("{node}", str(mirror.node)).replace(FOLDER, str(mirror.local)) for word in command]
+    told = {**environment(mirror.where), "HEADWAY_STORE": mirror.container.config.model_dump_json()}
+    child = subprocess.Popen(words, cwd=mirror.local, env=told, preexec_fn=die_with_parent)
+    while _attended(child, mirror):
+        mirror.step()
+        if mirror.fenced():
+            child.terminate()
+            child.wait()
+            return FENCED
+    mirror.finish()
+    ended: dict[str, Any] = read_json(mirror.node / "exit.json") or {"code": child.returncode}
+    code = int(ended["code"])
+    return code if code >= 0 else 128 - code
+
+
+def _attended(child: subprocess.Popen[bytes], mirror: Mirror) -> bool:
+    """Wait until the next step is due; False when the command has ended."""
+    due = time.monotonic() + EVERY_SECONDS
+    while child.poll() is None and time.monotonic() < due:
+        if mirror.stopping:
+            child.terminate()
+            mirror.stopping = False
+        time.sleep(POLL_SECONDS)
+    return child.poll() is None
+
+
+def main(arguments: list[str]) -> int:
+    """Read the command line, and be this machine's mirror until its command has ended; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tasks.jobs.node.mirror")
+    parser.add_argument("--store", required=True)
+    parser.add_argument("--prefix", required=True)
+    parser.add_argument("--credential", default="managed_identity")
+    parser.add_argument("--secret", default="")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    said = parser.parse_args(arguments)
+    client = os.environ.get("DEFAULT_IDENTITY_CLIENT_ID", "") if said.credential == "managed_identity" else ""
+    store = StoreConfig(uri=said.store, credential=said.credential, secret=said.secret, client=client)
+    mirror = Mirror(store, said.prefix, where_we_are(), Path(tempfile.gettempdir()) / "headway")
+    signal.signal(signal.SIGTERM, mirror.stop)
+    try:
+        mirror.begin()
+    except (HeadwayError, ValueError) as error:
+        print(f"mirror: {error}", file=sys.stderr, flush=True)
+        mirror.report(error)
+        return 1
+    return run(mirror, [word for word in said.command if word != "--"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

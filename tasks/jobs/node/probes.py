@@ -1,0 +1,195 @@
+"""Light health checks of a machine while a job runs on it: GPUs, kernel log, InfiniBand links.
+
+A thread of the agent (__main__.py) looks every `watch.probe_seconds`, and once more after an attempt that failed. It never delays
+the agent: commands have a time limit, and one that hangs is a finding by itself. What the answers mean is
+tasks/formats/gpu_health.py; a fault of the machine ends the attempt, a warning goes to `nodes/K/health.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tasks.common.process import boot_id, read_json, write_json
+from tasks.formats import gpu_health
+from tasks.formats.gpu_health import GPU_FIELDS, ROW_FIELDS, Finding, Port, Rules
+from tasks.jobs.node.vendor_commands import Hangs, ask, query_smi
+
+RULES = Path(__file__).resolve().parents[2] / "hardware" / "health.json"
+INFINIBAND = Path("/sys/class/infiniband")
+POLL_SECONDS = 0.2
+LAST_LOOK_SECONDS = 15.0
+"""Longest wait for the look after a failed attempt."""
+NOT_RUNNING = (9, 12)
+"""Exit codes of nvidia-smi on a machine without a driver, such as a CPU machine with a GPU's image."""
+
+
+class Probes:
+    """The checks of one machine. State: what was seen first, what was told, and the fault that was found, if any."""
+
+    def __init__(
+        self, place: Path, job: dict[str, Any], *, name: str, submission: int, rules: Rules | None = None
+    ) -> None:
+        self.place = place
+        self.name = name
+        self.submission = submission
+        self.every = float(job["watch"]["probe_seconds"])
+        self.needs_gpus = int(job["gpus_per_node"]) > 0
+        self.rules = rules or gpu_health.read_rules(RULES.read_text(encoding="utf-8"))
+        self.found: dict[str, Any] | None = None
+        self.killed: dict[int, str] = {}
+        """Processes that the kernel killed for their memory: id and name."""
+        self._asked = {
+            "gpu": {field: field for field in GPU_FIELDS},
+            "remapped-rows": {field: field for field in ROW_FIELDS},
+        }
+        self._told: set[str] = set()
+        self._now = threading.Event()
+        self._looked = threading.Event()
+        self._first: dict[str, Any] = {}
+
+    def start(self) -> None:
+        """Begin to look, in a thread of its own."""
+        threading.Thread(target=self._run, name="probes", daemon=True).start()
+
+    def look_once_more(self, meanwhile: Callable[[], None]) -> None:
+        """Look now, and wait for what is seen, within bounds: a failed attempt may have been the machine's fault."""
+        self._looked.clear()
+        self._now.set()
+        deadline = time.monotonic() + LAST_LOOK_SECONDS
+        while self.found is None and time.monotonic() < deadline and not self._looked.wait(POLL_SECONDS):
+            meanwhile()
+
+    def look(self) -> list[Finding]:
+        """Everything that is wrong with the machine now."""
+        return [*self._gpus(), *self._kernel_log(), *gpu_health.port_findings(self._first_ports(), ports(), self.rules)]
+
+    def _run(self) -> None:
+        self._first = self._baseline()
+        while self.found is None:
+            asked = self._now.is_set()
+            self._now.clear()
+            self._judge(self.look())
+            if asked:
+                self._looked.set()
+            self._now.wait(self.every)
+
+    def _judge(self, findings: list[Finding]) -> None:
+        for finding in findings:
+            if finding.level == "warn":
+                self._warn(finding)
+        fault = next((finding for finding in findings if finding.level == "fail"), None)
+        if fault:
+            seen = "; ".join(finding.message for finding in findings if finding.level == "fail")
+            message = f"machine {self.name}: {seen}"
+            self._write(fault)
+            self.found = {"type": "HealthCheckFailed", "message": message, "remedy": fault.remedy, "class": "node"}
+
+    def _warn(self, finding: Finding) -> None:
+        if finding.message not in self._told:
+            self._told.add(finding.message)
+            self._write(finding)
+
+    def _write(self, finding: Finding) -> None:
+        self.place.mkdir(parents=True, exist_ok=True)
+        with open(self.place / "health.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": time.time(), **asdict(finding)}) + "\n")
+
+    def _could_not(self, what: str) -> list[Finding]:
+        """Say once, in the machine's log, what was not looked at."""
+        if what not in self._told:
+            self._told.add(what)
+            print(f"{self.name}: health checks could not look at {what}", flush=True)
+        return []
+
+    def _gpus(self) -> list[Finding]:
+        if shutil.which("nvidia-smi") is None:
+            return self._could_not("GPUs: there is no nvidia-smi") if self.needs_gpus else []
+        found: list[Finding] = []
+        for table in ("gpu", "remapped-rows"):
+            try:
+                code, said = self._query(table)
+            except Hangs as hangs:
+                return [Finding("smi", "fail", str(hangs), "Restart the machine.")]
+            if code in NOT_RUNNING and not self.needs_gpus:
+                return self._could_not(f"GPUs: nvidia-smi ended with {code}")
+            if code in gpu_health.ENDED_BY_SOMEBODY:
+                return []  # the agent ended it with what was left of an attempt; the next look asks again
+            finding = gpu_health.smi_finding(code, said, self.rules)
+            if finding:
+                return [finding]
+            answers = gpu_health.rows(said, tuple(self._asked[table]))
+            for gpu in answers:
+                found += gpu_health.gpu_findings(gpu, self.rules) if table == "gpu" else gpu_health.row_findings(gpu)
+        return found
+
+    def _query(self, table: str) -> tuple[int, str]:
+        return query_smi(
+            table,
+            self._asked[table],
+            self._ask,
+            lambda field: self._could_not(f"{field}: this nvidia-smi does not know it"),
+        )
+
+    def _kernel_log(self) -> list[Finding]:
+        said, since = self._dmesg(), float(self._first["since"])
+        self.killed = gpu_health.killed_for_memory(said, since=since)
+        errors = gpu_health.xid_findings(gpu_health.xids(said, since=since), self.rules)
+        return [*errors, *gpu_health.flap_findings(said, self.rules, since=since)]
+
+    def _dmesg(self) -> str:
+        """The kernel log; empty where it may not be read."""
+        try:
+            code, said = self._ask("dmesg") if shutil.which("dmesg") else (127, "there is no dmesg")
+        except Hangs as hangs:
+            code, said = 124, str(hangs)
+        if code != 0:
+            self._could_not(f"the kernel log: {said.strip() or code}")
+        return said if code == 0 else ""
+
+    def _ask(self, *command: str) -> tuple[int, str]:
+        return ask(*command, seconds=self.rules.command_seconds)
+
+    def _baseline(self) -> dict[str, Any]:
+        """What was so when this submission began here: earlier errors of the machine are not this job's."""
+        path = self.place / "baseline.json"
+        said: dict[str, Any] = read_json(path) or {}
+        if said.get("submission") == self.submission and said.get("boot_id") == boot_id():
+            return said
+        seen = {name: asdict(port) for name, port in ports().items()}
+        since = gpu_health.newest(self._dmesg())
+        first = {"submission": self.submission, "boot_id": boot_id(), "since": since, "ports": seen}
+        write_json(path, first)
+        return first
+
+    def _first_ports(self) -> dict[str, Port]:
+        return {name: Port(**port) for name, port in self._first["ports"].items()}
+
+
+def ports(root: Path = INFINIBAND) -> dict[str, Port]:
+    """InfiniBand ports of this machine, as DEVICE:PORT."""
+    found = {}
+    for place in sorted(root.glob("*/ports/*")):
+        if _text(place / "link_layer") not in (
+            "",
+            "InfiniBand",
+        ):  # accelerated networking is Ethernet, and comes and goes
+            continue
+        names = {"state": "state", "phys_state": "phys_state", "rate": "rate", "link_downed": "counters/link_downed"}
+        files = {key: text for key, name in names.items() if (text := _text(place / name))}
+        found[f"{place.parts[-3]}:{place.name}"] = gpu_health.port_of(files)
+    return found
+
+
+def _text(path: Path) -> str:
+    """What a file says; empty where it is not there, or the driver refuses (a port that is down has no rate)."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

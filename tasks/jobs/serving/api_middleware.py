@@ -1,0 +1,275 @@
+"""What stands before the model: who asks, how much, how large, how long. A refusal never touches the model.
+
+One pure ASGI middleware. The server mounts it where it stands alone (in a container, or on its public port), the gateway where it
+stands before several. What is behind it finds in the request's headers `X-Request-Id`, always made here, and `X-Headway-Caller`,
+where callers have to say who they are; their keys and tokens are taken out. It tells the edge how many tokens an answer had: in
+the header `X-Headway-Tokens`, or in a comment of a stream, `: tokens N`. Who a caller is lives in keys.py, limits in quotas.py,
+reading in bodies.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tasks.config.access import LOOPBACK, AccessConfig
+from tasks.config.serving import LimitsConfig
+from tasks.jobs.serving.bodies import Unread, read_body, require_flat, require_json
+from tasks.jobs.serving.keys import Door, Nobody
+from tasks.jobs.serving.metrics import Metrics
+from tasks.jobs.serving.quotas import Quotas
+from tasks.serving.protocol.routes import SECRET, TRAFFIC, USER
+
+OPEN = ("/livez", "/readyz", "/")
+"""Asked by probes, and by whoever wants to try the model by hand: the page asks for a key itself."""
+PRIVATE = (b"authorization", b"api-key", b"x-request-id", b"x-headway-caller", TRAFFIC.encode(), SECRET.encode())
+KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+SPENT = re.compile(rb"^: tokens (\d+)$", re.MULTILINE)
+TAIL_BYTES = 400
+STREAM_GRACE_SECONDS = 5.0
+"""Beyond `request_seconds`: an answer that has begun ends itself, with a word on why; what does not is cut off."""
+
+
+class Refused(Exception):
+    """A request that goes no further."""
+
+    def __init__(self, status: int, why: str, said: str, *, retry_after: int = 0, close: bool = False) -> None:
+        super().__init__(said)
+        self.status, self.why, self.retry_after, self.close = status, why, retry_after, close
+
+
+@dataclass
+class _Answer:
+    """How far one answer is."""
+
+    begun: bool = False
+    waiting: bool = False
+    stream: bool = False
+    events: int = 0
+    tail: bytes = b""
+    tokens: int = 0
+
+    def spent(self) -> int:
+        """Its tokens; of a stream that was cut off, one for each event."""
+        found = SPENT.findall(self.tail)
+        return int(found[-1]) if found else self.tokens or self.events
+
+
+class Edge:
+    """The middleware. State: how many requests wait and are under way, what callers have used, and whether it stops."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        limits: LimitsConfig,
+        access: AccessConfig | None = None,
+        keys_file: Path | None = None,
+        metrics: Metrics | None = None,
+        model: Callable[[], str] = str,
+    ) -> None:
+        """`keys_file`: keys.json of the endpoint. `model`: the reference that answers of the edge's own name."""
+        self._app, self._limits = app, limits
+        self._access = access or AccessConfig()
+        self._door = Door(self._access, keys_file)
+        self._quotas = Quotas(limits)
+        self._metrics, self._model = metrics, model
+        self._local = self._access.host in LOOPBACK
+        self.draining = False
+        """Set when the server is to stop: what comes from now on is answered 503."""
+        self.waiting = 0
+        """Requests whose answer has not begun."""
+        self.under_way = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        request_id = f"cmpl-{uuid.uuid4().hex}"
+        answer = _Answer()
+        self.under_way += 1
+        try:
+            await self._handle(scope, receive, self._marked(send, answer, request_id), answer, request_id)
+        except Refused as refused:
+            await self._refuse(send, refused, request_id=request_id, begun=answer.begun)
+        finally:
+            self.under_way -= 1
+            self._leave(answer)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send, answer: _Answer, request_id: str) -> None:
+        headers = dict(scope["headers"])
+        self._require_host(headers)
+        if scope["method"] != "POST":  # before anything waits for it: whoever asks so has no body to send
+            receive = _replayed(await self._read(headers, receive, most=0), receive)
+        if scope["path"] == "/livez" and scope["method"] in ("GET", "HEAD"):
+            await self._app(scope, receive, send)
+            return
+        if self.draining:
+            raise Refused(503, "drain", "the server is stopping", retry_after=1, close=True)
+        inner = {**scope, "headers": _public(scope["headers"], request_id)}
+        if scope["path"] in OPEN and scope["method"] in ("GET", "HEAD"):
+            await self._app(inner, receive, send)
+            return
+        caller = await self._caller(headers)
+        inner["headers"] += [(b"x-headway-caller", caller.encode())] if caller else []
+        who = caller or f"ip:{(scope['client'] or ('', 0))[0]}"
+        if scope["method"] != "POST":
+            await self._app(inner, receive, send)
+            return
+        self._require_room()
+        await self._require_quota(who)
+        body = await self._body(headers, receive)
+        self._require_room()
+        self.waiting, answer.waiting = self.waiting + 1, True
+        try:
+            await self._ask(inner, _replayed(body, receive), send, answer)
+        finally:
+            await self._quotas.charge(who, answer.spent())
+
+    async def _ask(self, scope: Scope, receive: Receive, send: Send, answer: _Answer) -> None:
+        """Hand a request on, for so long and no longer."""
+        try:
+            async with asyncio.timeout(self._limits.request_seconds) as limit:
+
+                async def sending(message: Message) -> None:
+                    if message["type"] == "http.response.start":
+                        limit.reschedule((limit.when() or 0) + STREAM_GRACE_SECONDS)
+                    await send(message)
+
+                await self._app(scope, receive, sending)
+        except TimeoutError:
+            said = f"the request was given up after {self._limits.request_seconds:g} s"
+            raise Refused(504, "timeout", said, retry_after=1, close=True) from None
+
+    def _require_host(self, headers: Mapping[bytes, bytes]) -> None:
+        """A page on the web could have its own name resolve to loopback; its requests carry that name."""
+        if not self._local:
+            return
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        name = host.partition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+        if name not in LOOPBACK:
+            raise Refused(400, "host", "this server answers to 127.0.0.1 and localhost only")
+
+    async def _caller(self, headers: Mapping[bytes, bytes]) -> str:
+        try:
+            return await self._door.caller(headers)
+        except Nobody as error:
+            raise Refused(error.status, "caller", str(error), retry_after=error.retry_after) from error
+
+    def _require_room(self) -> None:
+        if self.waiting >= self._limits.waiting:
+            said = f"{self.waiting} requests wait already: try again in a second"
+            raise Refused(429, "waiting", said, retry_after=1)
+
+    async def _require_quota(self, who: str) -> None:
+        seconds, what = await self._quotas.admit(who)
+        if seconds:
+            said = f"too many {what} in a minute: try again in {seconds} s"
+            raise Refused(429, what, said, retry_after=seconds)
+
+    async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        """The body of a request with JSON in it."""
+        with _refusing():
+            require_json(headers)
+            body = await self._read(headers, receive, most=self._limits.body_bytes)
+            require_flat(body, depth=self._limits.depth)
+        return body
+
+    async def _read(self, headers: Mapping[bytes, bytes], receive: Receive, *, most: int) -> bytes:
+        with _refusing():
+            return await read_body(headers, receive, most=most, seconds=self._limits.read_seconds)
+
+    def _marked(self, send: Send, answer: _Answer, request_id: str) -> Send:
+        """Notes how far an answer is, and that it has an id."""
+
+        async def marking(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._leave(answer)
+                answer.begun = True
+                message = {**message, "headers": self._headers(message, answer, request_id)}
+            elif message["type"] == "http.response.body" and answer.stream:
+                part = message.get("body", b"")
+                answer.events += part.count(b"data:")
+                answer.tail = (answer.tail + part)[-TAIL_BYTES:]
+            await send(message)
+
+        return marking
+
+    def _headers(self, message: Message, answer: _Answer, request_id: str) -> list[tuple[bytes, bytes]]:
+        """The answer's own headers, less what is for the edge, with an id if they have none."""
+        kept = [(name.lower(), value) for name, value in message.get("headers", [])]
+        said = dict(kept)
+        answer.stream = said.get(b"content-type", b"").startswith(b"text/event-stream")
+        answer.tokens = int(said.get(b"x-headway-tokens", b"0"))
+        if b"x-request-id" not in said:
+            kept.append((b"x-request-id", request_id.encode()))
+        if b"x-headway-model" not in said and self._model():
+            kept.append((b"x-headway-model", self._model().encode("latin-1")))
+        return [one for one in kept if one[0] != b"x-headway-tokens"]
+
+    def _leave(self, answer: _Answer) -> None:
+        self.waiting -= answer.waiting
+        answer.waiting = False
+
+    async def _refuse(self, send: Send, refused: Refused, *, request_id: str, begun: bool) -> None:
+        if self._metrics:
+            self._metrics.refused.labels(refused.why, str(refused.status)).inc()
+        if begun:  # nothing can be said any more: uvicorn closes the connection of an answer that is not finished
+            return
+        headers = {"X-Request-Id": request_id, "X-Headway-Model": self._model()}
+        headers |= {"Retry-After": str(refused.retry_after)} if refused.retry_after else {}
+        headers |= {"Connection": "close"} if refused.close else {}
+        headers |= {"WWW-Authenticate": "Bearer"} if refused.status == 401 else {}
+        await send_json(send, refused.status, error_body(refused.status, str(refused)), headers=headers)
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    """An error as OpenAI's clients expect it."""
+    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "unavailable")
+    return {"error": {"message": message, "type": kind, "code": status}}
+
+
+async def send_json(send: Send, status: int, said: Any, *, headers: Mapping[str, str]) -> None:
+    """Answer with a JSON object."""
+    body = json.dumps(said).encode()
+    told = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
+    raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in told.items() if value]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _public(headers: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
+    kept = [(name, value) for name, value in headers if name not in PRIVATE]
+    return [*kept, (b"x-request-id", request_id.encode()), (TRAFFIC.encode(), USER.encode())]
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except Unread as error:
+        raise Refused(error.status, error.why, str(error), close=True) from error
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Hands a body on that was read already, then whatever comes next: the client's going away."""
+    told = False
+
+    async def replaying() -> Message:
+        nonlocal told
+        if told:
+            return await receive()
+        told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replaying

@@ -1,0 +1,110 @@
+"""An exported model folder, loaded: encode a prompt, complete it, decode what it said.
+
+The export proves a model with this code and the server answers with it, so what was proven is what is served. No torch
+and no transformers: it runs in the serving image. Several answers at once are tasks/jobs/serving/batch.py, over the same graph;
+HTTP and queues live in tasks/jobs/serve.py.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnxruntime_genai as genai
+
+from tasks.formats.opening import opening_of
+from tasks.jobs.serving.contents import Contents, read_contents
+from tasks.jobs.serving.decoder import Decoder
+from tasks.jobs.serving.runtime import Ask, Ending, Unfit, require_text
+from tasks.jobs.serving.sampling import entropy
+from tasks.jobs.serving.text import ByteLevelText
+
+genai.disable_telemetry_events()
+PROBE = "a"
+__all__ = ["ByteLevelText", "Completion", "Generation", "entropy"]
+TOKENIZER_BYTES = 256 << 20
+"""Files above this size are no part of a tokenizer."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a model said. `tokens` may end with the end-of-text token; `text` is without it."""
+
+    tokens: list[int]
+    text: str
+    finish_reason: str
+    """`stop`: the model ended it; `length`: the limit or the model's context did."""
+    entropy: float | None = None
+    """Mean entropy of the next token, in nats, over the first tokens; None where it was not asked for."""
+
+
+class Generation:
+    """A loaded model: its tokenizer, and the graph in `decoder`. One caller at a time."""
+
+    def __init__(self, model: Path | Contents, threads: int, *, rows: int = 1) -> None:
+        """Of a folder, or of files that were read and verified. Raises ValueError for a model that cannot be served."""
+        contents = model if isinstance(model, Mapping) else read_contents(model, None)
+        settings = json.loads(contents["genai_config.json"])["model"]
+        self._tokenizer = _tokenizer(contents)
+        rules = json.loads(contents["tokenizer.json"])
+        self.text = ByteLevelText(rules)
+        self.opening = list(opening_of(rules))
+        """Tokens that stand before every prompt, as before every document that was measured; none where the model stores none."""
+        self._opens_itself = self._words(PROBE)[: len(self.opening)] == self.opening
+        self.decoder = Decoder(contents, settings, threads=threads, rows=rows)
+        self.context_length = int(settings["context_length"])
+        """Tokens of prompt and completion together."""
+        ends = settings["eos_token_id"]
+        self.end_tokens: list[int] = ends if isinstance(ends, list) else [ends]
+
+    def encode(self, prompt: str) -> list[int]:
+        """Tokens of a prompt behind those that open a document, which one that begins with them does not get twice.
+
+        Raises ValueError when there is nothing to complete or no room left for an answer.
+        """
+        require_text(prompt)
+        count = len(self.opening)
+        tokens = self._words(prompt)[count if self._opens_itself else 0 :]
+        if not tokens:
+            raise Unfit("the prompt has no token that this model knows")
+        if tokens[:count] != self.opening:
+            tokens = [*self.opening, *tokens]
+        if len(tokens) >= self.context_length:
+            raise Unfit(
+                f"the prompt has {len(tokens)} tokens; prompt and answer may have {self.context_length}, which the model "
+                "declares: shorten it, or export the model with a longer export.context_length"
+            )
+        return tokens
+
+    def _words(self, text: str) -> list[int]:
+        return [int(token) for token in self._tokenizer.encode(text)]
+
+    def complete(
+        self, prompt: list[int], max_tokens: int, *, temperature: float = 0.0, measure: bool = False
+    ) -> Completion:
+        """Up to `max_tokens` tokens; temperature 0 is greedy, else the whole distribution is sampled.
+
+        With `measure`, the entropy of the first tokens is told as well, before the temperature.
+        """
+        from tasks.jobs.serving.batch import Batch
+
+        batch, text = Batch(self), ""
+        batch.add(0, Ask("", max_tokens, temperature=temperature, measure=measure), prompt=prompt)
+        while True:
+            for _, said in batch.step():
+                if isinstance(said, Ending):
+                    return Completion(list(said.tokens), text, said.finish_reason, said.entropy)
+                text += said.text
+
+
+def _tokenizer(contents: Contents) -> Any:
+    """genai's, which reads a folder: a private one of these bytes, which is gone when it has been read."""
+    with tempfile.TemporaryDirectory(prefix="headway-tokenizer-") as folder:
+        for name, value in contents.items():
+            if name.endswith((".json", ".txt", ".model", ".jinja")) and len(value) < TOKENIZER_BYTES:
+                (Path(folder) / name).write_bytes(value)
+        return genai.Tokenizer(genai.Config(folder))

@@ -1,0 +1,129 @@
+"""What rank 0 tells of training: a record a step in `metrics.jsonl`, the bar of progress, and the figures of the whole run.
+
+Where a step's time goes is measured by meter.py; what the records of all attempts add up to is tasks/planning/goodput.py. Who
+shows it: the supervisor forwards it to MLflow, the terminal and the flow run (tasks/orchestration/stage_context.py). See
+docs/training.md.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from tasks.jobs.node.elastic import process_age
+from tasks.jobs.node.runtime import Rank
+from tasks.jobs.training.flops import Flops
+from tasks.jobs.training.machine_use import MachineUse, peak_memory_gib
+from tasks.jobs.training.meter import Meter, Step
+from tasks.planning.goodput import goodput
+
+PROGRESS_SECONDS = 1.0
+DECIMALS = 6
+
+
+class Teller:
+    """State: when the bar was last moved, and what the machine used."""
+
+    def __init__(self, rank: Rank, flops: Flops, *, tokens_a_step: int, steps: int, device: torch.device) -> None:
+        self._rank, self._flops, self._tokens, self._steps = rank, flops, tokens_a_step, steps
+        self._peak: Mapping[str, Any] = rank.settings.get("peak") or {}
+        self._planned = float(rank.settings.get("planned_step_seconds") or 0.0)
+        self._use, self._shown, self._first = MachineUse(device), 0.0, True
+        self._ended = time.time()
+
+    def go_on(self, rank: Rank) -> None:
+        """Records are of another attempt from now on: training went back to a checkpoint."""
+        self._rank = rank
+
+    def tell(self, step: int, meter: Meter, *, seconds_left: float, **values: Any) -> None:
+        """One step's record, by rank 0; the next step begins."""
+        done = meter.end()
+        speed = self._speed(self._tokens, done.own, done.own * self._rank.world_size)
+        said = {
+            **values,
+            **self._start(done),
+            **speed,
+            **_seconds(done),
+            **self._beside_plan(done.own),
+            **self._use.look(),
+        }
+        self._rank.metrics(step=step, **said, seconds_left=seconds_left)
+        if time.monotonic() - self._shown >= PROGRESS_SECONDS or step == self._steps:
+            self._shown = time.monotonic()
+            self._rank.progress(step, self._steps, _in_words(said), seconds_left=seconds_left)
+
+    def over(self) -> None:
+        """The last checkpoint is there: what follows is publishing, and no part of training's time."""
+        self._ended = time.time()
+
+    def _start(self, done: Step) -> dict[str, float]:
+        """On the first step of a process: how long it took to come so far."""
+        first, self._first = self._first, False
+        return {"start_seconds": max(0.0, process_age() - done.all)} if first else {}
+
+    def _speed(self, tokens: float, seconds: float, rank_seconds: float) -> dict[str, float]:
+        """Rates of so many tokens; `rank_seconds` is the sum over all ranks."""
+        each = tokens / rank_seconds
+        tflops = each * self._flops.per_token / 1e12
+        found = {"tokens_per_second": tokens / seconds, "tokens_per_second_per_rank": each, "tflops_per_rank": tflops}
+        return {**found, "mfu": tflops / self._peak["tflops"]} if self._peak else found
+
+    def summary(self, every: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Figures of the whole run: `every` record of all attempts, and the `last` one of each step."""
+        timed = [record for record in last if "step_seconds" in record]
+        own = sum(self._tokens / record["tokens_per_second"] for record in last)
+        of_ranks = sum(self._tokens / record["tokens_per_second_per_rank"] for record in last)  # their number may vary
+        whole = sum(record["step_seconds"] for record in timed)
+        parts = ("data", "communication", "checkpoint")
+        shares = {f"{part}_share": sum(r.get(f"{part}_seconds", 0.0) for r in timed) / whole for part in parts if whole}
+        heldout = [record["heldout_bits_per_byte"] for record in last if "heldout_bits_per_byte" in record]
+        more = {"heldout_bits_per_byte": heldout[-1]} if heldout else {}
+        spent = goodput(every, ended=self._ended)
+        # the first step of a process compiles, and reads what others find in memory
+        steady = [self._tokens / r["tokens_per_second"] for r in last if "start_seconds" not in r] or [own / len(last)]
+        beside = self._beside_plan(statistics.median(steady))
+        return {
+            **self._speed(self._tokens * len(last), own, of_ranks),
+            **shares,
+            **beside,
+            **more,
+            "goodput": spent.share,
+        }
+
+    def _beside_plan(self, seconds: float) -> dict[str, float]:
+        """By how much a step took longer than planned: 0.1 is a tenth; nothing where there is no plan."""
+        return {"plan_error": seconds / self._planned - 1} if self._planned else {}
+
+    def time(self, every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What its time went to, in seconds and as shares, and by which convention and peak the rates are meant."""
+        spent = goodput(every, ended=self._ended)
+        return {
+            "seconds": asdict(spent),
+            "causes": spent.causes,
+            "flops_per_token": self._flops.per_token,
+            "flops_convention": self._flops.convention,
+            "peak": dict(self._peak),
+            **peak_memory_gib(self._use.device),
+        }
+
+
+def _seconds(done: Step) -> dict[str, float]:
+    parts = {f"{part}_seconds": round(seconds, DECIMALS) for part, seconds in done.parts.items()}
+    return {"step_seconds": round(done.all, DECIMALS), **parts}
+
+
+def _in_words(said: Mapping[str, float]) -> str:
+    loss = f"loss {said['loss']:.3f}" if "loss" in said else "a batch left out"
+    words = [loss, f"{said['tokens_per_second']:,.0f} tokens/s"]
+    if "mfu" in said:
+        words.append(f"MFU {said['mfu']:.0%}")
+    if "plan_error" in said:
+        words.append(f"{1 + said['plan_error']:.2f} of the plan's time")
+    if "heldout_bits_per_byte" in said:
+        words.append(f"held-out {said['heldout_bits_per_byte']:.3f} bits per byte")
+    return ", ".join(words)

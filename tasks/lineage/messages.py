@@ -1,0 +1,155 @@
+"""What people read in MLflow: names, descriptions in Markdown, and which numbers stand on a flow's own run. Pure.
+
+How it gets there is spool.py and publish.py.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tasks.config.base import digest
+from tasks.lineage.links import TRAINING
+
+RUN_PAGE = "headway:run"
+"""Stands for the address of the described run's page, which is known only when it is published."""
+MODEL_FLOWS_NOTE = """All that happened to the model **{subject}**. A run is a flow run of Headway's; its stages are nested in it.
+
+- The curves of a training are on the run `train`; the numbers to compare runs by are on the flow's own run.
+- The datasets that a run read are in the column *Dataset*; the model that it made is among the registered models, as `{subject}`.
+- Search for `tags."headway.status" = 'gate_closed'`, `tags."headway.dataset" LIKE 'dataset/NAME@%'`,
+  `tags."headway.commit" = '...'`, `tags."headway.prefect_flow_run" = '...'`.
+"""
+MODEL_NOTE = """Versions that were exported. Alias `champion`: promoted, the one to beat; `previous`: the champion before,
+to go back to; `challenger`: exported last, and not promoted.
+
+A version's files are in Headway's store, under the reference in its tag `headway.ref`: `headway verify REF` checks them,
+`headway lineage REF` tells what they were made from.
+"""
+BACK = (
+    "`headway rollback model/NAME --reason TEXT` makes the version before the champion again. To serve it, run its dataset with "
+    "its configuration and commit: recorded stages are reused, so only the deployment is done anew. "
+    "`headway lineage` names all three."
+)
+CLUSTER_NOTE = (
+    """Qualifications of the cluster **{subject}** by themselves: health, collectives, rates, storage, training."""
+)
+DATASET_NOTE = (
+    """Verdicts on versions of the dataset **{subject}** by themselves: its checks, its quarantine, its drift."""
+)
+HEADLINES: dict[str, tuple[str, ...]] = {
+    "validate": ("documents",),
+    "benchmark": ("machines_usable", "matmul_gflops_per_rank", "allreduce_gigabytes_per_second"),
+    "train": ("loss", "heldout_bits_per_byte", "tokens_per_second", "mfu", "goodput"),
+    "evaluate": ("bits_per_byte", "gain_over_bigram"),
+    "export": ("tokens_per_second_onnx",),
+    "verdict": ("loss_since_promotion", "drift_p_value", "domain_auc"),
+}
+"""Of each stage, what stands on the flow's run as well; all the rest is on the stage's own."""
+
+TAGS = {
+    "Model": "ref",
+    "Bits per byte": "bits_per_byte",
+    "Dataset": "dataset",
+    "Code": "commit",
+    "Configuration": "config_digest",
+}
+
+
+def experiment_name(flow: str, subject: str) -> str:
+    """One experiment for all that happens to a model; a cluster's qualifications and a dataset's verdicts have their own."""
+    return {"qualify": f"cluster-{subject}", "validate": f"dataset-{subject}"}.get(flow, subject)
+
+
+def experiment_note(flow: str, subject: str) -> str:
+    notes = {"qualify": CLUSTER_NOTE, "validate": DATASET_NOTE}
+    return notes.get(flow, MODEL_FLOWS_NOTE).format(subject=subject)
+
+
+def run_name(flow: str, began: float) -> str:
+    """`retrain 2026-11-21 15:04`, on this machine's clock."""
+    return f"{flow} {time.strftime('%Y-%m-%d %H:%M', time.localtime(began))}"
+
+
+def headlines(outcomes: Iterable[Any], seconds: float) -> list[tuple[str, float, int]]:
+    """The numbers by which runs are compared, of the stages' outcomes."""
+    found = [
+        (name, outcome.metrics[name], 0)
+        for outcome in outcomes
+        for name in HEADLINES.get(outcome.name, ())
+        if name in outcome.metrics
+    ]
+    return [*found, ("seconds", seconds, 0)]
+
+
+def run_note(
+    flow_run: Mapping[str, str] | None, status: str, *, why: str = "", report: str = "", facts: Mapping[str, str]
+) -> str:
+    """Description of a flow's run. What people click is in the first line: MLflow's page folds and covers the rest."""
+    links = [f"[Flow run in Prefect]({flow_run['url']})"] if flow_run else []
+    links += [f"[Report]({RUN_PAGE}/artifacts/{report}?{TRAINING})"] if report else []
+    first = " · ".join([f"**{status.replace('_', ' ')}**", *links])
+    return "\n\n".join(part for part in (first, why, _listed(facts)) if part)
+
+
+def why(error: BaseException | None, stage: str) -> str:
+    """Why a run ended as it did, and what to do."""
+    if error is None:
+        return ""
+    where = f"in {stage}: " if stage else ""
+    return f"{where}{error}\n\n{getattr(error, 'remedy', '')}".strip()
+
+
+def surroundings_tags(surroundings: Mapping[str, str]) -> dict[str, str]:
+    """Where a run ran and with what, as tags that people search by."""
+    return {f"headway.{name}": value for name, value in surroundings.items()}
+
+
+def as_input(told: Mapping[str, Any]) -> dict[str, Any]:
+    """An artifact that a run read, as one of MLflow's datasets; the Blob versions of its files in short."""
+    source = {"uri": told["uri"], "ref": told["ref"]}
+    if told["blob_versions"]:
+        source["blob_versions"] = _counted(told["blob_versions"])
+    profile = {"files": told["files"], "bytes": told["bytes"]}
+    named = {key: told[key] for key in ("name", "digest", "uri", "ref", "kind")}
+    return {**named, "source": source, "profile": profile}
+
+
+def output_tags(told: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What a run made: reference, place, and the Blob versions in short; the file lineage.json of the run has them whole."""
+    tags = {}
+    for number, each in enumerate(told):
+        tags[f"headway.output.{number}"] = each["ref"]
+        tags[f"headway.output.{number}.uri"] = each["uri"]
+        if each["blob_versions"]:
+            tags[f"headway.output.{number}.blob_versions"] = _counted(each["blob_versions"])
+    return tags
+
+
+def _counted(versions: Mapping[str, str]) -> str:
+    """A hundred thousand files have as many Blob versions: how many, and a digest to compare two lists by."""
+    return f"{len(versions)} files, sha256 {digest(dict(versions))}"
+
+
+def version_tags(facts: Mapping[str, str]) -> dict[str, str]:
+    """The same facts as tags that people search by."""
+    return {f"headway.{TAGS[key]}": value for key, value in facts.items() if value}
+
+
+def version_note(facts: Mapping[str, str], before: str) -> str:
+    """Description of a version of a model: what it is, and how to go back to the one before."""
+    told = _listed(facts)
+    if not before:
+        return f"{told}\n\nThe first of its name."
+    return f"{told}\n\nBefore it: `{_short(before)}`, alias `previous`. {BACK}"
+
+
+def _listed(facts: Mapping[str, str]) -> str:
+    return "\n".join(f"- {name}: `{_short(value)}`" for name, value in facts.items() if value)
+
+
+def _short(value: str) -> str:
+    """Twelve digits of a version are enough for every command, and for people."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b", r"\1", value)

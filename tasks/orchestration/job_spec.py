@@ -1,0 +1,80 @@
+"""What a stage runs, and the job that this is on a cluster: values only, so that `headway job render` shows what a stage submits.
+
+The programs themselves are tasks/jobs; who runs a job is tasks/orchestration/stage_context.py, and for a program of the user's
+own deployments/cli/submit.py. See docs/compute.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasks.artifacts import Artifact, Cluster
+from tasks.compute.job import Job
+from tasks.config.cluster import ClusterConfig
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of tasks/jobs, with everything that it reads."""
+
+    module: str
+    settings: dict[str, Any]
+    inputs: Mapping[str, Artifact] = field(default_factory=dict)
+    ranks: int | None = None
+    """Ranks of a program that runs on one machine; None: as many as the cluster has."""
+    threads: int | None = None
+    """Threads a rank; None: as the cluster says."""
+    progress: str = ""
+    restarts: int = 2
+    """Restarts on the same machines; 0: nothing is tried again, because its failure is what it measures."""
+
+
+def job_of(name: str, key: str, program: Program, *, on: Cluster, folders: dict[str, str]) -> Job:
+    """The job of a stage: `key` is the stage's, `folders` are its inputs as they lie there, by name."""
+    return Job(
+        name=name,
+        token=key[:32],
+        program=program.module,
+        settings=program.settings,
+        inputs=folders,
+        artifacts={name: artifact.ref for name, artifact in program.inputs.items()},
+        progress=program.progress,
+        restarts=program.restarts,
+        only_nodes=on.proven,
+        **_machines(on, program),
+        **{**shape(on.config), **({} if program.restarts else {"retry": None})},
+    )
+
+
+def shape(config: ClusterConfig) -> dict[str, Any]:
+    """What every job takes of a cluster's settings."""
+    limit = config.time_limit_minutes
+    return {
+        "gpus_per_node": config.gpus_per_node,
+        "cpus_per_node": config.cpus_per_node,
+        "memory_gib": config.memory_gib,
+        "time_limit": limit * 60 if limit else None,
+        "image": config.image,
+        "python": config.python,
+        "environment": config.environment,
+        "exclusive": config.exclusive,
+        "preemptible": config.preemptible,
+        "excluded_nodes": config.exclude,
+        "scratch": config.scratch,
+        "watch": config.watch,
+        "retry": config.retry,
+    }
+
+
+def _machines(on: Cluster, program: Program) -> dict[str, Any]:
+    """How many machines and ranks; a program with its own number of ranks runs on one."""
+    alone = program.ranks is not None
+    return {
+        "nodes": 1 if alone else on.nodes,
+        "ranks_per_node": program.ranks or on.ranks_per_node,
+        "threads_per_rank": program.threads or on.threads_per_rank,
+        "launcher": "torchrun" if alone else on.config.launcher,
+        "elastic": None if alone else on.config.elastic,
+    }

@@ -1,0 +1,192 @@
+"""What happens to machines that did not qualify: which are left for the jobs to come, and what is done with the others.
+
+The rules of who is out are tasks/qualification/remaining.py; this room is between them and the backends. See
+docs/qualification.md, "What happens to a bad machine".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from tasks.artifacts import Check, Cluster, unqualified
+from tasks.compute.azureml.support_requests import Request, requests
+from tasks.compute.draining import Drained, drain
+from tasks.config.cluster import BackendName, ClusterConfig
+from tasks.config.qualification import BenchmarkConfig
+from tasks.orchestration.stage_context import at_work
+from tasks.qualification.measured import Measurement
+from tasks.qualification.pairs import EITHER
+from tasks.qualification.remaining import Remaining, remaining
+from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, Reason
+from tasks.security.audit import audit
+
+CHOOSES: tuple[BackendName, ...] = ("ssh", "slurm", "ray")
+"""Backends whose jobs can be kept on some machines."""
+FAULT_CODE = re.compile(r"\bNHC\d{4}\b")
+"""Of AzNHC."""
+WHY_NOT = {
+    "local": "backend local has one machine",
+    "azureml": "Azure ML lets nobody choose the nodes of a job",
+}
+
+
+@dataclass(frozen=True)
+class Outcast:
+    """What was done with machines that are out."""
+
+    drained: tuple[Drained, ...]
+    requests: tuple[Request, ...]
+    checks: tuple[Check, ...]
+    """What people should read of it; none of them closes the gate."""
+
+
+def require_possible(cluster: ClusterConfig, config: BenchmarkConfig) -> None:
+    """Raise ValueError for machines that cannot be chosen on this backend."""
+    if cluster.backend in CHOOSES:
+        return
+    for setting, value in (("benchmark.nodes", ", ".join(config.nodes)), ("benchmark.spare_nodes", config.spare_nodes)):
+        if value:
+            raise ValueError(f"{setting} is {value}: {WHY_NOT[cluster.backend]}. Leave it empty")
+
+
+def require_proof(cluster: ClusterConfig, config: BenchmarkConfig) -> None:
+    """Raise ValueError for a qualification that could not let a training run start, whatever it finds."""
+    require_possible(cluster, config)
+    fewest = config.act.min_nodes or (cluster.elastic.min_nodes if cluster.elastic else cluster.nodes)
+    if config.nodes and len(config.nodes) < fewest:
+        raise ValueError(f"benchmark.nodes names {len(config.nodes)} machines, and training needs {fewest}: name more")
+    missing = [name for name in ("compute", "collectives") if name not in config.groups]
+    if missing:
+        raise ValueError(
+            f"benchmark.checks lacks {', '.join(missing)}: the plan of a training run reckons with what they measure"
+        )
+
+
+def needed_nodes(cluster: ClusterConfig, config: BenchmarkConfig) -> int:
+    """Fewest machines with which the runs to come go on."""
+    least = cluster.elastic.min_nodes if cluster.elastic else cluster.nodes
+    return min(config.act.min_nodes or least, len(config.nodes) or least)
+
+
+def machines(
+    cluster: ClusterConfig, config: BenchmarkConfig, *, only: tuple[str, ...] = (), there: int | None = None
+) -> Cluster:
+    """The machines that are measured, and which they are where that is said; as one job of fixed size, which runs once.
+
+    `there` is how many a job could get: spares that are drained are not waited for. Slurm must not queue the job again when a
+    machine is lost: it would wait for that machine, and the loss is what it found.
+    """
+    names = only or config.nodes
+    once = cluster.slurm.model_copy(update={"requeue": False})
+    rigid = cluster.model_copy(update={"elastic": None, "slurm": once})
+    wanted = (cluster.elastic.max_nodes if cluster.elastic else cluster.nodes) + config.spare_nodes
+    wanted = len(names) or wanted
+    most = wanted if there is None else min(wanted, max(there, needed_nodes(cluster, config)))
+    return unqualified(rigid).model_copy(update={"nodes": most, "proven": names})
+
+
+def left_of(verdict: ClusterVerdict, cluster: ClusterConfig, config: BenchmarkConfig) -> Remaining:
+    """The machines that the runs to come may use. Where none can be chosen, none can be left out."""
+    needed = needed_nodes(cluster, config)
+    if cluster.backend not in CHOOSES:
+        act = config.act.model_copy(update={"exclude": False})
+        config = config.model_copy(update={"act": act})
+    return remaining(verdict, config, needed)
+
+
+def subject_of(cluster: ClusterConfig, config: BenchmarkConfig, left: Remaining) -> Cluster:
+    """The cluster that the verdict vouches for: fewer or other machines than were asked for, and the bad ones named."""
+    bare = unqualified(cluster)
+    if cluster.backend not in CHOOSES:
+        return bare
+    most = cluster.elastic.max_nodes if cluster.elastic else cluster.nodes
+    nodes = max(min(most, len(left.nodes)), 1)
+    out = [name for name in left.excluded if name not in cluster.exclude and " " not in name]
+    elastic = cluster.elastic
+    if elastic:
+        elastic = elastic.model_copy(update={"max_nodes": nodes, "min_nodes": min(elastic.min_nodes, nodes)})
+    config_now = cluster.model_copy(
+        update={"nodes": nodes, "exclude": (*cluster.exclude, *sorted(out)), "elastic": elastic}
+    )
+    return bare.model_copy(update={"nodes": nodes, "proven": left.nodes, "config": config_now})
+
+
+def act_on(
+    measured: Measurement, verdict: ClusterVerdict, left: Remaining, cluster: ClusterConfig, config: BenchmarkConfig
+) -> Outcast:
+    """Drain what is to be drained, and render what somebody may send."""
+    bad = [node for node in verdict.nodes if _failed(node) or _unreachable(node, measured, verdict)]
+    drained = _drained(bad, cluster, config, of=len(verdict.nodes)) if config.act.drain else ()
+    asked = tuple(request for node in bad for request in _requests(node, measured, cluster))
+    return Outcast(drained, asked, (*map(_drain_check, drained), *_not_chosen(cluster)))
+
+
+def why(node: NodeVerdict) -> str:
+    """The first reason that condemns a machine, as a sentence."""
+    found = _worst(node)
+    return found.sentence if found else f"{node.name} is {node.verdict}"
+
+
+def _worst(node: NodeVerdict) -> Reason | None:
+    failed = (reason for reason in node.reasons if reason.verdict == "failed")
+    return next(failed, None) or next((reason for reason in node.reasons if reason.verdict == node.verdict), None)
+
+
+def _failed(node: NodeVerdict) -> bool:
+    """Something of it was seen to be bad, whatever else is unknown of it: who dies of a fault leaves checks unfinished.
+
+    What may be another machine's fault does not count: a sound one would be drained.
+    """
+    found = [reason for reason in node.reasons if reason.verdict == "failed"]
+    return any(not reason.where.startswith(EITHER) for reason in found)
+
+
+def _unreachable(node: NodeVerdict, measured: Measurement, verdict: ClusterVerdict) -> bool:
+    """Nothing came from it while others came to their end: the machine's fault, not ours."""
+    silent = all(report.node != node.name for report in measured.ranks)
+    return silent and node.verdict == "unknown" and " " not in node.name and bool(verdict.named("healthy", "degraded"))
+
+
+def _drained(
+    bad: list[NodeVerdict], cluster: ClusterConfig, config: BenchmarkConfig, *, of: int
+) -> tuple[Drained, ...]:
+    """In the audit log before it is done: who asked for it is who started the run. Too many are left to a person."""
+    reasons = {node.name: why(node).removeprefix(f"{node.name}: ") for node in bad}
+    if cluster.backend == "slurm" and len(reasons) > max(1, int(config.act.drain_share * of)):
+        share = f"benchmark.act.drain_share is {config.act.drain_share:g}"
+        said = f"a person decides: {len(reasons)} of {of} machines failed at once, and {share}"
+        return tuple(Drained(node=name, done=False, said=said) for name in reasons)
+    for name, reason in reasons.items():
+        audit(at_work().lifecycle.store, "drain", what=f"{cluster.name} {name}", reason=reason)
+    return drain(cluster, reasons)
+
+
+def _drain_check(one: Drained) -> Check:
+    remedy = "" if one.done else f"Keep jobs of others away from it by hand, or: `headway qualify --drain {one.node}`."
+    return Check(
+        name=f"{one.node} drained", measured=one.said, limit="drained", passed=True, warned=True, remedy=remedy
+    )
+
+
+def _not_chosen(cluster: ClusterConfig) -> Iterator[Check]:
+    if cluster.backend == "azureml":
+        yield Check(
+            name="jobs run on these machines",
+            measured=WHY_NOT["azureml"],
+            limit="the machines that qualified",
+            passed=True,
+            warned=True,
+            remedy="Give the compute cluster as many nodes as the job has, and no more: then there are no others.",
+        )
+
+
+def _requests(node: NodeVerdict, measured: Measurement, cluster: ClusterConfig) -> tuple[Request, ...]:
+    facts = {k: v for report in measured.ranks if report.node == node.name for k, v in report.machine.items()}
+    found = _worst(node)
+    code = FAULT_CODE.search(f"{found.source} {found.said}") if found else None
+    check = code[0] if code else found.check if found else ""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return requests(node.name, facts, cluster=cluster, check=check, said=why(node), when=now)

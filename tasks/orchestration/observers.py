@@ -1,0 +1,137 @@
+"""What became of each stage, and who watches a lifecycle: the terminal, Prefect's page, the run's own log.
+
+Values and a protocol only; the frame that calls them is tasks/orchestration/run.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol
+
+from tasks.common.errors import Cancelled, GateFailed
+
+Status = Literal["ran", "reused", "failed", "gate_closed", "pending", "not_run"]
+
+
+@dataclass
+class Outcome:
+    """What became of one stage."""
+
+    name: str
+    status: Status = "not_run"
+    seconds: float = 0.0
+    key: str | None = None
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    job: dict[str, Any] | None = None
+    why: str = ""
+    """Why it would run, or is reused; for people."""
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Observer(Protocol):
+    """Who watches a lifecycle. `run` is the `Lifecycle` that is watched."""
+
+    def opened(self, run: Any) -> None: ...
+
+    def started(self, stage: str, estimate: float | None) -> None:
+        """A stage began; the estimate is what it took last time, in seconds."""
+        ...
+
+    def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None: ...
+
+    def happened(self, stage: str, kind: str, text: str) -> None:
+        """Something happened to the stage's job: `kind` as tasks/compute/watching.py names it, and a sentence."""
+        ...
+
+    def waiting(self, reason: str, question: str, since: float, exercises: str, key: str) -> None:
+        """The run waits for a person: `reason` is "approval"; since when, in seconds since the epoch.
+
+        `exercises` is the right that an answer exercises: promote, where it deploys. An answer names the question by its `key`.
+        """
+        ...
+
+    def ended(self, outcome: Outcome) -> None: ...
+
+    def closed(self, run: Any) -> None:
+        """The run is over; `run.error` says how."""
+        ...
+
+
+class Unobserved:
+    """An observer that looks away; a base for those that look at some things only."""
+
+    def opened(self, run: Any) -> None:
+        return None
+
+    def started(self, stage: str, estimate: float | None) -> None:
+        return None
+
+    def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
+        return None
+
+    def happened(self, stage: str, kind: str, text: str) -> None:
+        return None
+
+    def waiting(self, reason: str, question: str, since: float, exercises: str, key: str) -> None:
+        return None
+
+    def ended(self, outcome: Outcome) -> None:
+        return None
+
+    def closed(self, run: Any) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Observers:
+    """Several observers as one."""
+
+    all: Sequence[Observer]
+
+    def opened(self, run: Any) -> None:
+        for one in self.all:
+            one.opened(run)
+
+    def started(self, stage: str, estimate: float | None) -> None:
+        for one in self.all:
+            one.started(stage, estimate)
+
+    def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
+        for one in self.all:
+            one.progress(stage, done, total, text, seconds_left)
+
+    def happened(self, stage: str, kind: str, text: str) -> None:
+        for one in self.all:
+            one.happened(stage, kind, text)
+
+    def waiting(self, reason: str, question: str, since: float, exercises: str, key: str) -> None:
+        for one in self.all:
+            one.waiting(reason, question, since, exercises, key)
+
+    def ended(self, outcome: Outcome) -> None:
+        for one in self.all:
+            one.ended(outcome)
+
+    def closed(self, run: Any) -> None:
+        for one in self.all:
+            one.closed(run)
+
+
+def status_of(error: BaseException | None) -> str:
+    """How a run ended, in a word: completed, gate_closed, cancelled or failed."""
+    if error is None:
+        return "completed"
+    if interrupted(error):
+        return "cancelled"
+    return "gate_closed" if isinstance(error, GateFailed) else "failed"
+
+
+def interrupted(error: BaseException) -> bool:
+    """Whether somebody stopped the run: Ctrl-C, SIGTERM, or a cancelled flow run."""
+    return isinstance(error, Cancelled) or not isinstance(error, Exception)

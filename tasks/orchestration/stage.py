@@ -1,0 +1,262 @@
+"""`@stage`: makes a function a Prefect task whose inputs and output are lineage, and which is not run twice for one key.
+
+Prefect's own cache is off; records (tasks/registry/records.py) decide. What a stage body may use is in
+tasks/orchestration/stage_context.py, the run around it in tasks/orchestration/run.py. See docs/DESIGN.md, "Stage".
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from functools import cached_property, update_wrapper
+from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
+
+from pydantic import BaseModel
+
+from tasks.artifacts import Gate, Pending, parse_ref, plain
+from tasks.common.errors import Cancelled, GateFailed, Unknown
+from tasks.common.process import locked
+from tasks.config.environment import surroundings
+from tasks.lineage import messages
+from tasks.orchestration.observers import Outcome, interrupted
+from tasks.orchestration.prefect_artifacts import leave_note
+from tasks.orchestration.run import Lifecycle, current
+from tasks.orchestration.stage_call import Call, is_pending, key_part
+from tasks.orchestration.stage_context import Work, clean_up, settle_jobs, working
+from tasks.registry import records
+from tasks.registry.ancestry import told
+from tasks.registry.changes import flat, what_changed
+from tasks.registry.records import Record
+from tasks.storage.store import find
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Stage:
+    """A stage of a lifecycle. Calling it runs it, reuses its record, or says that it is pending."""
+
+    def __init__(
+        self,
+        body: Callable[..., Any],
+        version: int,
+        expires: Callable[[Record, tuple[Any, ...]], bool] | None,
+        reconciles: Callable[..., Any] | None,
+        name: str,
+        same_context: bool,
+    ) -> None:
+        self.body, self.version, self.expires, self.reconciles, self.name = body, version, expires, reconciles, name
+        self.same_context = same_context
+        update_wrapper(self, body)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run = current()
+        if run.beyond(self.name):
+            return Pending(stage=self.name)
+        call = self._call(args, kwargs)
+        if call.pending and (call.without_key or self.same_context or run.spool is not None):
+            outcome = run.outcome_for(self.name)
+            if run.spool is None:
+                outcome.status, outcome.why = "pending", "an earlier stage runs first"
+            return Pending(stage=self.name)
+        if run.spool is None:
+            return self._dry(run, run.outcome_for(self.name), call)
+        return self._task(call)
+
+    def recorded(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether this call would reuse a record now, so that nothing runs."""
+        call = self._call(args, kwargs)
+        return not call.pending and self._reusable(current(), call)[0] is not None
+
+    @cached_property
+    def _task(self) -> Callable[[Call], Any]:
+        """Prefect's task, made at the first call: importing Prefect takes seconds."""
+        from prefect import task
+        from prefect.cache_policies import NO_CACHE
+
+        made: Callable[[Call], Any] = task(
+            self._run, name=self.name, task_run_name=self.name, cache_policy=NO_CACHE, persist_result=False
+        )
+        return made
+
+    def _dry(self, run: Lifecycle, outcome: Outcome, call: Call) -> Any:
+        record, why = self._reusable(run, call)
+        outcome.key, outcome.why = call.key, why
+        if record is None:
+            outcome.status = "pending"
+            return Pending(stage=self.name)
+        _fill(outcome, record)
+        return self._value(record)
+
+    def _run(self, call: Call) -> Any:
+        run = current()
+        outcome = run.outcome_for(self.name)
+        outcome.key = call.key
+        began = time.monotonic()
+        run.observer.started(self.name, _estimate(run, self.name))
+        try:
+            with locked(run.home / "locks" / f"{self.name}-{call.key[:16]}", waiting=lambda: self._wait(run)):
+                value = self._reuse_or_execute(run, outcome, call)
+        except BaseException as error:
+            outcome.status = "gate_closed" if isinstance(error, GateFailed) else "failed"
+            raise
+        finally:
+            outcome.seconds = round(time.monotonic() - began, 3)
+            run.observer.ended(outcome)
+            leave_note(outcome)
+        return value
+
+    def _wait(self, run: Lifecycle) -> None:
+        """Another run of this home is at the same work: wait for its result, unless somebody cancels us meanwhile."""
+        run.observer.progress(self.name, 0, 0, "another run works on this stage; waiting for its result", None)
+        if run.cancelled():
+            raise Cancelled("the flow run was cancelled while it waited for another run's result")
+
+    def _reuse_or_execute(self, run: Lifecycle, outcome: Outcome, call: Call) -> Any:
+        record, outcome.why = self._reusable(run, call)
+        outcome.inputs = [a.ref for a in call.handed] + call.context
+        spool = run.need_spool()
+        tags = {"headway.stage": self.name, "headway.key": call.key, "headway.reused": str(record is not None).lower()}
+        tags |= messages.surroundings_tags(surroundings())
+        handed = [told(run.store, artifact.ref) for artifact in call.handed]
+        identity = spool.start_run(self.name, parent=run.run, tags=tags, params=_params(call))
+        spool.log_inputs(identity, [messages.as_input(each) for each in handed])
+        if run.run:
+            spool.log_inputs(run.run, [messages.as_input(each) for each in handed if each["kind"] == "dataset"])
+        status = "FINISHED"
+        try:
+            if record:
+                value = self._value(record)
+                _fill(outcome, record)
+            else:
+                value = self._execute(run, outcome, call, identity)
+            spool.log_metrics(identity, _at_the_end(outcome.metrics))
+            return value
+        except BaseException as error:
+            status = "KILLED" if interrupted(error) else "FAILED"
+            raise
+        finally:
+            made = [told(run.store, ref) for ref in outcome.outputs]
+            spool.log_json(identity, "lineage.json", {"inputs": handed, "context": call.context, "outputs": made})
+            spool.end_run(identity, status, tags=messages.output_tags(made))
+
+    def _execute(self, run: Lifecycle, outcome: Outcome, call: Call, identity: str) -> Any:
+        began = time.monotonic()
+        work = Work(self.name, call.key, run, identity, handed=call.handed, context=call.context)
+        try:
+            with working(work):
+                value = self.body(*call.args, **call.kwargs)
+        except GateFailed:  # what was measured is judged, and published nowhere: the next run measures again
+            settle_jobs(work)
+            raise
+        finally:
+            outcome.outputs, outcome.job = work.outputs, work.job.summary() if work.job else None
+        record = Record(
+            stage=self.name,
+            key=call.key,
+            arguments=call.arguments,
+            inputs=tuple(artifact.ref for artifact in call.handed),
+            context=tuple(call.context),
+            outputs=tuple(work.outputs),
+            value=plain(value),
+            metrics=getattr(value, "metrics", {}),
+            seconds=time.monotonic() - began,
+            created=time.time(),
+            flow_run=(run.flow_run or {}).get("id"),
+            run=identity,
+            job=outcome.job,
+        )
+        records.save(run.store, record)
+        clean_up(work)
+        _fill(outcome, record)
+        outcome.status = "gate_closed" if isinstance(value, Gate) and not value.passed else "ran"
+        outcome.checks = [check.model_dump() for check in value.checks] if isinstance(value, Gate) else []
+        return value
+
+    def _reusable(self, run: Lifecycle, call: Call) -> tuple[Record | None, str]:
+        """The record that stands for a run of this call, or None and why there is none."""
+        if run.forced(self.name):
+            return None, f"--from {run.first}"
+        record = records.load(run.store, self.name, call.key)
+        if record is None:
+            last = records.newest(run.store, self.name)
+            return None, what_changed(last.arguments, call.arguments) if last else "nothing like it is recorded"
+        value = self._value(record)
+        if isinstance(value, Gate) and not value.passed:
+            return None, "its gate was closed last time"
+        if self.expires and self.expires(record, call.args):
+            return None, "the last result is too old"
+        if self.same_context and list(record.context) != list(call.context):
+            return None, "it was made under another qualification"
+        if self.reconciles and not self.reconciles(*call.args):
+            return None, "what is there is not what is wanted"
+        for ref in record.outputs:
+            if not _present(run, ref):
+                return None, f"{ref[:40]} is gone or damaged"
+        return record, f"recorded {time.strftime('%Y-%m-%d %H:%M', time.localtime(record.created))}"
+
+    def _value(self, record: Record) -> Any:
+        kind: type[BaseModel] = get_type_hints(self.body)["return"]
+        return kind.model_validate(record.value)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        bound = inspect.signature(self.body).bind(*args, **kwargs)
+        named = dict(zip(bound.signature.parameters, bound.args, strict=False))
+        parts = {} if is_pending(args) else {name: key_part(value) for name, value in named.items()}
+        return Call(bound.args, bound.kwargs, {"stage": self.name, "version": self.version, "arguments": parts})
+
+
+def stage(
+    *,
+    version: int,
+    name: str = "",
+    expires: Callable[[Record, tuple[Any, ...]], bool] | None = None,
+    reconciles: Callable[..., Any] | None = None,
+    same_context: bool = False,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function a stage. Positional arguments are its key, keyword-only ones say where and within which limits.
+
+    Raise `version` when the same arguments shall give another result. `expires` says that a record is too old; `reconciles`
+    compares what the record says with what is there now; with `same_context` a record holds only under what it was made under.
+    """
+
+    def make(body: Callable[P, R]) -> Callable[P, R]:
+        return cast(Callable[P, R], Stage(body, version, expires, reconciles, name or body.__name__, same_context))
+
+    return make
+
+
+def recorded(made: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> bool:
+    """Whether a stage, called so, would reuse a record now."""
+    return cast(Stage, made).recorded(*args, **kwargs)
+
+
+def _fill(outcome: Outcome, record: Record) -> None:
+    outcome.status = "reused"
+    outcome.inputs = [*record.inputs, *record.context]
+    outcome.outputs, outcome.metrics, outcome.job = list(record.outputs), dict(record.metrics), record.job
+
+
+def _present(run: Lifecycle, ref: str) -> bool:
+    try:
+        return run.store.present(find(run.store, *parse_ref(ref)))
+    except Unknown:
+        return False
+
+
+def _params(call: Call) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in call.arguments["arguments"].items():
+        found |= flat(name, value)
+    return found
+
+
+def _at_the_end(metrics: dict[str, float]) -> list[tuple[str, float, int]]:
+    """Final values at the last step, so that they end a series of the same name instead of starting it."""
+    return [(key, value, int(metrics.get("steps", 0))) for key, value in metrics.items()]
+
+
+def _estimate(run: Lifecycle, stage_name: str) -> float | None:
+    record = records.newest(run.store, stage_name)
+    return record.seconds if record else None

@@ -1,0 +1,1 @@
+"""The part of a run's page about its evaluation."""

@@ -1,0 +1,137 @@
+"""What the page of a qualification shows, read from `qualification.json`, and the few things that all of its parts ask of it.
+
+Judging does not live here (tasks/qualification), nor how it looks (report.py).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+from tasks.common.names import Verdict
+from tasks.hardware.sku import Sku
+from tasks.qualification.measured import Measurement, Probe, RankReport
+from tasks.qualification.verdicts import WORST, ClusterVerdict, NodeVerdict, Reason
+
+STYLES: dict[Verdict, str] = {"healthy": "good", "degraded": "warn", "failed": "bad", "unknown": "unknown"}
+SIGN: dict[Verdict, str] = {"healthy": "✓", "degraded": "■", "failed": "✕", "unknown": "?"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A qualification: the verdict, what was measured, and what it was held against."""
+
+    verdict: ClusterVerdict
+    measured: Measurement
+    sku: Sku
+    name: str = ""
+    """Of the cluster."""
+    expires: str = ""
+    usable: tuple[str, ...] = ()
+    """Machines that the jobs to come may use."""
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    """Those that they may not, each with why."""
+    drained: tuple[tuple[str, bool, str], ...] = ()
+    """Machine, whether it is drained now, and what the scheduler said."""
+    requests: tuple[Mapping[str, Any], ...] = ()
+    """That somebody may send to Azure: what, method, url, body."""
+
+    @cached_property
+    def nodes(self) -> tuple[NodeVerdict, ...]:
+        """Machines, worst first; also those of which there is no verdict."""
+        judged = {node.name for node in self.verdict.nodes}
+        others = (NodeVerdict(name=name, verdict="unknown") for name in self.measured.nodes if name not in judged)
+        return tuple(
+            sorted((*self.verdict.nodes, *others), key=lambda node: (WORST.index(node.verdict), by_number(node.name)))
+        )
+
+    @cached_property
+    def absent(self) -> int:
+        """Machines that were asked for, of which nobody knows a name."""
+        return max(0, self.measured.expected_nodes - len(self.nodes))
+
+    @cached_property
+    def answered(self) -> int:
+        """Machines of which any rank left a word."""
+        return len({report.node for report in self.measured.ranks})
+
+    @cached_property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Every sentence of the verdict: those on the cluster, then those on machines, worst first."""
+        together = sorted(self.verdict.reasons, key=lambda reason: WORST.index(reason.verdict))
+        return (*together, *(reason for node in self.nodes for reason in node.reasons))
+
+    @property
+    def open(self) -> bool:
+        """Whether anything may run."""
+        return self.verdict.verdict in ("healthy", "degraded")
+
+    def holds(self, reason: Reason) -> bool:
+        """Whether it is said of machines that are used, and not of one that is left out, or of all with it."""
+        who = {reason.node} if reason.node else set(reason.nodes)
+        return not who & set(self.excluded)
+
+    @cached_property
+    def suspects(self) -> frozenset[str]:
+        """Machines that are not healthy."""
+        return frozenset(node.name for node in self.nodes if node.verdict != "healthy")
+
+    def source(self, key: str) -> str:
+        """What the hardware's file says of one of its sources; any other as it is."""
+        return self.sku.cite(key)
+
+    def probes(self) -> Iterator[tuple[RankReport, Probe]]:
+        """Everything that was looked at, and who looked."""
+        return ((report, probe) for report in self.measured.ranks for probe in report.probes)
+
+
+def found(told: Mapping[str, Any]) -> Found:
+    """A qualification out of the content of `qualification.json`. Raises ValueError when it is none."""
+    left = told.get("remaining") or {}
+    drained = ((str(one["node"]), bool(one["done"]), str(one["said"])) for one in told.get("drained") or ())
+    return Found(
+        verdict=ClusterVerdict.model_validate(told.get("verdict")),
+        measured=Measurement.model_validate(told.get("measured")),
+        sku=Sku.model_validate(told.get("sku")),
+        name=str(told.get("name") or ""),
+        expires=str(told.get("expires") or ""),
+        usable=tuple(left.get("nodes") or ()),
+        excluded=left.get("excluded") or {},
+        drained=tuple(drained),
+        requests=tuple(told.get("requests") or ()),
+    )
+
+
+def finite(value: object) -> float | None:
+    """A number that can be drawn, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def by_number(name: str) -> list[tuple[int, str]]:
+    """By which names are sorted: hpc-9 stands before hpc-10."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
+
+
+def four(value: float) -> float:
+    """Four digits of it."""
+    return float(f"{value:.4g}")
+
+
+def count(number: int, what: str, many: str = "") -> str:
+    """`1 machine`, `512 machines`."""
+    return f"{number:,} {what if number == 1 else many or f'{what}s'}"
+
+
+def until(expires: str) -> str:
+    """A time for people: 2026-11-23 10:00 UTC."""
+    try:
+        return datetime.fromisoformat(expires).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return expires

@@ -1,0 +1,208 @@
+"""The page of a qualification: one self-contained HTML text, light and dark, without script. The verdict stands first.
+
+Curves are bandwidth.py's, pairs pairs.py's, rates, versions and what is missing
+rates.py's, the training probe training.py's, what follows acts.py's. Elements are
+tasks/report/markup.py's, the frame that of a run's report.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+
+from tasks.common.names import Verdict
+from tasks.qualification.verdicts import NodeVerdict, Reason
+from tasks.report.data import duration, number
+from tasks.report.markup import Html, folded, grid, join, tag
+from tasks.report.qualification.acts import acts
+from tasks.report.qualification.bandwidth import bandwidth
+from tasks.report.qualification.data import SIGN, STYLES, Found, by_number, count, until
+from tasks.report.qualification.pairs import pairs
+from tasks.report.qualification.rates import missing, rates, versions, words
+from tasks.report.qualification.training import training
+from tasks.report.revalidation.markup import said
+
+FOLDER = Path(__file__).parents[1]
+SENTENCES_OPEN = 12
+TILES_FROM = 9
+TILE, TILES_A_ROW = 20, 48
+MEANS: dict[Verdict, str] = {
+    "healthy": "The machines that are used showed what their hardware must show. The gate is open.",
+    "degraded": "The machines that are used are slower than they should be, and above what is asked at least. The gate is open.",
+    "failed": "The machines that are left do not show what they must. The gate is closed: nothing is trained on them.",
+    "unknown": "Something that must be known is not known. Silence is not health: the gate is closed.",
+}
+
+
+def qualification_page(found: Found) -> str:
+    """The page as one HTML document, UTF-8; equal values give equal text."""
+    sections = {
+        "Machines": _machines(found),
+        "Bandwidth": bandwidth(found),
+        "Pairs": pairs(found),
+        "Rates": rates(found, storage=False),
+        "Training": training(found),
+        "Storage": rates(found, storage=True),
+        "Findings": _findings(found),
+        "Versions": versions(found),
+        "Not measured": missing(found),
+        "Hardware": _hardware(found),
+    }
+    shown = {heading: body for heading, body in sections.items() if body}
+    ids = {heading: heading.lower().replace(" ", "-") for heading in shown}
+    links = (tag("a", heading, href=f"#{ids[heading]}") for heading in shown)
+    bodies = (tag("section", tag("h2", heading), body, id=ids[heading]) for heading, body in shown.items())
+    style = "".join(
+        (FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "qualification/qualification.css")
+    )
+    return Template((FOLDER / "page.html").read_text(encoding="utf-8")).substitute(
+        style=style,
+        title=escape(f"Qualification of {found.name or 'a cluster'}"),
+        status=badge(found.verdict.verdict),
+        about=escape(_about(found)),
+        links=join(*links),
+        main=join(_verdict(found), *bodies),
+    )
+
+
+def badge(verdict: Verdict) -> Html:
+    """A verdict as a word with a sign and a colour."""
+    sign = tag("span", SIGN[verdict], aria_hidden="true")
+    return tag("span", sign, f" {verdict}", class_=f"badge {STYLES[verdict]}")
+
+
+def _about(found: Found) -> str:
+    measured = found.measured
+    told = (
+        f"judged as {found.sku.name}",
+        f"{found.answered:,} of {count(measured.expected_nodes, 'machine')} answered",
+        measured.seconds and f"{duration(measured.seconds)} of measuring",
+        measured.seconds and f"{measured.seconds * measured.expected_nodes / 3600:.3g} machine hours",
+        found.expires and f"holds until {until(found.expires)}",
+    )
+    return " · ".join(part for part in told if part)
+
+
+def _verdict(found: Found) -> Html:
+    verdict = found.verdict.verdict
+    head = tag("h2", tag("span", SIGN[verdict], aria_hidden="true"), f" {verdict}")
+    lead = join(tag("p", MEANS[verdict], class_="lead"), tag("p", _counts(found), class_="lead"))
+    lost = f"{count(found.absent, 'machine')} left no word at all." if found.absent else ""
+    holds = [reason for reason in found.reasons if found.holds(reason)]
+    others = [reason for reason in found.reasons if not found.holds(reason)]
+    out = _part("Of machines that are left out", _sentences(found, others))
+    body = (head, lead, tag("p", lost), _sentences(found, holds), acts(found), out)
+    return tag("div", *body, class_=f"verdict {STYLES[verdict]}", role="status")
+
+
+def _sentences(found: Found, reasons: Sequence[Reason]) -> Html:
+    """The first of them, the others folded."""
+    told = [tag("li", *_sentence(found, reason)) for reason in reasons]
+    more = tag("ul", *told[SENTENCES_OPEN:])
+    return join(tag("ul", *told[:SENTENCES_OPEN]), folded(f"{len(told) - SENTENCES_OPEN:,} more", more))
+
+
+def _part(heading: str, body: Html) -> Html:
+    return join(tag("h3", heading), body) if body else Html()
+
+
+def _counts(found: Found) -> Html:
+    """How many machines are what."""
+    by = Counter(node.verdict for node in found.nodes)
+    by["unknown"] += found.absent
+    return join(
+        *(tag("span", badge(verdict), f" {by[verdict]:,}", class_="count") for verdict in STYLES if by[verdict])
+    )
+
+
+def _sentence(found: Found, reason: Reason) -> tuple[Html, ...]:
+    """Machine, check, measured, limit, source, and what to do."""
+    who = " ".join(part for part in (reason.node or "the cluster", reason.where) if part)
+    unit = f" {reason.unit}" if reason.unit else ""
+    if reason.measured is None:
+        shown, unit = reason.said or "nothing was measured", ""
+    else:
+        shown = number(float(f"{reason.measured:.4g}")) if isinstance(reason.measured, float) else reason.measured
+    head = tag("span", f"{SIGN[reason.verdict]} {reason.verdict}", class_=f"word {STYLES[reason.verdict]}")
+    told = tag(
+        "span", tag("strong", who), f": {reason.check} ", tag("strong", f"{shown}{unit}"), f", limit {reason.limit}"
+    )
+    evidence = reason.said if reason.measured is not None else ""
+    below = ". ".join(
+        part.rstrip(".") for part in (f"({found.source(reason.source)})", evidence, reason.remedy) if part
+    )
+    return (head, Html(" "), told, Html(" "), tag("small", said(below)))
+
+
+def _machines(found: Found) -> Html:
+    """Worst first; what is healthy is folded where there are many."""
+    heads = ("Machine", "Verdict", "Host", "Ranks", "Why")
+    hosts = {report.node: report.host for report in found.measured.ranks}
+    ranks = Counter(report.node for report in found.measured.ranks)
+    rows = {node.name: _machine(found, node, hosts.get(node.name, ""), ranks[node.name]) for node in found.nodes}
+    told = [rows[node.name] for node in found.nodes if node.verdict != "healthy"]
+    sound = [rows[node.name] for node in found.nodes if node.verdict == "healthy"]
+    tiles = _tiles(found.nodes) if len(found.nodes) >= TILES_FROM else Html()
+    if len(found.nodes) < TILES_FROM:
+        return grid(heads, [*told, *sound], class_="machines")
+    healthy = folded(count(len(sound), "healthy machine"), grid(heads, sound, class_="machines"))
+    return join(tiles, grid(heads, told, class_="machines"), healthy)
+
+
+def _machine(found: Found, node: NodeVerdict, host: str, ranks: int) -> tuple[str, ...]:
+    why = tag("ul", *(tag("li", f"{reason.where} {reason.check}".strip()) for reason in node.reasons[:4]))
+    more = tag("small", f"and {len(node.reasons) - 4} more") if len(node.reasons) > 4 else Html()
+    of = f"{ranks} of {found.measured.ranks_per_node}" if found.measured.ranks_per_node else str(ranks)
+    return (node.name, badge(node.verdict), host if host != node.name else "", of, join(why, more))
+
+
+def _tiles(nodes: Sequence[NodeVerdict]) -> Html:
+    """A square a machine, in the order of names; a sign in those that are not healthy."""
+    shapes = []
+    for place, node in enumerate(sorted(nodes, key=lambda node: by_number(node.name))):
+        x, y = TILE * (place % TILES_A_ROW), TILE * (place // TILES_A_ROW)
+        sign = SIGN[node.verdict] if node.verdict != "healthy" else ""
+        text = f'<text x="{x + TILE / 2 - 1}" y="{y + 14}" text-anchor="middle">{sign}</text>' if sign else ""
+        title = f"<title>{escape(node.name)}: {node.verdict}</title>"
+        square = f'<rect x="{x}" y="{y}" width="{TILE - 2}" height="{TILE - 2}" rx="3"/>'
+        shapes.append(f'<g class="{STYLES[node.verdict]}">{title}{square}{text}</g>')
+    wide, rows = min(len(nodes), TILES_A_ROW) * TILE, -(-len(nodes) // TILES_A_ROW)
+    size = f'viewBox="0 0 {wide} {rows * TILE}" style="max-width:{wide}px"'
+    head = f'<svg class="tiles" {size} role="img" aria-label="Verdicts of machines">'
+    return Html(f"{head}{''.join(shapes)}</svg>")
+
+
+def _findings(found: Found) -> Html:
+    """What machines say of themselves: an Xid, a failed check."""
+    rows = [
+        (
+            report.node,
+            probe.check,
+            probe.where,
+            tag(
+                "span",
+                "✕ fail" if probe.finding == "fail" else "■ warn",
+                class_="bad" if probe.finding == "fail" else "warn",
+            ),
+            join(tag("span", "" if probe.measured is None else number(probe.measured)), tag("small", probe.said)),
+        )
+        for report, probe in found.probes()
+        if probe.finding
+    ]
+    told = folded("What machines said in words", words(found))
+    return join(grid(("Machine", "Check", "Where", "Finding", "Said"), rows), told)
+
+
+def _hardware(found: Found) -> Html:
+    """What everything was held against, and where its numbers are from."""
+    rows = [
+        (name, tag("span", source.what), str(source.date))
+        for name, source in found.sku.sources.items()
+        if name in found.sku.named_sources
+    ]
+    names = {"name": found.sku.name, "family": found.sku.family, "digest": found.verdict.sku_digest[:12]}
+    listed = [join(tag("dt", name), tag("dd", tag("code", value))) for name, value in names.items() if value]
+    return join(tag("dl", *listed), grid(("Source", "What", "Read"), rows))

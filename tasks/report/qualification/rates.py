@@ -1,0 +1,195 @@
+"""Of a qualification's page: what machines measured alone, against their limits; versions; what was not measured, and why.
+
+Whether something is too slow is the verdict's word (tasks/qualification): here it is only shown where it lies.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tasks.hardware.sku import Limit
+from tasks.qualification.measured import Probe, RankReport
+from tasks.report.data import number
+from tasks.report.markup import Html, grid, join, tag
+from tasks.report.qualification.data import Found, count, finite
+from tasks.report.qualification.strips import strip
+
+STORAGE = ("scratch_", "store_", "checkpoint_seconds")
+NAMES_SHOWN = 6
+DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Rate:
+    """One check on everything that measured it."""
+
+    check: str
+    unit: str
+    values: tuple[tuple[float, str], ...]
+    """With who measured it, worst first."""
+    limit: Limit | None
+    bad: Mapping[str, str]
+    """Who breaks a limit by the verdict: warn or bad."""
+
+
+def rates(found: Found, *, storage: bool) -> Html:
+    """A row a check: the worst and who it is, the median, the best, the limits, and where every one lies."""
+    rows = [_row(rate, found) for rate in _rates(found) if rate.check.startswith(STORAGE) == storage]
+    return grid(("Check", "Worst", "Median", "Best", "Limit", "Every one"), rows, class_="rates")
+
+
+def words(found: Found) -> Html:
+    """What machines said in words: counts of what they said, what is not the same on all first."""
+    said: dict[str, Counter[str]] = defaultdict(Counter)
+    for _, probe in found.probes():
+        if probe.status == "measured" and isinstance(probe.measured, str):
+            said[probe.check][probe.measured] += 1
+    ordered = sorted(said.items(), key=lambda item: (-len(item[1]), item[0]))
+    rows = [(check, _counted(values)) for check, values in ordered]
+    return grid(("Check", "Said"), rows)
+
+
+def versions(found: Found) -> Html:
+    """A row a component; what differs between machines stands first, with the machines that have it."""
+    by_name: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for report in found.measured.ranks:
+        for name, value in report.versions.items():
+            if report.node not in by_name[name][value]:
+                by_name[name][value].append(report.node)
+    rows = []
+    for name, values in sorted(by_name.items(), key=lambda item: (len(item[1]) < 2, item[0])):
+        ordered = sorted(values.items(), key=lambda item: -len(item[1]))
+        style = "bad" if len(values) > 1 else "good"
+        same = tag("span", "✕ differs" if len(values) > 1 else "✓ equal", class_=style)
+        rows.append((name, same, tag("ul", *(_version(value, nodes, ordered) for value, nodes in ordered))))
+    return grid(("Component", "On all machines", "Version"), rows, class_="versions")
+
+
+def missing(found: Found) -> Html:
+    """What nobody knows: machines, ranks, checks, sweeps, probes, each with the reason and who."""
+    gone: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for what, status, said, who in _missing(found):
+        if who not in gone[what, status, said]:
+            gone[what, status, said].append(who)
+    rows = [(what, status, said, _people([name for name in who if name])) for (what, status, said), who in gone.items()]
+    return grid(("What", "Status", "Why", "Where"), rows, class_="missing")
+
+
+def _missing(found: Found) -> Iterator[tuple[str, str, str, str]]:
+    """What, how it went, why, who."""
+    measured = found.measured
+    if measured.error:
+        yield "the job", "failed", measured.error, ""
+    if found.absent:
+        said = f"{found.absent} of {measured.expected_nodes} left no word, not even their name"
+        yield "machines", "missing", said, ""
+    there = Counter(report.node for report in measured.ranks)
+    for node in found.nodes:
+        if there[node.name] < measured.ranks_per_node:
+            yield "ranks", "missing", f"{there[node.name]} of {measured.ranks_per_node} have a result", node.name
+    for report, probe in found.probes():
+        if probe.status not in ("measured", "skipped"):
+            yield probe.check, probe.status, probe.said, report.node
+    yield from _missing_together(found)
+
+
+def _missing_together(found: Found) -> Iterator[tuple[str, str, str, str]]:
+    for sweep in found.measured.sweeps:
+        if sweep.status != "measured" or not sweep.rows:
+            yield f"{sweep.collective}, {sweep.scope}", sweep.status, sweep.said or "no rows", _people(sweep.nodes)
+    for point in found.measured.training:
+        if point.status != "measured":
+            yield "training", point.status, point.said, _people(point.nodes)
+
+
+def _rates(found: Found) -> Iterator[Rate]:
+    """In the order of the hardware's limits, then the others by name."""
+    values: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    units: dict[str, str] = {}
+    for report, probe in found.probes():
+        value = finite(probe.measured)
+        if probe.status == "measured" and value is not None:
+            values[probe.check].append((value, _who(report, probe)))
+            units[probe.check] = probe.unit or units.get(probe.check, "")
+    order = list(found.sku.limits)
+    bad: dict[str, dict[str, str]] = defaultdict(dict)
+    for reason in reversed(found.reasons):  # the worst of a machine stands first, and is the one that is kept
+        style = "warn" if reason.verdict == "degraded" else "bad"
+        bad[reason.check.partition(" ")[0]][f"{reason.node} {reason.where}".strip()] = style
+    for check in sorted(values, key=lambda check: (order.index(check) if check in order else len(order), check)):
+        limit = found.sku.limits.get(check)
+        lower = limit.better == "lower" if limit else check.endswith(("_seconds", "_drop", "temperature", "skew"))
+        ranked = tuple(sorted(values[check], reverse=lower))
+        yield Rate(check, units[check] or (limit.unit if limit else ""), ranked, limit, bad[check])
+
+
+def _row(rate: Rate, found: Found) -> tuple[str, ...]:
+    only = [value for value, _ in rate.values]
+    worst, who = rate.values[0]
+    bad = [(value, rate.bad[name]) for value, name in rate.values if name in rate.bad]
+    limits = _limits(rate.limit)
+    said = f"{rate.check} of {len(only):,}: {_short(min(only))} to {_short(max(only))} {rate.unit}"
+    drawn = (
+        strip(only, bad, limits, name=f"strip-{_plain(rate.check)}", said=said)
+        if len(set(only)) > 1 or limits
+        else Html()
+    )
+    return (
+        join(tag("span", rate.check), tag("small", rate.unit)),
+        join(tag("span", _short(worst), class_=rate.bad.get(who, "plain")), tag("small", who)),
+        _short(statistics.median(only)),
+        _short(rate.values[-1][0]),
+        _limit_text(rate.limit, found),
+        drawn,
+    )
+
+
+def _limits(limit: Limit | None) -> dict[str, float]:
+    told = {"norm": limit.norm, "warn": limit.warn, "fail": limit.fail} if limit else {}
+    return {name: value for name, told_value in told.items() if (value := finite(told_value)) is not None}
+
+
+def _limit_text(limit: Limit | None, found: Found) -> Html:
+    if limit is None:
+        return Html("none")
+    sign = {"higher": "<", "lower": ">", "equal": "≠"}[limit.better]
+    asked = (("failed", limit.fail), ("degraded", limit.warn))
+    told = [f"{verdict} {sign} {_short(value)}" for verdict, value in asked if value is not None]
+    told += [f"norm {_short(limit.norm)}"] if limit.norm is not None else []
+    return join(*(tag("span", text, class_="one") for text in told), tag("small", found.source(limit.source)))
+
+
+def _short(value: float | str) -> str:
+    return number(float(f"{value:.{DIGITS}g}")) if isinstance(value, float) else number(value)
+
+
+def _who(report: RankReport, probe: Probe) -> str:
+    return f"{report.node} {probe.where}".strip()
+
+
+def _plain(text: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in text)
+
+
+def _version(value: str, nodes: Sequence[str], ordered: Sequence[tuple[str, list[str]]]) -> Html:
+    if len(ordered) == 1:
+        return tag("li", tag("code", value), tag("small", count(len(nodes), "machine")))
+    who = count(len(nodes), "machine") if nodes is ordered[0][1] and len(nodes) > 1 else _people(nodes)
+    return tag("li", tag("code", value), tag("small", who))
+
+
+def _counted(values: Counter[str]) -> Html:
+    return tag(
+        "ul",
+        *(tag("li", tag("code", value), f" {number:,} times") for value, number in values.most_common(NAMES_SHOWN)),
+    )
+
+
+def _people(names: Iterable[str]) -> str:
+    """The first names, and how many more."""
+    known = list(names)
+    more = f" and {len(known) - NAMES_SHOWN:,} more" if len(known) > NAMES_SHOWN else ""
+    return ", ".join(known[:NAMES_SHOWN]) + more

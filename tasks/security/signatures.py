@@ -1,0 +1,184 @@
+"""Signatures of artifacts: signing what leaves training, and the one door through which it is asked for ever after.
+
+Beside a manifest lie the bundle over the files (tasks/signing/bundle.py) and the statement of what they are
+(tasks/signing/statement.py). Whose key counts is trust.py. Bytes are not read here: a store compares every byte that it hands
+out with the manifest, whose digests the bundle must name, no more and no fewer. So a checked file is a signed file, and the
+same bytes are hashed once. See docs/trust.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tasks.common.errors import IntegrityError
+from tasks.common.process import locked
+from tasks.config.base import digest
+from tasks.security.audit import audited
+from tasks.security.trust import signer_of, trusted_key
+from tasks.signing.bundle import SIGNATURE, sign_files, signed_files
+from tasks.signing.keys import Signer, key_id
+from tasks.signing.statement import STATEMENT, Statement, claimed_statement, open_statement, seal_statement
+from tasks.storage.history import published_as
+from tasks.storage.manifest import Manifest, Provenance
+from tasks.storage.store import Store
+
+KINDS = ("checkpoint", "model")
+"""What leaves training, and is signed."""
+
+
+def sign(store: Store, home: Path, manifest: Manifest, *, reason: str = "") -> Statement:
+    """Sign an artifact with the home's key, and see that the signature counts. The digests are the manifest's: no byte is read.
+
+    Raises IntegrityError when the trust policy does not let this key sign this artifact, Missing without the key.
+    """
+    signer = require_signer(home, manifest.content.kind, manifest.provenance.name)
+    bundle = sign_files(_files(manifest), signer)
+    statement = _statement(store, manifest, signer, bundle)
+    with (
+        audited(store, "sign", what=manifest.ref, reason=reason, after=statement.key),
+        locked(home / "locks" / "signing"),
+    ):
+        store.attach(manifest, SIGNATURE, bundle)
+        store.attach(manifest, STATEMENT, seal_statement(statement, signer))
+        return require_signed(store, home, manifest)
+
+
+def require_signer(home: Path, kind: str, name: str) -> Signer:
+    """The home's key, when it may sign an artifact of this kind and name: asked before the work whose result it is to sign.
+
+    Raises IntegrityError when it may not, Missing when it is not there or its vault does not answer.
+    """
+    signer = signer_of(home)
+    trusted_key(home, key_id(signer.public_key()), f"{kind}/{name}")
+    return signer
+
+
+def require_signed(store: Store, home: Path, manifest: Manifest) -> Statement:
+    """What a trusted signer stated of this artifact.
+
+    Raises IntegrityError unless it is of this one, and counts; Untrusted when it is the key that does not.
+    """
+    try:
+        return _signed(store, home, manifest)
+    except IntegrityError as error:
+        raise type(error)(
+            f"{manifest.ref}: {error.message}",
+            problems=error.problems,
+            remedy=error.remedy or remedy_for(manifest.ref),
+        ) from error
+
+
+def signed_config(home: Path, store: Store, model: Manifest) -> dict[str, Any]:
+    """The configuration that a model was made with; empty when it is not the one whose digest was signed.
+
+    Programs, variables and commands in it are not for running: those are this run's own. Raises IntegrityError when no signature
+    counts.
+    """
+    require_signed(store, home, model)
+    config = model.provenance.config or {}
+    return config if digest(config) == model.provenance.config_digest else {}
+
+
+def is_signed(store: Store, home: Path, manifest: Manifest) -> bool:
+    """Return whether a trusted key signed an artifact as it is."""
+    try:
+        require_signed(store, home, manifest)
+    except IntegrityError:
+        return False
+    return True
+
+
+def remedy_for(ref: str) -> str:
+    """What to do about a signature that does not count."""
+    return (
+        "Nothing was done with it. If you know from elsewhere that it is what it should be: "
+        f"`headway sign {ref} --reason TEXT`; if not, make it again with `headway retrain`."
+    )
+
+
+def _signed(store: Store, home: Path, manifest: Manifest) -> Statement:
+    bundle, envelope = store.attachment(manifest, SIGNATURE), store.attachment(manifest, STATEMENT)
+    if bundle is None:
+        raise IntegrityError("it is not signed")
+    if envelope is None:
+        raise IntegrityError("it is signed in the old form: over its files, but without a statement of what they are")
+    claimed = claimed_statement(envelope).key
+    key = trusted_key(home, claimed, f"{manifest.content.kind}/{manifest.provenance.name}")
+    statement = open_statement(envelope, key)
+    _require_same(statement, _claims(manifest))
+    if hashlib.sha256(bundle).hexdigest() != statement.bundle:
+        raise IntegrityError("the bundle beside it is not the one that the statement is about")
+    if signed_files(bundle, key) != _files(manifest):
+        raise IntegrityError("other files were signed than its manifest names")
+    _require_fresh(store, manifest, statement)
+    return statement
+
+
+def _require_same(statement: Statement, claims: dict[str, str | None]) -> None:
+    """Raise IntegrityError when the statement is about something else: one that was made for another version, name or lineage."""
+    stated = statement.model_dump(include=set(claims))
+    wrong = [
+        f"{name} {_short(stated[name])}, and not {_short(claims[name])}"
+        for name in claims
+        if stated[name] != claims[name]
+    ]
+    if wrong:
+        raise IntegrityError(f"its statement was made for something else: {'; '.join(wrong)}")
+
+
+def _short(claim: str | None) -> str:
+    return (claim or "none")[:16]
+
+
+def _require_fresh(store: Store, manifest: Manifest, statement: Statement) -> None:
+    """Raise IntegrityError for an older version that was put forward as a newly published one.
+
+    Whoever rolls back says so: the history then has a rollback, and no publishing. A copy from another store is none either.
+    """
+    index = published_as(store, manifest.content.kind, manifest.provenance.name, manifest.version)
+    if statement.index < index:
+        raise IntegrityError(
+            f"its statement is of change {statement.index} of the name, and the history has it as published in change {index}: "
+            "an older signature under a newer publishing"
+        )
+
+
+def _statement(store: Store, manifest: Manifest, signer: Signer, bundle: bytes) -> Statement:
+    return Statement.model_validate(
+        {
+            **_claims(manifest),
+            "index": published_as(store, manifest.content.kind, manifest.provenance.name, manifest.version),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "key": key_id(signer.public_key()),
+            "bundle": hashlib.sha256(bundle).hexdigest(),
+        }
+    )
+
+
+def _claims(manifest: Manifest) -> dict[str, str | None]:
+    """What a statement must say of an artifact."""
+    return {
+        "kind": manifest.content.kind,
+        "name": manifest.provenance.name,
+        "version": manifest.version,
+        "base": _base(manifest.provenance),
+        "lineage": lineage_digest(manifest.provenance),
+    }
+
+
+def lineage_digest(provenance: Provenance) -> str:
+    """Digest of what an artifact was made from and how; not of where it lies, so that a copy keeps its signature."""
+    parts = {"inputs", "context", "stage", "commit", "dirty", "config_digest"}
+    return digest(provenance.model_dump(mode="json", include=parts))
+
+
+def _base(provenance: Provenance) -> str | None:
+    weights = (ref for ref in provenance.inputs if ref.startswith(("checkpoint/", "model/")))
+    return next((ref.rpartition("@")[2] for ref in weights), None)
+
+
+def _files(manifest: Manifest) -> dict[str, str]:
+    return {file.path: file.sha256 for file in manifest.content.files}

@@ -1,0 +1,1 @@
+"""Endpoints on Azure ML: managed online endpoints and their deployments."""

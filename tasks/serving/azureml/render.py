@@ -1,0 +1,234 @@
+"""A managed online endpoint as values: endpoint, deployment, environment and model by the SDK's own classes. Asks nobody.
+
+What is sent is the SDK's REST form; the YAML is what `az ml online-endpoint create --file` and `az ml online-deployment create
+--file` take. What stands around an endpoint (scaling, quotas, logs) is around.py. See
+https://learn.microsoft.com/azure/machine-learning/reference-yaml-deployment-managed-online.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tasks.artifacts import parse_ref
+from tasks.azure import arm_client
+from tasks.config.base import digest
+from tasks.config.serving import AzureEndpointConfig, DeploymentConfig
+
+if TYPE_CHECKING:
+    from azure.ai.ml.entities import Environment, ManagedOnlineDeployment, ManagedOnlineEndpoint, Model
+
+OURS = "headway"
+DIGITS = 12
+PORT = 8080
+"""Of docker/endpoint.Dockerfile."""
+LONGEST_NAME = 32
+SIZES = (
+    ("Standard_DS2_v2", 7.0, 2),
+    ("Standard_DS3_v2", 14.0, 4),
+    ("Standard_DS4_v2", 28.0, 8),
+    ("Standard_DS5_v2", 56.0, 16),
+)
+"""VM sizes that managed online endpoints take, GiB, cores.
+https://learn.microsoft.com/azure/machine-learning/reference-managed-online-endpoints-vm-sku-list"""
+TIMES_THE_FILES, SPARE_GIB = 2.5, 1.0
+"""Memory of a server: its files once in ONNX Runtime and once while they are verified, key and value caches beside them."""
+LONGEST_REQUEST_MS = 180_000
+"""What Azure ML allows."""
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """One endpoint of a workspace, and a model on it."""
+
+    endpoint_name: str
+    """As Headway calls it: `deployment.endpoint`."""
+    deployment: DeploymentConfig
+    location: str
+
+    @property
+    def config(self) -> AzureEndpointConfig:
+        return self.deployment.azureml
+
+    @property
+    def name(self) -> str:
+        return azure_name(self.endpoint_name, self.config)
+
+    def endpoint(self, *, expires: float | None = None) -> ManagedOnlineEndpoint:
+        """The endpoint, without traffic. `expires`, in seconds since the epoch, is when the watch deletes it."""
+        from azure.ai.ml.entities import IdentityConfiguration, ManagedIdentityConfiguration, ManagedOnlineEndpoint
+
+        user = self.config.identity
+        owned = IdentityConfiguration(
+            type="user_assigned", user_assigned_identities=[ManagedIdentityConfiguration(resource_id=user)]
+        )
+        until = {"expires": f"{expires:.0f}"} if expires else {}
+        return ManagedOnlineEndpoint(
+            name=self.name,
+            description=f"endpoint/{self.endpoint_name}, by Headway",
+            auth_mode=self.config.auth,
+            public_network_access="enabled" if self.config.public else "disabled",
+            identity=owned if user else None,
+            tags={**self.config.tags, OURS: "endpoint", f"{OURS}.endpoint": self.endpoint_name, **until},
+        )
+
+    def online(
+        self, colour: str, ref: str, *, files: Sequence[Mapping[str, Any]], inputs: Sequence[str], by_id: bool
+    ) -> ManagedOnlineDeployment:
+        """A deployment of a model; the service takes other resources by their ids, the Azure CLI by their names."""
+        from azure.ai.ml.entities import (
+            DefaultScaleSettings,
+            ManagedOnlineDeployment,
+            OnlineRequestSettings,
+            ProbeSettings,
+        )
+
+        size, cores = self.size(files)
+        waited = min(LONGEST_REQUEST_MS, int(self.deployment.limits.request_seconds * 1000))
+        probe = {"period": 10, "timeout": 5, "success_threshold": 1}
+        started = max(1, int(self.config.create_minutes * 60 / probe["period"]))
+        return ManagedOnlineDeployment(
+            name=colour,
+            endpoint_name=self.name,
+            description=f"{ref}, by Headway"[:200],
+            model=self._asset("models", *model_name(ref), by_id=by_id),
+            environment=self._asset("environments", *self._image_name, by_id=by_id),
+            environment_variables=self._variables(ref, files, inputs, cores),
+            instance_type=size,
+            instance_count=self.config.instances,
+            scale_settings=DefaultScaleSettings(),
+            request_settings=OnlineRequestSettings(
+                request_timeout_ms=waited,
+                max_concurrent_requests_per_instance=self.config.at_once,
+                max_queue_wait_ms=self.config.queue_ms,
+            ),
+            liveness_probe=ProbeSettings(initial_delay=30, failure_threshold=30, **probe),
+            readiness_probe=ProbeSettings(initial_delay=10, failure_threshold=started, **probe),
+            app_insights_enabled=False,
+            egress_public_network_access="enabled" if self.config.egress else "disabled",
+            tags={**self.config.tags, OURS: "deployment", f"{OURS}.model": ref},
+        )
+
+    def deployment_body(
+        self, colour: str, ref: str, *, files: Sequence[Mapping[str, Any]], inputs: Sequence[str]
+    ) -> dict[str, Any]:
+        """Body of PUT .../deployments/COLOUR, with its own digest as a tag, by which it is known again."""
+        made = self.online(colour, ref, files=files, inputs=inputs, by_id=True)
+        body = arm_client.rest(made._to_rest_object(self.location))
+        return {**body, "tags": {**body["tags"], f"{OURS}.spec": digest(body)[:DIGITS]}}
+
+    def endpoint_body(self, *, expires: float | None = None) -> dict[str, Any]:
+        """Body of PUT .../onlineEndpoints/NAME."""
+        return arm_client.rest(self.endpoint(expires=expires)._to_rest_online_endpoint(self.location))
+
+    def environment(self) -> Environment:
+        """Our image, and where it is asked."""
+        from azure.ai.ml.entities import Environment
+
+        name, version = self._image_name
+        routes = {"liveness_route": "/livez", "readiness_route": "/readyz", "scoring_route": "/score"}
+        said = {route: {"path": path, "port": PORT} for route, path in routes.items()}
+        return Environment(name=name, version=version, image=self.config.image, inference_config=said)
+
+    def model(self, ref: str, address: str) -> Model:
+        """The model's folder in the Blob store, as an asset whose version is the model's own."""
+        from azure.ai.ml.entities import Model
+
+        name, version = model_name(ref)
+        return Model(
+            name=name,
+            version=version,
+            type="custom_model",
+            path=address,
+            description=f"{ref}, by Headway"[:200],
+            tags={OURS: "model", f"{OURS}.ref": ref},
+        )
+
+    def size(self, files: Sequence[Mapping[str, Any]]) -> tuple[str, int]:
+        """VM size and cores. Raises ValueError when none of the short list holds the model."""
+        known = {name: cores for name, _, cores in SIZES}
+        if self.config.instance_type:
+            return self.config.instance_type, known.get(self.config.instance_type, 0)
+        gib = sum(int(file["size"]) for file in files) / 2**30 * TIMES_THE_FILES + SPARE_GIB
+        fitting = [(name, cores) for name, memory, cores in SIZES if memory >= gib]
+        if not fitting:
+            raise ValueError(
+                f"the model needs {gib:.0f} GiB, more than {SIZES[-1][0]} has: name a VM size in azureml.instance_type"
+            )
+        return fitting[0]
+
+    def _variables(
+        self, ref: str, files: Sequence[Mapping[str, Any]], inputs: Sequence[str], cores: int
+    ) -> dict[str, str]:
+        """What docker/endpoint.sh reads. Azure ML keeps callers without a key out: OPEN says that we trust it to."""
+        content = {"kind": parse_ref(ref)[0], "files": [dict(file) for file in files], "inputs": list(inputs)}
+        return {
+            "MODEL_REF": ref,
+            "CONTENT": json.dumps(content, sort_keys=True),
+            "LIMITS": json.dumps(self.deployment.limits.model_dump(mode="json"), sort_keys=True),
+            "HOST": "0.0.0.0",
+            "OPEN": "true",
+            "DEGRADE": str(self.deployment.degrade).lower(),
+            "PORT": str(PORT),
+            "THREADS": str(cores or 4),
+        }
+
+    def _asset(self, kind: str, name: str, version: str, *, by_id: bool) -> str:
+        if by_id:
+            return f"{arm_client.workspace_id(self.config)}/{kind}/{name}/versions/{version}"
+        return f"azureml:{name}:{version}"
+
+    @property
+    def _image_name(self) -> tuple[str, str]:
+        return "headway-endpoint", hashlib.sha256(self.config.image.encode()).hexdigest()[:DIGITS]
+
+
+def azure_name(endpoint: str, config: AzureEndpointConfig) -> str:
+    """The same for the same endpoint and workspace; a region has a name only once, so a digest of the workspace is part of it."""
+    if config.name:
+        return config.name
+    plain = "".join(letter if letter.isalnum() else "-" for letter in endpoint).strip("-")
+    mark = digest([arm_client.workspace_id(config), endpoint])[:6]
+    return f"hw-{plain}"[: LONGEST_NAME - len(mark) - 1].rstrip("-") + f"-{mark}"
+
+
+def model_name(ref: str) -> tuple[str, str]:
+    """Name and version of a model as an asset."""
+    kind, name, version = parse_ref(ref)
+    return f"{OURS}-{kind}-{name}".replace(".", "-"), str(version)[:DIGITS]
+
+
+def model_prefix(ref: str) -> str:
+    """Where a model's files lie in the store as one folder; among artifacts a file is there once for all versions."""
+    _, name, version = parse_ref(ref)
+    return f"served/{name}/{version}"
+
+
+def yaml_of(entity: Any) -> str:
+    """An entity as `az ml ... --file` takes it."""
+    said = yaml.safe_dump(json.loads(json.dumps(entity._to_dict())), sort_keys=True)
+    return said.replace("path: azureml:https://", "path: https://")  # the SDK takes an address for a name
+
+
+def require_complete(config: AzureEndpointConfig) -> None:
+    """Raise what is missing before anything is spent: ValueError for settings, Missing for the package."""
+    from tasks.common.errors import Missing
+
+    named = ("subscription_id", "resource_group", "workspace", "image", "endpoint")
+    if empty := [name for name in named if not getattr(config, name)]:
+        raise ValueError(
+            f"deployment.backend is azureml, and deployment.azureml.{empty[0]} is empty: set it"
+            + ("" if empty[0] == "image" else f", or cluster.azureml.{empty[0]}")
+        )
+    try:
+        import azure.ai.ml  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise Missing(
+            f"deployment.backend azureml needs the package azure-ai-ml ({error.name} is not installed)",
+            remedy="pip install -c constraints.txt -e '.[azure]'",
+        ) from error

@@ -1,0 +1,107 @@
+"""The journal of an endpoint: a line before each effect, so that a deployer that died is finished or reverted by one rule.
+
+The rule: a change with the line `commit` is finished, any other is reverted. Lines are on the disk before their effect begins.
+What finishing and reverting do is rollout.py; what the audit log and the run say of a deploy does not live here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tasks.common.process import write_text
+from tasks.common.seal import opened_lines, sealed
+
+Event = Literal["begin", "step", "commit", "done", "revert", "reverted"]
+ENDS = ("done", "reverted")
+KEPT_LINES = 1000
+"""Of changes that are over; older ones go when the next change begins."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """The lines of one change, the first one is `begin`."""
+
+    lines: tuple[Mapping[str, Any], ...]
+
+    @property
+    def committed(self) -> bool:
+        return any(line["event"] == "commit" for line in self.lines)
+
+    @property
+    def over(self) -> bool:
+        return self.lines[-1]["event"] in ENDS
+
+    @property
+    def begun(self) -> Mapping[str, Any]:
+        """The first line: what the change is about."""
+        return self.lines[0]
+
+    def last(self, event: Event) -> Mapping[str, Any]:
+        """The last line of an event; empty when there is none."""
+        return next((line for line in reversed(self.lines) if line["event"] == event), {})
+
+
+class Journal:
+    """One endpoint's file of lines. One writer at a time: whoever holds the endpoint's lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def begin(self, **details: Any) -> None:
+        """Open a change. A bug of ours when one is open: it must be settled first."""
+        assert self.open_change() is None, f"{self.path} has an open change"
+        self._forget_old()
+        self.write("begin", **details)
+
+    def write(self, event: Event, **details: Any) -> None:
+        """Add a line, and return when it is on the disk."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = sealed(json.dumps({"event": event, "time": time.time(), **details}).encode()) + b"\n"
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, self._separated(line))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All whole lines, oldest first; a line that a kill cut is none: its effect never began. Raises IntegrityError."""
+        try:
+            text = self.path.read_bytes()
+        except FileNotFoundError:
+            return []
+        found = []
+        for line in opened_lines(text, where=str(self.path)):
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+        return found
+
+    def open_change(self) -> Change | None:
+        """The change that nobody ended; None when all are over."""
+        change = self.last_change()
+        return change if change and not change.over else None
+
+    def last_change(self) -> Change | None:
+        """The newest change; None before the first."""
+        lines = self.lines()
+        starts = [place for place, line in enumerate(lines) if line["event"] == "begin"]
+        return Change(tuple(lines[starts[-1] :])) if starts else None
+
+    def _separated(self, line: bytes) -> bytes:
+        """After a cut line, begin a new one."""
+        whole = not self.path.stat().st_size or self.path.read_bytes().endswith(b"\n")
+        return line if whole else b"\n" + line
+
+    def _forget_old(self) -> None:
+        lines = self.lines()
+        if len(lines) > KEPT_LINES:
+            kept = [sealed(json.dumps(line).encode()).decode() + "\n" for line in lines[-KEPT_LINES // 2 :]]
+            write_text(self.path, "".join(kept))

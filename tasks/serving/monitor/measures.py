@@ -1,0 +1,84 @@
+"""What is taken of an answer to compare it by: the columns of a judgement. Who judges is tasks/serving/monitor/anomalies.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.formats.answers import Answer
+
+SEED = 99
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column: what is taken of an answer, and how large a difference must be to be worth telling."""
+
+    name: str
+    title: str
+    of: Callable[[Answer], float | None]
+    smallest: float = 0.1
+    """Of the Kolmogorov-Smirnov statistic, the greatest distance of the two cumulative distributions; of how answers ended, of
+    the total variation distance."""
+    rare: bool = False
+    """Whether it is a column only where it ever happened."""
+
+
+def _pace(answer: Answer) -> float | None:
+    return answer.seconds / answer.completion_tokens if answer.completion_tokens and answer.seconds else None
+
+
+def failed(answer: Answer) -> bool:
+    """Whether it went wrong by the server's fault. 4xx are the user's, 429 among them."""
+    return answer.status >= 500
+
+
+MEASURES = (
+    Measure("length", "tokens an answer", lambda a: a.completion_tokens),
+    Measure("repetition", "share of repeated 3-grams of tokens", lambda a: a.repetition),
+    Measure("entropy", "entropy of the next token, nats", lambda a: a.entropy),
+    Measure("characters", "share of characters that are no text", lambda a: a.odd),
+    Measure("latency", "seconds a token", _pace),
+    Measure("refusals", "share of answers that begin with a refusal", lambda a: a.refused, smallest=0.02, rare=True),
+    Measure("unparsed", "share of answers that are not what is expected", lambda a: a.unparsed, smallest=0.05),
+    Measure("degraded", "share of answers by a lower rung", lambda a: bool(a.rung), smallest=0.05, rare=True),
+    Measure("errors", "share of requests that failed by the server's fault", failed, smallest=0.02),
+)
+FINISHED = Measure("finished", "how answers ended", lambda a: None)
+ENDS = ("stop", "length", "error")
+
+
+def how_ended(answer: Answer) -> str:
+    """Nothing where another model answered, and in a model's own reference."""
+    return "error" if failed(answer) else answer.finish_reason
+
+
+def known(measure: Measure, old: Sequence[Answer], new: Sequence[Answer]) -> bool:
+    """Whether there is anything to compare; of requests that failed there is always something."""
+    if measure.name == "errors":
+        return True
+    if measure is FINISHED:
+        return all(any(map(how_ended, side)) for side in (old, new))
+    if measure.rare and not any(measure.of(answer) for answer in (*old, *new)):
+        return False
+    return all(any(measure.of(answer) is not None for answer in side) for side in (old, new))
+
+
+def present(measure: Measure, answers: Sequence[Answer]) -> NDArray[np.float64]:
+    return np.array([value for answer in answers if (value := measure.of(answer)) is not None], np.float64)
+
+
+def filled(measure: Measure, answers: Sequence[Answer]) -> NDArray[np.float64]:
+    """What is not known is drawn from what is known of both sides together: it speaks for no difference, however much it is."""
+    values = np.array([np.nan if (value := measure.of(answer)) is None else value for answer in answers], np.float64)
+    missing = np.isnan(values)
+    values[missing] = np.random.default_rng(SEED).choice(values[~missing], int(missing.sum()))
+    return values
+
+
+def mean(measure: Measure, answers: Sequence[Answer]) -> float | None:
+    values = present(measure, answers)
+    return float(values.mean()) if len(values) else None

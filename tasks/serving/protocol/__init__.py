@@ -1,0 +1,1 @@
+"""What an endpoint and its gateway agree on: routes, the shared secret, and who judges a rollout."""
