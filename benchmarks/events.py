@@ -22,7 +22,7 @@ FLOW = """
 import os, time
 from pathlib import Path
 from prefect import flow
-from flows.cause import covered_elsewhere
+from flows.support.cause import covered_elsewhere
 
 
 @flow(name="timed", validate_parameters=False)
@@ -89,7 +89,7 @@ def started(folder, times):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
     os.environ.clear()
     os.environ.update({**kept, "HEADWAY_HOME": str(home), "PYTHONPATH": str(modules)})
-    from deployments.platform import prefect_server, worker
+    from deployments.services import prefect_server, worker
     from tasks.common import process
 
     try:
@@ -147,9 +147,10 @@ def deployed(marks):
     """The settings of one trigger, whose deployment and automation are registered."""
     from prefect.client.orchestration import get_client
 
-    from deployments import registration, triggers
-    from deployments.catalogue import POOL
-    from deployments.event_settings import EventsConfig, TriggerConfig
+    from deployments.catalogue import triggers
+    from deployments.catalogue.flows import POOL
+    from deployments.configuration.events import EventsConfig, TriggerConfig
+    from deployments.services import registration
 
     config = EventsConfig(triggers=(TriggerConfig(event="dataset.published", start="timed/bench", cooldown_minutes=0),))
     with get_client(sync_client=True) as client:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scratch import scratch
-from deployments.cli.configuration import load
+from deployments.configuration.files import load
 from tasks.registry.ancestry import walk
 from tasks.registry.lineage_index import PLACE, Direction, LineageIndex, ask
 from tasks.storage.local import LocalStore

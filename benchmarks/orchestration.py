@@ -24,7 +24,7 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     with scratch() as folder:
         os.environ["HEADWAY_HOME"] = str(folder)
-        from deployments.platform import prefect_server
+        from deployments.services import prefect_server
 
         server = prefect_server.prepare(folder)
         prefect_server.wait(server)

@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.scratch import scratch
 from benchmarks.training import write_tokens
-from deployments.cli.configuration import load
+from deployments.configuration.files import load
 from tasks.common import process
 from tasks.compute.job import Job
 from tasks.compute.local import LocalBackend

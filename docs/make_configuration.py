@@ -1,7 +1,8 @@
-"""Writes docs/configuration.md out of tasks/config/flows.py and deployments/settings.py: `python docs/make_configuration.py`.
+"""Writes docs/configuration.md out of tasks/config/flows.py and deployments/configuration/platform.py: `python
+docs/make_configuration.py`.
 
 The tables are made from what pydantic knows of each field, so they cannot disagree with the code; a test compares the file.
-What surrounds the tables is the text below. Which files and options set these values: deployments/cli/configuration.py.
+What surrounds the tables is the text below. Which files and options set these values: deployments/configuration/files.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deployments.settings import PlatformConfig
+from deployments.configuration.platform import PlatformConfig
 from tasks.config.flows import BackupConfig, RetrainConfig
 
 PAGE = Path(__file__).parent / "configuration.md"
@@ -22,7 +23,7 @@ NOTHING = "empty"
 HEAD = """\
 # Configuration
 
-<!-- Written by `python docs/make_configuration.py` out of tasks/config/flows.py and deployments/settings.py.
+<!-- Written by `python docs/make_configuration.py` out of tasks/config/flows.py and deployments/configuration/platform.py.
      Change the help text there, and run it again. -->
 
 One run has one configuration: a tree of settings, one section a stage. It comes from a YAML file and from `--set`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from deployments.settings import AlertsConfig
+from deployments.configuration.platform import AlertsConfig
 from deployments.telemetry.dashboard import dashboard
 from deployments.telemetry.rules import azure_rules, prometheus_rules
 

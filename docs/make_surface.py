@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILE = Path(__file__).with_name("surface.json")
 PRODUCT = ("flows", "tasks", "deployments")
 SCHEMAS = (
-    "deployments.settings:PlatformConfig",
+    "deployments.configuration.platform:PlatformConfig",
     "tasks.config.flows:BackupConfig",
     "tasks.config.flows:RetrainConfig",
     "tasks.compute.job:Job",

@@ -7,8 +7,8 @@ from typing import Any
 
 from prefect import flow, task
 
-from flows.inputs import configured
-from flows.prefect_run import named, setting, started_by
+from flows.support.inputs import configured
+from flows.support.prefect_run import named, setting, started_by
 from tasks.common.errors import IntegrityError
 from tasks.config.base import home
 from tasks.config.flows import BackupConfig

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.closing import close
-from flows.inputs import configured
-from flows.prefect_run import cancelled, flow_run, named, setting, started_by
-from flows.progress import PrefectProgress
+from flows.support.closing import close
+from flows.support.inputs import configured
+from flows.support.prefect_run import cancelled, flow_run, named, setting, started_by
+from flows.support.progress import PrefectProgress
 from tasks.artifacts import Qualification
 from tasks.benchmark import benchmark
 from tasks.config.flows import QualifyConfig

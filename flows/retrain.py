@@ -14,17 +14,17 @@ from typing import Any, Literal, get_args
 from prefect import flow
 from prefect.states import Completed
 
-from flows.agreement import agreed, agreed_to_train
-from flows.base import base_of, tokenizer_of_base
-from flows.cause import covered_elsewhere, require_dataset
-from flows.closing import close
-from flows.continuing import require_possible, start_of, with_origin
-from flows.data import tokenized, validated
-from flows.evaluated import read_by_suites, with_suites
-from flows.inputs import checked, configured
-from flows.mixture import beside, mixed_in
-from flows.prefect_run import cancelled, flow_run, named, setting, started_by
-from flows.progress import PrefectProgress
+from flows.support.agreement import agreed, agreed_to_train
+from flows.support.base import base_of, tokenizer_of_base
+from flows.support.cause import covered_elsewhere, require_dataset
+from flows.support.closing import close
+from flows.support.continuing import require_possible, start_of, with_origin
+from flows.support.data import tokenized, validated
+from flows.support.evaluated import read_by_suites, with_suites
+from flows.support.inputs import checked, configured
+from flows.support.mixture import beside, mixed_in
+from flows.support.prefect_run import cancelled, flow_run, named, setting, started_by
+from flows.support.progress import PrefectProgress
 from tasks.artifacts import Cluster, Endpoint, Evaluation, Model, Pending, Tokens, as_configured
 from tasks.benchmark import benchmark
 from tasks.config.continue_from import ContinueFrom
@@ -162,8 +162,8 @@ def allowed(model: Model, scores: Evaluation, config: RetrainConfig) -> Iterator
         run.results["approval"] = "approval required"
         yield
         return
-    from flows.approval import approve, using
-    from flows.words import reasons
+    from flows.support.approval import approve, using
+    from flows.support.messages import reasons
 
     details, asked = reasons(run, model, scores, config.served), terms(config.served)
     where = f"endpoint/{asked['endpoint']} under settings {asked['settings'][:12]}"

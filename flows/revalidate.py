@@ -1,7 +1,7 @@
 """The champion of a model against the newest data: every byte verified, the data held against what it learnt, then measured.
 
 It moves no ref, and stops only what serves changed files. Each stage is a file of tasks/; what a verdict leads to is
-flows/revalidated.py. See docs/revalidation.md.
+flows/support/revalidated.py. See docs/revalidation.md.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed
 
-from flows.base import tokenizer_given, tokenizer_of_tuned
-from flows.cause import covered_elsewhere, require_dataset
-from flows.closing import close
-from flows.data import tokenized, validated
-from flows.evaluated import read_by_suites, with_suites
-from flows.inputs import configured, datasets, resolve
-from flows.prefect_run import cancelled, flow_run, named, setting, started_by
-from flows.progress import PrefectProgress
-from flows.revalidated import concluded
+from flows.support.base import tokenizer_given, tokenizer_of_tuned
+from flows.support.cause import covered_elsewhere, require_dataset
+from flows.support.closing import close
+from flows.support.data import tokenized, validated
+from flows.support.evaluated import read_by_suites, with_suites
+from flows.support.inputs import configured, datasets, resolve
+from flows.support.prefect_run import cancelled, flow_run, named, setting, started_by
+from flows.support.progress import PrefectProgress
+from flows.support.revalidated import concluded
 from tasks.artifacts import (
     Checkpoint,
     Dataset,

@@ -6,11 +6,11 @@ from typing import Any
 
 from prefect import flow
 
-from flows.closing import close
-from flows.data import validated
-from flows.inputs import configured
-from flows.prefect_run import cancelled, flow_run, named, setting, started_by
-from flows.progress import PrefectProgress
+from flows.support.closing import close
+from flows.support.data import validated
+from flows.support.inputs import configured
+from flows.support.prefect_run import cancelled, flow_run, named, setting, started_by
+from flows.support.progress import PrefectProgress
 from tasks.artifacts import Validation, parse_ref
 from tasks.config.flows import ValidateConfig
 from tasks.orchestration.run import Lifecycle, lifecycle

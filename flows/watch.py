@@ -8,8 +8,8 @@ from typing import Any
 
 from prefect import flow, task
 
-from flows.inputs import configured
-from flows.prefect_run import named, setting, started_by
+from flows.support.inputs import configured
+from flows.support.prefect_run import named, setting, started_by
 from tasks.config.base import home
 from tasks.config.flows import WatchConfig
 from tasks.orchestration.prefect_artifacts import hand_in, new_artifact, number, table

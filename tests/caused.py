@@ -45,13 +45,13 @@ def make_batch(home, name, subject, *, object_="", dataset="", deployment="retra
 
 
 def main(arguments):
-    from deployments.platform import prefect_server
+    from deployments.services import prefect_server
     from tasks.config.base import home
 
     prefect_server.wait(prefect_server.prepare(home()))
     import importlib
 
-    from deployments.catalogue import parameters
+    from deployments.catalogue.flows import parameters
     from tasks.security.audit import acting
 
     flow = getattr(importlib.import_module(f"flows.{arguments['flow']}"), arguments["flow"])

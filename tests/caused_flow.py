@@ -2,15 +2,15 @@
 
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
 
-from deployments.catalogue import POOL
+from deployments.catalogue.flows import POOL
 
 FLOW = """
 import os, time
 from pathlib import Path
 from prefect import flow
 from prefect.runtime import flow_run
-from flows.cause import covered_elsewhere
-from flows.prefect_run import started_by
+from flows.support.cause import covered_elsewhere
+from flows.support.prefect_run import started_by
 from tasks.security.audit import actor
 
 

@@ -13,7 +13,7 @@ import azurite
 from azure.storage.blob import ContainerClient
 from waiting import limit
 
-from deployments.event_settings import ContainerConfig, EventsConfig
+from deployments.configuration.events import ContainerConfig, EventsConfig
 from tasks.events.ledger import Ledger
 
 SECRET = "HEADWAY_TEST_EVENTS"

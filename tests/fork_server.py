@@ -312,7 +312,7 @@ def _as_after_imports() -> None:
     if "prefect.context" in sys.modules:
         if any(name.startswith("PREFECT_") for name in os.environ):
             _refresh_prefect()
-        platform = sys.modules["deployments.platform.prefect_server"]
+        platform = sys.modules["deployments.services.prefect_server"]
         platform.prepare = _followed_by(_refresh_prefect, platform.prepare)
 
 

@@ -24,10 +24,9 @@ from prefect.client.schemas.objects import (
 )
 from prefect.states import Pending, Scheduled
 
-from deployments import registration
-from deployments.catalogue import POOL
-from deployments.platform import prefect_server, worker
-from deployments.watch.flow_runs import flow_runs
+from deployments.catalogue.flows import POOL
+from deployments.services import prefect_server, registration, worker
+from deployments.services.flow_runs import flow_runs
 from tasks.common import process
 from tasks.orchestration.run_log import RunLog, note_stopped
 
@@ -38,7 +37,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from prefect import flow, task
 from prefect.runtime import flow_run
-from flows.prefect_run import started_by
+from flows.support.prefect_run import started_by
 from tasks.orchestration.run_log import RunLog
 from tasks.config.base import home
 

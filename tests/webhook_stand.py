@@ -18,7 +18,7 @@ import httpx
 from waiting import limit
 
 from deployments.bridge import webhook
-from deployments.event_settings import EventsConfig
+from deployments.configuration.events import EventsConfig
 from tasks.events.ledger import Ledger
 
 SECRET, KEY = "canary-of-the-shared-secret-5e1b", "canary-of-the-signing-key-77aa"

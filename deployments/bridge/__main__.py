@@ -18,9 +18,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from deployments.duties import Duty, take
-from deployments.event_settings import EventsConfig
-from deployments.platform import bridge, prefect_server, up
+from deployments.configuration.events import EventsConfig
+from deployments.platform import up
+from deployments.services import bridge, prefect_server
+from deployments.services.periodic_task import Duty, take
 from tasks.common.redaction import clean_logs
 from tasks.events.ledger import Ledger
 

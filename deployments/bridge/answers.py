@@ -25,7 +25,7 @@ from deployments.bridge.intake import Intake
 from deployments.bridge.messages import Told, cloud_event, read_events
 from deployments.bridge.refusals import Notes, NotTaken, Unable
 from deployments.bridge.senders import Senders
-from deployments.event_settings import EventsConfig
+from deployments.configuration.events import EventsConfig
 
 PATH = "/events"
 METHODS = {PATH: ("OPTIONS", "POST"), "/healthz": ("GET", "HEAD")}

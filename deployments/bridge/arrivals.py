@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deployments.bridge.folders import UNFINISHED, Changed, look, place_of
 from deployments.bridge.stores import published, read_change
-from deployments.event_settings import ContainerConfig, EventsConfig, FolderConfig
-from deployments.publishing import make_dataset
+from deployments.configuration.events import ContainerConfig, EventsConfig, FolderConfig
+from deployments.publishing.datasets import make_dataset
 from tasks.common.errors import HeadwayError
 from tasks.common.redaction import redact
 from tasks.events.ledger import Ledger

@@ -19,7 +19,7 @@ from azure.storage.blob import BlobProperties
 from deployments.bridge.clients import WORKERS, container_of
 from deployments.bridge.folders import Changed
 from deployments.bridge.objects import counts, strange
-from deployments.event_settings import ContainerConfig
+from deployments.configuration.events import ContainerConfig
 from tasks.common.process import read_json, write_json
 from tasks.storage.blob import faults
 from tasks.storage.blob.parallel import in_order

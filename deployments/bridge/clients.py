@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from azure.storage.blob import ContainerClient
 from azure.storage.queue import QueueClient
 
-from deployments.event_settings import ContainerConfig, QueueConfig
+from deployments.configuration.events import ContainerConfig, QueueConfig
 from tasks.common.errors import Missing
 from tasks.storage.blob.credentials import access
 from tasks.storage.blob.retries import CONNECT_SECONDS, READ_SECONDS, Retries

@@ -1,8 +1,8 @@
 """Which events start what: events that wait become batches, batches are sent to Prefect, and followed until their run has ended.
 
 A batch is in the ledger before Prefect hears of it. So it does not matter who is killed when: a batch that no flow run has
-claimed is sent again, and of several flow runs for one batch the first to claim it does the work (flows/cause.py). What runs
-where is Prefect's: an automation a trigger (deployments/triggers.py), which a person can switch off.
+claimed is sent again, and of several flow runs for one batch the first to claim it does the work (flows/support/cause.py). What
+runs where is Prefect's: an automation a trigger (deployments/catalogue/triggers.py), which a person can switch off.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from deployments.bridge.prefect_events import due, forward, send
-from deployments.bridge.routes import Route, routes
-from deployments.event_settings import EventsConfig
-from deployments.platform import prefect_server
+from deployments.catalogue.routes import Route, routes
+from deployments.configuration.events import EventsConfig
+from deployments.services import prefect_server
 from tasks.artifacts import parse_ref
 from tasks.common import process
 from tasks.events import batches
@@ -82,7 +82,7 @@ class Dispatch:
         return [route.name for route in self.routes.values() if route.wants(name, subject)]
 
     def _look(self, client: Any, now: float) -> None:
-        from deployments.triggers import switched
+        from deployments.catalogue.triggers import switched
 
         self._switched = switched(client, list(self.routes)) if self.routes else {}
         self._looked = now
@@ -116,7 +116,7 @@ class Dispatch:
         return batch is not None
 
     def _send(self, client: Any, batch: Batch, now: float) -> None:
-        from deployments.triggers import DUE
+        from deployments.catalogue.triggers import DUE
 
         covered = batches.events_of(self.ledger, batch.id)
         send(client, due(DUE, batch, covered, now))

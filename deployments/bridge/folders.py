@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from deployments.event_settings import EventsConfig, FolderConfig
+from deployments.configuration.events import EventsConfig, FolderConfig
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
 

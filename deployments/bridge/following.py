@@ -22,7 +22,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 
-from deployments.catalogue import REFUSED
+from deployments.catalogue.flows import REFUSED
 from tasks.events.batches import Batch
 from tasks.orchestration.run_log import read_run
 

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 
 from deployments.bridge.messages import VALIDATION, Told
 from deployments.bridge.refusals import NotTaken
-from deployments.event_settings import WebhookConfig
+from deployments.configuration.events import WebhookConfig
 
 CODE = re.compile(r"[\w.:-]{1,256}", re.ASCII)
 

@@ -23,7 +23,7 @@ from deployments.bridge.messages import BLOB_CREATED, NotAllowed, Told, to_event
 from deployments.bridge.objects import allowed
 from deployments.bridge.refusals import Notes, Unable
 from deployments.bridge.signatures import Signature, remember
-from deployments.event_settings import EventsConfig
+from deployments.configuration.events import EventsConfig
 from tasks.common.errors import HeadwayError
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from deployments.bridge.objects import NotAllowed as NotAllowed
 from deployments.bridge.objects import Places, read_again
-from deployments.event_settings import EventsConfig
+from deployments.configuration.events import EventsConfig
 from tasks.artifacts import parse_ref
 from tasks.common.redaction import redact_value
 from tasks.config.base import canonical_json

@@ -19,7 +19,7 @@ from azure.core.exceptions import ResourceNotFoundError
 from azure.storage.blob import BlobProperties
 
 from deployments.bridge.clients import container_of
-from deployments.event_settings import ContainerConfig, EventsConfig
+from deployments.configuration.events import ContainerConfig, EventsConfig
 from tasks.storage.blob import faults
 
 WORTH_A_LISTING = 16

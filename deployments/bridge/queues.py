@@ -21,7 +21,7 @@ from azure.storage.queue import QueueClient, QueueMessage
 from deployments.bridge.clients import WORKERS, queue_of
 from deployments.bridge.messages import BLOB_CREATED, NotAllowed, Told, read_events, to_event
 from deployments.bridge.objects import Places, list_many
-from deployments.event_settings import EventsConfig, QueueConfig
+from deployments.configuration.events import EventsConfig, QueueConfig
 from tasks.common.errors import HeadwayError, Missing
 from tasks.common.redaction import redact
 from tasks.events.event import Event

@@ -17,7 +17,7 @@ from deployments.bridge import signatures
 from deployments.bridge.entra import Entra
 from deployments.bridge.refusals import NotTaken, Unable
 from deployments.bridge.signatures import Signature
-from deployments.event_settings import WebhookConfig
+from deployments.configuration.events import WebhookConfig
 
 SECRET_HEADER = "x-headway-secret"
 TOKEN_HEADER = "authorization"

@@ -11,7 +11,7 @@ import json
 import math
 from pathlib import Path
 
-from deployments.platform import bridge
+from deployments.services import bridge
 from tasks.common.process import read_json, write_text
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger

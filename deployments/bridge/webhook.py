@@ -17,8 +17,8 @@ from deployments.bridge.answers import PATH, Answers
 from deployments.bridge.intake import Intake
 from deployments.bridge.refusals import Notes
 from deployments.bridge.senders import unset
-from deployments.event_settings import EventsConfig, WebhookConfig
-from deployments.platform.checks import choose_port
+from deployments.configuration.events import EventsConfig, WebhookConfig
+from deployments.services.checks import choose_port
 from tasks.common import http_server, process
 from tasks.events.ledger import Ledger
 

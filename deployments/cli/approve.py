@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from deployments.cli.output import say
-from deployments.cli.person import As
+from deployments.cli.users import As
 
 SUSPENDING_SECONDS = 30.0
 """A run that has said what it waits for is suspended within moments."""
@@ -107,7 +107,7 @@ def _answer(flow_run: str, answer: dict[str, str]) -> None:
     """Resume the paused run. Raises Missing when it does not wait any more, or its server is away."""
     from uuid import UUID
 
-    from deployments.platform import prefect_server
+    from deployments.services import prefect_server
     from tasks.common.errors import Missing
     from tasks.config.base import home
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deployments.catalogue import parameters
-from deployments.cli.configuration import validated, with_settings
+from deployments.catalogue.flows import parameters
+from deployments.configuration.files import validated, with_settings
 from tasks.artifacts import parse_ref
 from tasks.common.errors import IntegrityError, Unknown
 from tasks.common.redaction import require_no_secrets

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from deployments.cli.output import say
-from deployments.cli.person import As, asked
+from deployments.cli.users import As, asked
 
 app = typer.Typer(help="Make artifacts of models that others trained, to start from.", no_args_is_help=True)
 
@@ -25,7 +25,7 @@ def publish(
     Weights, settings, tokenizer, card and license are taken; no code, and no pickle. Its tokenizer becomes a version of its own,
     and the checkpoint is signed with this home's key: you vouch for where it comes from. A .gguf file is made a folder first.
     """
-    from deployments.base_models import make_base
+    from deployments.publishing.base_models import make_base
     from tasks.artifacts import parse_ref
     from tasks.config.base import home
     from tasks.storage import open_store

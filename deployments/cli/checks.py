@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.person import As, asked
+from deployments.cli.users import As, asked
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -60,7 +60,7 @@ def revalidate(
 
 def parameters_of(flow: str, config: list[str] | None, dataset: str, set_: list[str] | None) -> dict[str, Any]:
     """What a flow is called with, by the options of a command. Raises ValueError, also for a secret among them."""
-    from deployments.catalogue import parameters
+    from deployments.catalogue.flows import parameters
     from tasks.common.redaction import require_no_secrets
 
     told = parameters(flow, config or "local", dataset, tuple(set_ or ()))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from deployments.cli.output import say, short_ref
-from deployments.cli.person import As, Reason, asked
+from deployments.cli.users import As, Reason, asked
 
 
 def copy(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from deployments.cli.output import say, short_ref
-from deployments.cli.person import As, asked
+from deployments.cli.users import As, asked
 
 app = typer.Typer(help="Make dataset versions of files, and list them.", no_args_is_help=True)
 
@@ -54,7 +54,7 @@ def make_version(
     as_: str = "",
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Publish files as a dataset version; what is told of it, and the files that were left out with the reason."""
-    from deployments.publishing import make_dataset
+    from deployments.publishing.datasets import make_dataset
     from tasks.artifacts import parse_ref
     from tasks.config.base import home
     from tasks.storage import open_store

@@ -21,10 +21,10 @@ def deployments(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """List all deployments with their schedules. Nothing is asked of a server, and nothing is changed."""
-    from deployments.catalogue import as_prefect_yaml, catalogue
-    from deployments.cli.configuration import load_file
+    from deployments.catalogue.flows import as_prefect_yaml, catalogue
+    from deployments.configuration.files import load_file
+    from deployments.configuration.platform import PlatformConfig
     from deployments.platform.up import settings
-    from deployments.settings import PlatformConfig
     from tasks.config.base import home
 
     chosen = load_file(PlatformConfig, config) if config else settings(home())

@@ -13,7 +13,7 @@ from typing import Any
 
 from deployments.cli.checks import Config, Json, Set
 from deployments.cli.output import CommandError, say, visible
-from deployments.cli.person import As, asked
+from deployments.cli.users import As, asked
 
 EXTRAS = {
     "orchestrator": ("prefect", "mlflow", "great_expectations", "matplotlib", "model_signing", "OpenSSL"),
@@ -56,7 +56,7 @@ def doctor(config: Config = None, set_: Set = None, as_: As = "", as_json: Json 
 def _backend(config: str | list[str], overrides: list[str], as_: str) -> list[Finding]:
     """A configuration may name programs to connect with: that is as much as starting a run with it."""
     from deployments.cli.backend_findings import backend_findings
-    from deployments.cli.configuration import load_cluster
+    from deployments.configuration.files import load_cluster
 
     cluster = load_cluster(config, overrides)
     if cluster.backend == "local":
@@ -144,21 +144,21 @@ def _policy(home: Path) -> Finding:
 
 
 def _server(home: Path) -> Finding:
-    from deployments.platform import prefect_server
+    from deployments.services import prefect_server
 
     server = prefect_server.status(home)
     return Finding("prefect server", True, server["url"] if server else "not running; the next run starts it")
 
 
 def _sources(home: Path) -> Iterator[Finding]:
-    from deployments.platform import bridge
+    from deployments.services import bridge
 
     for name, why in bridge.problems(home).items():
         yield Finding(f"events, {name}", False, why, "docs/events.md tells how each source is set up.")
 
 
 def _worker(home: Path) -> Finding:
-    from deployments.platform import worker
+    from deployments.services import worker
 
     try:
         place = worker.temporary(home)

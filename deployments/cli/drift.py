@@ -36,7 +36,7 @@ def drift(
     `--set drift.false_alarm_rate=0.01` and the other settings of docs/configuration.md hold. A name that is a dataset's and a
     file's means the dataset; write ./NAME for the file.
     """
-    from deployments.cli.configuration import changed
+    from deployments.configuration.files import changed
     from tasks.config.revalidation import RevalidationConfig
     from tasks.data.drift.corpora import drift_of
 

@@ -8,7 +8,7 @@ import typer
 
 from deployments.cli import endpoint_keys, endpoint_render
 from deployments.cli.output import say, short_ref
-from deployments.cli.person import As, Reason, asked
+from deployments.cli.users import As, Reason, asked
 
 app = typer.Typer(help="What is served: list it, stop it; who may ask it.", no_args_is_help=True)
 app.add_typer(endpoint_keys.app, name="key")

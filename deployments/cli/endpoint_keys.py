@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from deployments.cli.output import say
-from deployments.cli.person import As, Reason, asked
+from deployments.cli.users import As, Reason, asked
 
 app = typer.Typer(help="API keys of an endpoint: add, list, revoke.", no_args_is_help=True)
 CALLER = r"[a-z0-9][a-z0-9._-]{0,62}"

@@ -28,7 +28,7 @@ def render(
     as_json: Json = False,
 ) -> None:
     """Print or write the YAML of an endpoint and its deployment on Azure ML, and the rules around them. Nobody is asked."""
-    from deployments.cli.configuration import load
+    from deployments.configuration.files import load
     from tasks.serving.azureml.files import files_of
     from tasks.serving.azureml.render import Rendering, require_complete
 

@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 from deployments.cli.output import say, short_ref
-from deployments.cli.person import asked
+from deployments.cli.users import asked
 
 
 def rollback(ref: str, *, to: str, dry_run: bool, reason: str, as_: str, as_json: bool) -> None:

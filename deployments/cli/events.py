@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.output import say, short_ref, visible
-from deployments.cli.person import As, asked
+from deployments.cli.users import As, asked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -169,7 +169,7 @@ def _utc(seconds: float | None) -> str | None:
 
 def _pages(home: Path) -> str:
     """Where flow runs have their pages, also while the server is down."""
-    from deployments.platform import prefect_server
+    from deployments.services import prefect_server
     from tasks.common import process
 
     known = process.read_json(home / "prefect" / "server.json") or {}
@@ -179,8 +179,9 @@ def _pages(home: Path) -> str:
 def _now(home: Path) -> Now:
     """What is known of the triggers: from the settings, and from what the bridge says of Prefect's automations."""
     from deployments.bridge.dispatch import told_at
-    from deployments.bridge.routes import routes
-    from deployments.platform import bridge, up
+    from deployments.catalogue.routes import routes
+    from deployments.platform import up
+    from deployments.services import bridge
     from tasks.common import process
     from tasks.events.listing import Now
 

@@ -14,7 +14,7 @@ import typer
 from deployments.cli.checks import Config, Json, Set
 from deployments.cli.jobs import Ask, journal, opener, plain, said
 from deployments.cli.output import harmless, say
-from deployments.cli.person import As, Reason, asked
+from deployments.cli.users import As, Reason, asked
 from tasks.common.process import read_json
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def render(
 
     Inputs that are not made yet stand as placeholders, and are named.
     """
-    from deployments.cli.configuration import load
-    from flows.planned_jobs import on_which, planned_job
+    from deployments.configuration.files import load
+    from flows.support.planned_jobs import on_which, planned_job
     from tasks.common.redaction import require_no_secrets
     from tasks.config.base import home
 

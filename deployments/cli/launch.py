@@ -1,6 +1,6 @@
 """What is asked at a terminal before money is spent: the plan of a training, its cost, and yes or no.
 
-Prefect's own question is `approval.before_train` (flows/agreement.py). See docs/planning.md.
+Prefect's own question is `approval.before_train` (flows/support/agreement.py). See docs/planning.md.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ from deployments.cli import (
     lineage,
     models,
     notify,
-    person,
     plan,
     platform,
     preprocess,
@@ -46,6 +45,7 @@ from deployments.cli import (
     tokenizer,
     train_log,
     trust,
+    users,
     validate,
     watch,
 )
@@ -88,7 +88,7 @@ def _look_at_home(
     from functools import partial
     from pathlib import Path
 
-    from deployments.platform.checks import no_file, not_newer, own_settings
+    from deployments.services.checks import no_file, not_newer, own_settings
     from tasks.azure.arm_client import use_files
     from tasks.config.base import home, policy_file, trust_file
     from tasks.storage import open_files
@@ -155,7 +155,7 @@ app.command("deployments")(deployments.deployments)
 app.command("status")(platform.status)
 app.add_typer(events.app, name="events")
 app.command("down")(platform.down)
-app.add_typer(person.app, name="person")
+app.add_typer(users.app, name="person")
 app.command("audit-log")(audit.audit_log)
 
 

@@ -12,8 +12,8 @@ import typer
 
 from deployments.cli.history import Reason
 from deployments.cli.output import say, short_ref
-from deployments.cli.person import As, asked
 from deployments.cli.registered import tell
+from deployments.cli.users import As, asked
 
 if TYPE_CHECKING:
     from tasks.storage.manifest import Manifest

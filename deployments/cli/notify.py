@@ -53,7 +53,7 @@ def test(
 
 
 def _try(channel: Any) -> dict[str, Any]:
-    from deployments.channels import send
+    from deployments.platform.channels import send
 
     body = f"This is a test of the channel {channel.name}. It is told of: {', '.join(channel.occasions)}."
     try:

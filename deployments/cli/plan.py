@@ -51,7 +51,7 @@ def plan(
     Of a configuration (-c), or of a case by itself (--case): network, sequence, cluster, batch; what `parallel` leaves out is
     searched.
     """
-    from deployments.cli.configuration import load
+    from deployments.configuration.files import load
     from tasks.config.base import home
     from tasks.planning.case_of_config import case_of
     from tasks.planning.planned_case import plain, planned
@@ -105,7 +105,7 @@ def read_cases(path: Path) -> list[Case]:
     import yaml
     from pydantic import ValidationError
 
-    from deployments.cli.written import Loader, sentence
+    from deployments.configuration.yaml_errors import Loader, sentence
     from tasks.planning.case import Case
 
     try:

@@ -11,7 +11,7 @@ import typer
 
 from deployments.cli.endpoint import stop_all
 from deployments.cli.output import say
-from deployments.cli.person import As, Reason, asked
+from deployments.cli.users import As, Reason, asked
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 LOOK_EVERY_SECONDS = 2.0
@@ -120,7 +120,7 @@ def _keep(text: str, settings: Any, as_: str) -> None:
 
 def _is_asked_about_and_runs() -> bool:
     """Whether the platform runs already, and the policy says who may stop it."""
-    from deployments.cli.person import asks
+    from deployments.cli.users import asks
     from deployments.platform.down import running
     from tasks.config.base import home
 
@@ -132,7 +132,7 @@ def _note_stop(reason: str) -> None:
 
     A store that is away, or a full disk, keeps nobody from stopping it where the policy does not ask who does.
     """
-    from deployments.cli.person import asks
+    from deployments.cli.users import asks
     from deployments.platform.down import running
     from tasks.common.errors import HeadwayError
     from tasks.config.base import home

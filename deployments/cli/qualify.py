@@ -16,7 +16,7 @@ import typer
 
 from deployments.cli.checks import Config, Json, Set, parameters_of
 from deployments.cli.output import CommandError, say
-from deployments.cli.person import As, Reason, asked
+from deployments.cli.users import As, Reason, asked
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -9,7 +9,7 @@ import typer
 from deployments.cli.checks import Config, Set
 from deployments.cli.launch import require_wanted
 from deployments.cli.output import say
-from deployments.cli.person import As, asked
+from deployments.cli.users import As, asked
 
 
 def retrain(
@@ -52,7 +52,7 @@ def retrain(
 
     What was done before with the same inputs and settings is reused. A run that was stopped goes on where it stopped.
     """
-    from deployments.cli.configuration import load
+    from deployments.configuration.files import load
     from tasks.common.redaction import require_no_secrets
     from tasks.config.base import home
     from tasks.config.continue_from import ContinueFrom
@@ -98,7 +98,7 @@ def _possible(name: str, settings: Any, from_stage: Any, to_stage: Any, origin: 
 
 def _preflight(name: str, settings: Any, origin: Any) -> None:
     """What can be known to be wrong before anything is spent: dataset, port, hardware and its proof, what is gone on from."""
-    from flows.continuing import require_possible
+    from flows.support.continuing import require_possible
     from tasks.artifacts import parse_ref
     from tasks.benchmark import hardware_of
     from tasks.config.base import home

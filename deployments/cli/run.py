@@ -8,7 +8,7 @@ from uuid import uuid4
 import typer
 
 from deployments.cli.output import say
-from deployments.cli.person import As, asked
+from deployments.cli.users import As, asked
 
 
 def run(
@@ -24,8 +24,9 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Start a flow run of a deployment on the platform, and return. `headway status` shows how it goes."""
-    from deployments.catalogue import catalogue, parameters
-    from deployments.platform import prefect_server, up
+    from deployments.catalogue.flows import catalogue, parameters
+    from deployments.platform import up
+    from deployments.services import prefect_server
     from tasks.common.errors import Missing, Unknown
     from tasks.common.redaction import require_no_secrets
     from tasks.config.base import home
@@ -40,7 +41,7 @@ def run(
     require_no_secrets(told)
     if not prefect_server.reachable(home()):
         raise Missing("the platform is not up", remedy="Start it: `headway up --detach`.")
-    from deployments.registration import submit
+    from deployments.services.registration import submit
 
     key = key or str(uuid4())
     what = f"{deployment} on the platform, under the key {key}"

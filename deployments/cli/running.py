@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 
 from deployments.cli.output import CommandError, say
 from deployments.cli.progress import Progress, console, summary
-from deployments.platform import prefect_server
+from deployments.services import prefect_server
 from tasks.artifacts import Endpoint
 from tasks.config.base import Settings, config_digest, home
 from tasks.lineage.links import run_page

@@ -16,7 +16,7 @@ import typer
 
 from deployments.cli.checks import Config, Json, Set
 from deployments.cli.output import say
-from deployments.cli.person import As, asked
+from deployments.cli.users import As, asked
 
 if TYPE_CHECKING:
     from tasks.compute.job import Job
@@ -58,7 +58,7 @@ def submit(
 
     The same program with the same arguments and settings, while one is at work, adopts that one.
     """
-    from deployments.cli.configuration import load_cluster
+    from deployments.configuration.files import load_cluster
     from tasks.config.base import home
     from tasks.security.audit import audit
     from tasks.storage import open_store

@@ -10,7 +10,7 @@ import typer
 
 from deployments.cli.checks import Config, Json, Set, parameters_of
 from deployments.cli.output import short_ref
-from deployments.cli.person import As, asked
+from deployments.cli.users import As, asked
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -12,7 +12,7 @@ import typer
 
 from deployments.cli.checks import Json
 from deployments.cli.output import say, short_ref
-from deployments.cli.person import As, asked
+from deployments.cli.users import As, asked
 
 MARKS = {"anomaly": "ANOMALY", "none": "ok", "insufficient": "-"}
 SHOWN = ("requests", "length", "latency", "entropy", "repetition", "characters", "errors", "labels", "accuracy")

@@ -12,7 +12,7 @@ import signal
 import time
 from pathlib import Path
 
-from deployments.platform import prefect_server
+from deployments.services import prefect_server
 from tasks.common import process
 from tasks.common.errors import HeadwayError
 from tasks.compute.jobs_book import list_jobs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from deployments.platform import prefect_server
+from deployments.services import prefect_server
 
 READ = 200
 

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from deployments.platform import bridge, mlflow_server, prefect_server, watch, worker
+from deployments.services import bridge, mlflow_server, prefect_server, watch, worker
 from tasks.common import process
 from tasks.common.redaction import redact
 from tasks.orchestration.run_log import LoggedRun, logged_runs, read_run, suspended

@@ -1,7 +1,7 @@
 """`headway up`: the whole platform from nothing, in the order in which its parts need each other; what lives is adopted.
 
 Each part is a supervised process of its own, so one that is killed comes back, and `up` itself may die. What a part is, is in
-its own file here; what is deployed is deployments/catalogue.py.
+its own file here; what is deployed is deployments/catalogue/flows.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from deployments.catalogue import POOL, catalogue
-from deployments.cli.configuration import load_file, load_with_text
-from deployments.platform import bridge, checks, mlflow_server, prefect_server, watch, worker
+from deployments.catalogue.flows import POOL, catalogue
+from deployments.configuration.files import load_file, load_with_text
+from deployments.configuration.platform import PlatformConfig, kept
 from deployments.platform.down import take_over
-from deployments.settings import PlatformConfig, kept
+from deployments.services import bridge, checks, mlflow_server, prefect_server, watch, worker
 from tasks.common.errors import Missing
 from tasks.common.process import locked, write_text
 from tasks.config.base import stopped_mark
@@ -104,9 +104,9 @@ def restart_what_died(home: Path, config: PlatformConfig) -> None:
 
 def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say) -> None:
     """Tell Prefect what is deployed, whom to notify, what events start, and what becomes of missed times, before any worker."""
-    from deployments import triggers
-    from deployments.notifications import apply
-    from deployments.registration import register
+    from deployments.catalogue import triggers
+    from deployments.platform.notifications import apply
+    from deployments.services.registration import register
     from deployments.watch.schedules import Schedules
 
     prefect_server.wait(server)

@@ -9,7 +9,7 @@ import json
 import logging
 from pathlib import Path
 
-from deployments.telemetry.story import Log
+from deployments.telemetry.trace_builder import Log
 from tasks.common.errors import HeadwayError
 from tasks.security import audit_chain
 from tasks.security.audit import Entry

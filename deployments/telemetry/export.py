@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from deployments.settings import PlatformConfig, TelemetryConfig
+from deployments.configuration.platform import PlatformConfig, TelemetryConfig
 from deployments.telemetry import instruments as of
 from deployments.telemetry.audited import ITEM, Audited
 from deployments.telemetry.host import Host
@@ -25,7 +25,7 @@ from deployments.telemetry.prometheus import Scrape, serve
 from deployments.telemetry.reader import HISTORY_SECONDS, Reader
 from deployments.telemetry.runs import Runs
 from deployments.telemetry.sinks import FileSink, Sink, azure_sink, otlp_sink
-from deployments.telemetry.story import Log
+from deployments.telemetry.trace_builder import Log
 from tasks.common.errors import Missing
 
 COUNTER = "counter"

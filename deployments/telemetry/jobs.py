@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.telemetry.runs import RunView, read_object
-from deployments.telemetry.story import Log
+from deployments.telemetry.trace_builder import Log
 from tasks.common import process
 from tasks.common.redaction import redact
 from tasks.compute.logs import tail_of_failure

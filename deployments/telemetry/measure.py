@@ -12,7 +12,7 @@ from deployments.telemetry.instruments import SECONDS, Instrument, Point
 from deployments.telemetry.jobs import JobView
 from deployments.telemetry.ledger import Key
 from deployments.telemetry.runs import RunView, read_object
-from deployments.telemetry.story import Span
+from deployments.telemetry.trace_builder import Span
 
 COUNTED = {instrument.name: instrument for instrument in (of.RUNS, of.GATES, of.STAGES, of.RESTARTS)}
 WRONG = ("failed", "gate_closed", "died")

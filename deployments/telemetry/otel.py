@@ -35,7 +35,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFl
 from opentelemetry.trace.status import Status, StatusCode
 
 from deployments.telemetry.instruments import SECONDS, Instrument, Point
-from deployments.telemetry.story import Log, Span
+from deployments.telemetry.trace_builder import Log, Span
 
 NUMBERS = {
     "DEBUG": SeverityNumber.DEBUG,

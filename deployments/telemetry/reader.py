@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deployments.telemetry.ledger import Key, Ledger
 from deployments.telemetry.runs import Tail
-from deployments.telemetry.story import Log, Span, Story
+from deployments.telemetry.trace_builder import Log, Span, Story
 
 EVENTS_AT_ONCE = 1000
 HISTORY_SECONDS = 86_400.0

@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from deployments.settings import AlertsConfig
+from deployments.configuration.platform import AlertsConfig
 from deployments.telemetry import instruments as of
-from deployments.watch.alert_rules import RULES
+from deployments.telemetry.alert_rules import RULES
 
 SILENT_SECONDS = 120
 SEVERITIES = {"critical": 1, "warning": 2}

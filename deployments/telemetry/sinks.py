@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from deployments.telemetry.ledger import Ledger
 from deployments.telemetry.otel import readable_log, readable_span
-from deployments.telemetry.story import Log, Span
+from deployments.telemetry.trace_builder import Log, Span
 
 TIMEOUT_SECONDS = 3.0
 FILE_BYTES = 20_000_000

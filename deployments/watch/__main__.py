@@ -17,9 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deployments.duties import Duty, take
-from deployments.platform import prefect_server, up
-from deployments.settings import PlatformConfig
+from deployments.configuration.platform import PlatformConfig
+from deployments.platform import up
+from deployments.services import prefect_server
+from deployments.services.periodic_task import Duty, take
 from tasks.azure.arm_client import use_files
 from tasks.common.redaction import clean_logs
 from tasks.storage import open_files
@@ -38,9 +39,9 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
     from deployments.watch.cloud_endpoints import CloudEndpoints
     from deployments.watch.dead_runs import DeadRuns
     from deployments.watch.integrity import Integrity
-    from deployments.watch.periods import Periods
     from deployments.watch.schedules import Schedules
     from deployments.watch.spools import Spools
+    from deployments.watch.stale_champions import Periods
     from deployments.watch.trusted import Trusted
     from deployments.watch.waiting import Waiting
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import NAMESPACE_URL, uuid5
 
-from deployments.platform import prefect_server
+from deployments.services import prefect_server
 
 LONGEST = 4000
 """Characters of details: they may hold the end of a log, and end up in messages."""

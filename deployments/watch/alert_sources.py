@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from deployments.platform import bridge, mlflow_server, prefect_server, worker
-from deployments.settings import PlatformConfig
+from deployments.configuration.platform import PlatformConfig
+from deployments.services import bridge, mlflow_server, prefect_server, worker
 from deployments.watch.alerts import Sources
 from deployments.watch.schedules import Schedules
 

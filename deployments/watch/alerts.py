@@ -1,7 +1,8 @@
 """Alerts: what fires is found at every look, kept in platform/alerts.json, told once when it begins and once when it ends.
 
-The rules are alert_rules.py. Telling is an event (alert_events.py) that goes into an outbox in the same file, in the same write,
-and out of it when it was taken. So a killed watch tells nothing twice, and nothing gets lost while Prefect is away.
+The rules are deployments/telemetry/alert_rules.py. Telling is an event (alert_events.py) that goes into an outbox in the same
+file, in the same write, and out of it when it was taken. So a killed watch tells nothing twice, and nothing gets lost while
+Prefect is away.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import Any
 
 import httpx
 
-from deployments.settings import PlatformConfig
+from deployments.configuration.platform import PlatformConfig
+from deployments.telemetry.alert_rules import RULES, Rule
+from deployments.telemetry.alert_seen import Champion, Instance, Seen
 from deployments.telemetry.host import free_room
 from deployments.telemetry.runs import Runs, read_object
+from deployments.watch.access_anomalies import Follower
 from deployments.watch.alert_events import event_of, send
-from deployments.watch.alert_rules import RULES, Rule
-from deployments.watch.alert_seen import Champion, Instance, Seen
-from deployments.watch.habits import Follower
 from tasks.common import process
 from tasks.common.errors import HeadwayError
 from tasks.common.redaction import redact_value

@@ -12,7 +12,7 @@ from pathlib import Path
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.responses import DeploymentResponse
 
-from deployments.catalogue import OURS
+from deployments.catalogue.flows import OURS
 from tasks.common import process
 
 MOST = 100

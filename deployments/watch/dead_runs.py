@@ -1,7 +1,7 @@
 """Flow runs that stopped before their end: found, given their true end, and taken up again where the settings say so.
 
 Prefect alone leaves them Running, Cancelling or Pending for ever when the worker died with them. Whether a process lives is
-sightings.py; who acts when several watches see the same is claims.py; that no slot stays occupied is slots.py. Finished stages
+liveness.py; who acts when several watches see the same is run_claim.py; that no slot stays occupied is slots.py. Finished stages
 are not run again: their records are reused (tasks/orchestration/stage.py). Dead jobs are the compute backends' business. What
 `headway down` stopped always goes on, and is not counted, nor is what a worker had only taken up when the platform stopped; so
 does what was at work before, and lost its slot to another run meanwhile.
@@ -34,14 +34,14 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect.exceptions import ObjectNotFound
 from prefect.states import AwaitingRetry, Cancelled, Completed, Crashed, Failed, Scheduled
 
-from deployments.catalogue import POOL, REFUSED
+from deployments.catalogue.flows import POOL, REFUSED
+from deployments.configuration.platform import PlatformConfig
 from deployments.platform.down import LAST_LOOK
-from deployments.settings import PlatformConfig
-from deployments.watch.claims import claim
-from deployments.watch.flow_runs import AT_WORK, KEPT, at, flow_runs, history
-from deployments.watch.sightings import Sighting, look
+from deployments.services.flow_runs import AT_WORK, KEPT, at, flow_runs, history
+from deployments.watch.liveness import Sighting, look
+from deployments.watch.run_claim import claim
 from deployments.watch.slots import Slots
-from flows.prefect_run import STOPPED
+from flows.support.prefect_run import STOPPED
 from tasks.common import process
 
 CONFIRM_SECONDS = 2.0

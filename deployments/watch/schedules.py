@@ -1,8 +1,8 @@
 """Runs that schedules made: delayed by chance, and those that were missed. Prefect makes and starts them; this tends them.
 
 Which schedule of the settings a run belongs to says the name that the schedule that made it has at Prefect now, so one that was
-changed answers for the times before, too (deployments/registration.py). Runs of schedules that people made in Prefect's page are
-left alone, and so is every run that was ever started.
+changed answers for the times before, too (deployments/services/registration.py). Runs of schedules that people made in Prefect's
+page are left alone, and so is every run that was ever started.
 
 **Missed** is a run that no worker looked at within two minutes of its time. One that a worker did look at in time waits for its
 turn, however long: another run of its deployment is at work, or as many as may be at once. It is never cancelled. A worker's
@@ -24,10 +24,10 @@ from prefect.client.schemas.filters import FlowRunFilterStartTime
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelled, Scheduled
 
-from deployments.catalogue import POOL, by_slug
-from deployments.settings import PlatformConfig, ScheduleConfig
+from deployments.catalogue.flows import POOL, by_slug
+from deployments.configuration.platform import PlatformConfig, ScheduleConfig
+from deployments.services.flow_runs import AT_WORK, at, flow_runs, history, untried
 from deployments.watch.backfill import Backfill
-from deployments.watch.flow_runs import AT_WORK, at, flow_runs, history, untried
 
 GRACE_SECONDS = 120.0
 """A run that a worker looks at so long after its time was not missed."""

@@ -15,8 +15,8 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 
-from deployments.catalogue import POOL
-from deployments.watch.flow_runs import AT_WORK, flow_runs
+from deployments.catalogue.flows import POOL
+from deployments.services.flow_runs import AT_WORK, flow_runs
 
 Seen = dict[UUID, tuple[int, frozenset[UUID]]]
 """Of each deployment whose count is wrong: the count, and the states of the runs at work."""

@@ -1,6 +1,7 @@
 """Models that were served before and are signed by a key that was revoked since answer no more for the one in service.
 
-What is served goes on being served, and an alert says so (alert_models.py). See docs/trust.md, "A revoked key".
+What is served goes on being served, and an alert says so (deployments/telemetry/alert_models.py). See docs/trust.md, "A revoked
+key".
 """
 
 from __future__ import annotations

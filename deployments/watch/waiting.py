@@ -1,6 +1,6 @@
 """Runs that wait for a person without a process: people are reminded, and the time to answer ends.
 
-Such a run is Suspended in Prefect, and its folder holds what it asks (flows/approval.py). When somebody answers, Prefect
+Such a run is Suspended in Prefect, and its folder holds what it asks (flows/support/approval.py). When somebody answers, Prefect
 schedules it, and a worker takes it up. When nobody does in time, it is scheduled here, and ends itself with its reasons. One that
 somebody cancelled or deleted meanwhile has no process to write that down: it is done here. Time in which no watch looked, for the
 platform was down, does not count.
@@ -20,11 +20,11 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import AwaitingRetry
 from pydantic import ValidationError
 
-from deployments.watch.claims import claim
+from deployments.services.flow_runs import at
 from deployments.watch.dead_runs import RESUME_SECONDS
-from deployments.watch.flow_runs import at
-from flows.approval import Question
-from flows.pause import withdraw
+from deployments.watch.run_claim import claim
+from flows.support.approval import Question
+from flows.support.pause import withdraw
 from tasks.common import process
 from tasks.orchestration.run_log import note_cancelled, read_question, read_run, suspended, write_question
 

@@ -1,6 +1,6 @@
 """Going on from another run's checkpoint: what differs, what of that a person may force, and where the data goes on. Pure.
 
-Who finds the checkpoint and asks is flows/continuing.py; who takes it over is tasks/jobs/checkpoint/origins.py. See
+Who finds the checkpoint and asks is flows/support/continuing.py; who takes it over is tasks/jobs/checkpoint/origins.py. See
 docs/training.md, "Go on from another run".
 """
 

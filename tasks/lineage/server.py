@@ -2,7 +2,7 @@
 
 CREDENTIALS is a file with `USER:PASSWORD`, the one login, asked for by MLflow's own basic-auth app. It is one process: MLflow's
 command starts its server as a child, which a kill -9 of the command would leave behind on the port. Who starts it is
-deployments/platform/mlflow_server.py.
+deployments/services/mlflow_server.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The folder outlives the process. So whoever looks from outside (the platform's watch, its alerts, `headway status`, telemetry)
 can tell a run that works from one that is dead, without asking Prefect or MLflow. ID is Prefect's of the flow run; a retry of
 the same flow run goes on in the same folder. While it waits for a person without a process, `question.json` is what it asks
-(flows/approval.py). Events: `opened`, `started`, `progress`, `job`, `ended`, `waiting`, `closed`; and
+(flows/support/approval.py). Events: `opened`, `started`, `progress`, `job`, `ended`, `waiting`, `closed`; and
 `stopped`, which `headway down` writes before it stops the process.
 """
 

@@ -1,7 +1,8 @@
 """Approvals that people gave, kept in the store so that nobody is asked twice; and whether one still counts.
 
 It counts for exactly what its question named, for so many hours, while whoever gave it may still approve, and only while its
-entry stands in the audit log. A key of the home seals it: who can only write to the store makes none. flows/approval.py asks.
+entry stands in the audit log. A key of the home seals it: who can only write to the store makes none. flows/support/approval.py
+asks.
 """
 
 from __future__ import annotations

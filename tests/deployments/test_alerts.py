@@ -17,10 +17,10 @@ import pytest
 import run_folders as folders
 from made_versions import make
 
-from deployments.settings import AlertsConfig, PlatformConfig
+from deployments.configuration.platform import AlertsConfig, PlatformConfig
+from deployments.telemetry.alert_rules import RULES
+from deployments.telemetry.alert_seen import Seen
 from deployments.watch.alert_events import CLEARED, FIRED
-from deployments.watch.alert_rules import RULES
-from deployments.watch.alert_seen import Seen
 from deployments.watch.alerts import Alerts, Sources, firing
 from tasks.common import process
 from tasks.registry.journal import StoreJournal

@@ -18,8 +18,8 @@ from deployments.bridge.arrivals import Arrivals
 from deployments.bridge.folders import Folders
 from deployments.bridge.messages import read_events, to_event
 from deployments.bridge.stores import StoreHistory
-from deployments.event_settings import EventsConfig
-from deployments.publishing import make_dataset
+from deployments.configuration.events import EventsConfig
+from deployments.publishing.datasets import make_dataset
 from tasks.events.ledger import Ledger
 from tasks.security.audit import entries
 from tasks.security.policy import RIGHTS, add_person
@@ -33,7 +33,7 @@ from pathlib import Path
 from deployments.bridge.arrivals import Arrivals
 from deployments.bridge.folders import Folders
 from deployments.bridge.stores import StoreHistory
-from deployments.event_settings import EventsConfig
+from deployments.configuration.events import EventsConfig
 from tasks.events.ledger import Ledger
 home = Path(sys.argv[1])
 config, ledger = EventsConfig.model_validate_json(sys.argv[2]), Ledger(home)

@@ -20,11 +20,11 @@ from live_prefect import kill, lines, live, until
 from prefect.client.orchestration import SyncPrefectClient
 from support import Home, publish_tiny
 
-from deployments.catalogue import POOL
-from deployments.platform import bridge, prefect_server
+from deployments.catalogue.flows import POOL
+from deployments.catalogue.triggers import apply
+from deployments.configuration.platform import PlatformConfig, kept
 from deployments.platform.down import PARTS
-from deployments.settings import PlatformConfig, kept
-from deployments.triggers import apply
+from deployments.services import bridge, prefect_server
 from tasks.common import process
 from tasks.events import batches
 from tasks.events.ledger import Ledger

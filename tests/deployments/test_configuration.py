@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from deployments.catalogue import as_prefect_yaml, presets
-from deployments.cli.configuration import SHIPPED, load, load_cluster
+from deployments.catalogue.flows import as_prefect_yaml, presets
 from deployments.cli.doctor import examine
 from deployments.cli.output import CommandError, exit_code, say, say_error
+from deployments.configuration.files import SHIPPED, load, load_cluster
+from deployments.configuration.platform import PlatformConfig, ScheduleConfig, kept
 from deployments.platform.up import current
-from deployments.settings import PlatformConfig, ScheduleConfig, kept
 from tasks.common.errors import Cancelled, GateFailed, HeadwayError, IntegrityError, JobFailed, Missing, Unknown
 from tasks.config.flows import RetrainConfig
 from tasks.planning.size import parameter_count

@@ -20,13 +20,13 @@ from prefect.states import AwaitingRetry, Cancelling, Completed, Crashed, Paused
 from waiting import limit
 
 from deployments.bridge.following import follow
-from deployments.catalogue import POOL
-from deployments.platform.worker import allow
-from deployments.settings import PlatformConfig
-from deployments.watch.claims import STALE_SECONDS, claim
+from deployments.catalogue.flows import POOL
+from deployments.configuration.platform import PlatformConfig
+from deployments.services.flow_runs import history
+from deployments.services.worker import allow
 from deployments.watch.dead_runs import CONFIRM_SECONDS, RESUMED, WAITS, DeadRuns
-from deployments.watch.flow_runs import history
-from flows.prefect_run import STOPPED
+from deployments.watch.run_claim import STALE_SECONDS, claim
+from flows.support.prefect_run import STOPPED
 from tasks.events.batches import Batch
 from tasks.orchestration.run_log import read_run
 

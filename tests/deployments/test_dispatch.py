@@ -21,12 +21,12 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from deployments.bridge.dispatch import AGAIN_SECONDS, Dispatch
 from deployments.bridge.following import CRASH_SECONDS
 from deployments.bridge.prefect_events import forward
-from deployments.bridge.routes import routes
-from deployments.catalogue import POOL, catalogue, parameters
-from deployments.event_settings import EventsConfig, TriggerConfig
-from deployments.platform import prefect_server
-from deployments.settings import PlatformConfig
-from deployments.triggers import apply, switched
+from deployments.catalogue.flows import POOL, catalogue, parameters
+from deployments.catalogue.routes import routes
+from deployments.catalogue.triggers import apply, switched
+from deployments.configuration.events import EventsConfig, TriggerConfig
+from deployments.configuration.platform import PlatformConfig
+from deployments.services import prefect_server
 from tasks.common import process
 from tasks.events import batches
 from tasks.events.event import Event

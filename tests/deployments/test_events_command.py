@@ -9,7 +9,7 @@ import pytest
 import yaml
 from support import publish_tiny
 
-from deployments.platform import bridge
+from deployments.services import bridge
 from tasks.common import process
 from tasks.events import batches
 from tasks.events.event import Event

@@ -13,8 +13,8 @@ from event_stand import config, rows, ticking
 
 from deployments.bridge.folders import Folders, look
 from deployments.bridge.stores import StoreHistory
-from deployments.event_settings import EventsConfig
-from deployments.publishing import make_dataset
+from deployments.configuration.events import EventsConfig
+from deployments.publishing.datasets import make_dataset
 from tasks.common import process
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
@@ -26,7 +26,7 @@ PROCESS = """
 import sys, time
 from pathlib import Path
 from deployments.bridge.folders import Folders
-from deployments.event_settings import EventsConfig
+from deployments.configuration.events import EventsConfig
 from tasks.events.ledger import Ledger
 folders = Folders(Path(sys.argv[1]), EventsConfig.model_validate_json(sys.argv[2]), Ledger(Path(sys.argv[1])))
 print("ready", flush=True)

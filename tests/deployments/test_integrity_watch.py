@@ -12,14 +12,14 @@ from answers import answers, broken, every
 from tiny_model import PROMPTS, export_tiny
 from waiting import limit
 
-from deployments.duties import take
-from deployments.settings import PlatformConfig
+from deployments.configuration.platform import PlatformConfig
+from deployments.services.periodic_task import take
 from deployments.watch.__main__ import duties
 from deployments.watch.alerts import SLOW_SECONDS, Alerts, Sources, firing
 from deployments.watch.anomalies import EVERY_SECONDS, Anomalies
 from deployments.watch.background import LOWEST, Background
 from deployments.watch.integrity import Integrity
-from deployments.watch.periods import DAY, Periods
+from deployments.watch.stale_champions import DAY, Periods
 from tasks.common import process
 from tasks.common.errors import IntegrityError, Missing
 from tasks.common.process import read_json, write_json

@@ -8,7 +8,7 @@ import pytest
 from azure.core.messaging import CloudEvent
 
 from deployments.bridge.messages import MOST_BYTES, NotAllowed, Told, cloud_event, read_events, to_event
-from deployments.event_settings import EventsConfig
+from deployments.configuration.events import EventsConfig
 
 TOPIC = "/subscriptions/0/resourceGroups/rg/providers/Microsoft.Storage/storageAccounts/mine"
 GRID = {

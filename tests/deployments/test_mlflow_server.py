@@ -17,8 +17,8 @@ import psutil
 import pytest
 from waiting import limit
 
-from deployments.platform import mlflow_server
-from deployments.platform.prefect_server import password
+from deployments.services import mlflow_server
+from deployments.services.prefect_server import password
 from tasks.common import process
 from tasks.lineage.spool import Spool
 

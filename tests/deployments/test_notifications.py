@@ -11,10 +11,10 @@ import pytest
 from aiosmtpd.controller import Controller
 from waiting import limit
 
-from deployments.channels import address_of, send
-from deployments.platform import prefect_server
-from deployments.platform.checks import free_port
-from deployments.settings import NotificationConfig, PlatformConfig
+from deployments.configuration.platform import NotificationConfig, PlatformConfig
+from deployments.platform.channels import address_of, send
+from deployments.services import prefect_server
+from deployments.services.checks import free_port
 from deployments.watch.alert_events import event_of
 
 WAIT_SECONDS = 30.0
@@ -99,7 +99,7 @@ def client(tmp_path_factory):
 @pytest.fixture
 def told(client, sinks):
     """All occasions go to both sinks."""
-    from deployments.notifications import apply
+    from deployments.platform.notifications import apply
 
     apply(client, config_of(sinks))
     for sink in sinks.values():
@@ -113,7 +113,7 @@ def config_of(sinks, **changes):
 
 
 def ours(client):
-    from deployments.notifications import BLOCKS, _documents
+    from deployments.platform.notifications import BLOCKS, _documents
 
     documents = [found.name for kind in BLOCKS for found in _documents(client, kind)]
     names = [found.name for found in client.read_automations() if found.name.startswith("headway-")]
@@ -233,7 +233,7 @@ def test_what_an_occasion_tells_is_not_told_again_as_an_alert(client, told):
 
 
 def test_who_is_told_of_alerts_only_is_told_of_failed_runs_by_them(client, told):
-    from deployments.notifications import apply
+    from deployments.platform.notifications import apply
 
     apply(client, config_of(told, occasions=("alert", "gate_closed")))
     for alert in ("run_failed", "flow_run_died", "gate_closed"):
@@ -265,7 +265,7 @@ def test_the_settings_are_what_is_in_force(client, sinks):
     from prefect.events.actions import DoNothing
     from prefect.events.schemas.automations import AutomationCore, EventTrigger
 
-    from deployments.notifications import apply
+    from deployments.platform.notifications import apply
 
     theirs = AutomationCore(name="theirs", trigger=EventTrigger(expect={"x"}), actions=[DoNothing()])
     kept = client.create_automation(theirs)
@@ -287,7 +287,7 @@ def test_the_settings_are_what_is_in_force(client, sinks):
 
 def test_a_channel_that_moves_keeps_one_block(client, sinks, monkeypatch):
     """From a web hook to a Teams workflow, whose block is another kind; its address comes from the environment."""
-    from deployments.notifications import apply
+    from deployments.platform.notifications import apply
 
     teams = "https://prod-1.westeurope.logic.azure.com:443/workflows/643e69f83c8944/triggers/manual/paths/invoke"
     monkeypatch.setenv("ONCALL", f"{teams}?api-version=2016-06-01&sp=%2Ftriggers&sv=1.0&sig=KODuebWb")
@@ -303,7 +303,7 @@ def test_a_channel_that_moves_keeps_one_block(client, sinks, monkeypatch):
 
 
 def test_a_wrong_address_is_refused_before_anything_is_changed(client, told, monkeypatch):
-    from deployments.notifications import apply
+    from deployments.platform.notifications import apply
 
     monkeypatch.delenv("NOT_SET", raising=False)
     before = ours(client)
@@ -319,7 +319,7 @@ def test_a_wrong_address_is_refused_before_anything_is_changed(client, told, mon
 
 def test_a_sink_that_is_down_is_an_event_of_failure_and_the_others_are_told(client, told):
     """Prefect tries once. It says so by an event and a line of its log; what is down gets nothing later."""
-    from deployments.notifications import apply
+    from deployments.platform.notifications import apply
 
     gone = NotificationConfig(name="gone", url=f"json://127.0.0.1:{free_port()}/", occasions=("alert",))
     apply(client, PlatformConfig(notifications=(*config_of(told).notifications, gone)))

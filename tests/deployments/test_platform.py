@@ -18,8 +18,8 @@ import yaml
 from support import Home, publish_tiny
 from waiting import limit
 
-from deployments.platform import prefect_server
-from deployments.settings import PlatformConfig
+from deployments.configuration.platform import PlatformConfig
+from deployments.services import prefect_server
 
 SLOW = ("--set", "training.steps=400", "--set", "training.warmup_steps=5")
 

@@ -17,14 +17,14 @@ import pytest
 from event_stand import IDENTITY, Blobs, blobs, config, created, known_key, rows, ticking, until
 
 from deployments.bridge.queues import Queues
-from deployments.event_settings import EventsConfig
+from deployments.configuration.events import EventsConfig
 from tasks.events.ledger import Ledger
 
 PROCESS = """
 import sys, time
 from pathlib import Path
 from deployments.bridge.queues import Queues
-from deployments.event_settings import EventsConfig
+from deployments.configuration.events import EventsConfig
 from tasks.events.ledger import Ledger
 home = Path(sys.argv[1])
 queues = Queues(home, EventsConfig.model_validate_json(sys.argv[2]), Ledger(home))

@@ -22,13 +22,13 @@ from prefect.server.schemas.schedules import CronSchedule as ServerCron
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Paused, Pending, Running, Scheduled
 
-from deployments import registration
-from deployments.catalogue import POOL, catalogue, parameters, slug_of
-from deployments.platform.prefect_server import password
-from deployments.settings import PlatformConfig, ScheduleConfig
-from deployments.watch.flow_runs import flow_runs, history
+from deployments.catalogue.flows import POOL, catalogue, parameters, slug_of
+from deployments.configuration.platform import PlatformConfig, ScheduleConfig
+from deployments.services import registration
+from deployments.services.flow_runs import flow_runs, history
+from deployments.services.prefect_server import password
 from deployments.watch.schedules import AHEAD_SECONDS, GRACE_SECONDS, PUT_OFF, Schedules, chance
-from flows.inputs import configured
+from flows.support.inputs import configured
 from tasks.common import process
 from tasks.config.flows import RetrainConfig
 

@@ -24,15 +24,15 @@ from prefect.settings import PREFECT_WORKER_PREFETCH_SECONDS
 from prefect.states import AwaitingRetry, Paused, Scheduled
 from waiting import limit
 
-from deployments import registration
-from deployments.catalogue import POOL, Deployment, Schedule, slug_of
-from deployments.platform import down, worker
-from deployments.settings import PlatformConfig, ScheduleConfig
+from deployments.catalogue.flows import POOL, Deployment, Schedule, slug_of
+from deployments.configuration.platform import PlatformConfig, ScheduleConfig
+from deployments.platform import down
+from deployments.services import registration, worker
+from deployments.services.flow_runs import flow_runs, history
 from deployments.watch.alert_sources import parts_down
 from deployments.watch.dead_runs import PATIENCE_SECONDS, RESUMED, DeadRuns
-from deployments.watch.flow_runs import flow_runs, history
 from deployments.watch.schedules import Schedules
-from flows.prefect_run import STOPPED
+from flows.support.prefect_run import STOPPED
 from tasks.common import process
 
 FLOW = """
@@ -41,8 +41,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from prefect import flow
 from prefect.runtime import flow_run
-from flows.pause import Pause
-from flows.prefect_run import cancelled, started_by
+from flows.support.pause import Pause
+from flows.support.prefect_run import cancelled, started_by
 from tasks.common.errors import Cancelled, Suspended
 from tasks.common.process import process_started
 from tasks.orchestration.run_log import RunLog

@@ -17,12 +17,12 @@ from persons import policy_of
 from prefect.states import Cancelling
 from support import Home
 
-from deployments import registration
-from deployments.catalogue import Deployment
+from deployments.catalogue.flows import Deployment
+from deployments.configuration.platform import PlatformConfig
 from deployments.platform.state import state
-from deployments.platform.worker import allow
-from deployments.publishing import make_dataset
-from deployments.settings import PlatformConfig
+from deployments.publishing.datasets import make_dataset
+from deployments.services import registration
+from deployments.services.worker import allow
 from deployments.watch.dead_runs import DeadRuns
 from deployments.watch.waiting import UNWATCHED_SECONDS, Waiting
 from tasks.common import process
@@ -34,8 +34,8 @@ FLOW = """
 import json, os
 from pathlib import Path
 from prefect import flow
-from flows.approval import approve, using
-from flows.prefect_run import cancelled, flow_run, started_by
+from flows.support.approval import approve, using
+from flows.support.prefect_run import cancelled, flow_run, started_by
 from tasks.config.flows import ApprovalConfig
 from tasks.orchestration.run import current, lifecycle, pinned
 

@@ -24,17 +24,17 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import limit, until
 
-from deployments.settings import PlatformConfig
+from deployments.configuration.platform import PlatformConfig
 from deployments.telemetry import instruments as of
 from deployments.telemetry import reader
+from deployments.telemetry.alert_rules import RULES
 from deployments.telemetry.dashboard import ROWS, dashboard, queries
 from deployments.telemetry.export import Telemetry
 from deployments.telemetry.host import Host
 from deployments.telemetry.ledger import Ledger
 from deployments.telemetry.rules import camel
 from deployments.telemetry.sinks import FileSink
-from deployments.telemetry.story import Log
-from deployments.watch.alert_rules import RULES
+from deployments.telemetry.trace_builder import Log
 from tasks.common import process
 from tasks.security.audit import acting, audit
 from tasks.storage import open_store

@@ -12,7 +12,7 @@ import pytest
 from waiting import limit
 
 from deployments.cli.disk import of_the_disk
-from deployments.platform.checks import own_settings
+from deployments.services.checks import own_settings
 from tasks.common.redaction import redact
 
 CAPABILITIES = "-dac_override,-dac_read_search,-fowner,-chown"

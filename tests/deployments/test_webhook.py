@@ -33,9 +33,9 @@ from webhook_stand import (
 
 from deployments.bridge import webhook
 from deployments.bridge.refusals import NOTES_A_MINUTE
-from deployments.cli.configuration import validated
-from deployments.event_settings import EventsConfig
-from deployments.settings import PlatformConfig
+from deployments.configuration.events import EventsConfig
+from deployments.configuration.files import validated
+from deployments.configuration.platform import PlatformConfig
 from tasks.events.ledger import Ledger
 
 OURS = {"secret": "env:STAND_SECRET", "hmac": "env:STAND_KEY"}
@@ -351,7 +351,7 @@ class TestStorage:
         settings = EventsConfig.model_validate({"webhook": OURS, "containers": self.settings(proxy)["containers"]})
         code = (
             "import sys, time; from pathlib import Path; from deployments.bridge import webhook\n"
-            "from deployments.event_settings import EventsConfig; from tasks.events.ledger import Ledger\n"
+            "from deployments.configuration.events import EventsConfig; from tasks.events.ledger import Ledger\n"
             "home = Path(sys.argv[1]); said = EventsConfig.model_validate_json(sys.argv[2])\n"
             "print(webhook.start(home, said, Ledger(home)).url, flush=True); time.sleep(600)\n"
         )

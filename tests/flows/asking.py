@@ -9,7 +9,7 @@ import json
 import sys
 from contextlib import nullcontext
 
-from deployments.platform import prefect_server
+from deployments.services import prefect_server
 from tasks.config.base import home
 from tasks.config.flows import ApprovalConfig
 
@@ -21,8 +21,8 @@ from prefect.client.orchestration import get_client  # noqa: E402
 from prefect.flow_engine import run_flow  # noqa: E402
 from prefect.states import Pending  # noqa: E402
 
-from flows.approval import approve, using  # noqa: E402
-from flows.prefect_run import cancelled, flow_run  # noqa: E402
+from flows.support.approval import approve, using  # noqa: E402
+from flows.support.prefect_run import cancelled, flow_run  # noqa: E402
 from tasks.orchestration.run import lifecycle  # noqa: E402
 from tasks.security.audit import acting  # noqa: E402
 

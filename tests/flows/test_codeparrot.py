@@ -6,7 +6,7 @@ import pytest
 import yaml
 from support import PACKAGES, STAGES, STDLIB, everything_reused
 
-from deployments.cli.configuration import load
+from deployments.configuration.files import load
 
 SIZES = {
     "validation": {"min_documents": 5},

@@ -13,7 +13,7 @@ import pytest
 from support import publish_tiny
 from waiting import limit
 
-from flows.continuing import require_possible, start_of
+from flows.support.continuing import require_possible, start_of
 from tasks.artifacts import Tokens
 from tasks.common.errors import Refused
 from tasks.compute.job import Job

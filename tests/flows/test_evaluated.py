@@ -2,8 +2,8 @@
 
 import pytest
 
-from flows.evaluated import with_suites
-from flows.planned_jobs import planned_job
+from flows.support.evaluated import with_suites
+from flows.support.planned_jobs import planned_job
 from tasks.artifacts import Checkpoint, Dataset, Tokens
 from tasks.config.evaluation import EvaluationConfig
 from tasks.config.flows import RetrainConfig

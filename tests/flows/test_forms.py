@@ -4,12 +4,12 @@ import pytest
 from caused import make_batch
 from prefect.utilities.callables import parameter_schema
 
-from deployments.catalogue import FORMS, parameters
+from deployments.catalogue.flows import FORMS, parameters
 from flows.backup import backup
-from flows.inputs import checked
 from flows.qualify import qualify
 from flows.retrain import STAGES, retrain
 from flows.revalidate import revalidate
+from flows.support.inputs import checked
 from flows.validate import validate
 from tasks.common.errors import Unknown
 from tasks.config.flows import RetrainConfig

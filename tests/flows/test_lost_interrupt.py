@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from flows import prefect_run
+from flows.support import prefect_run
 
 
 def test_an_interrupt_that_python_could_not_raise_ends_the_flow_at_its_next_look(monkeypatch, tmp_path):

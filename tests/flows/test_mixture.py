@@ -2,8 +2,8 @@
 
 import pytest
 
-from flows.mixture import beside, mixed_in, others
-from flows.planned_jobs import planned_job
+from flows.support.mixture import beside, mixed_in, others
+from flows.support.planned_jobs import planned_job
 from tasks.artifacts import Checkpoint, Tokens
 from tasks.common.errors import Unknown
 from tasks.config.flows import RetrainConfig

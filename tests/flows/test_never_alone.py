@@ -18,8 +18,8 @@ import yaml
 from live_prefect import until
 from support import Home, publish_tiny
 
-from deployments.catalogue import catalogue
-from deployments.settings import PlatformConfig
+from deployments.catalogue.flows import catalogue
+from deployments.configuration.platform import PlatformConfig
 from tasks.registry.revalidations import revalidations
 from tasks.storage import open_store
 

@@ -12,8 +12,8 @@ from ssh_stand import ssh_stand
 from support import HEADWAY, publish_tiny
 from waiting import limit
 
-from deployments.platform import mlflow_server
-from deployments.platform.prefect_server import password, status
+from deployments.services import mlflow_server
+from deployments.services.prefect_server import password, status
 
 STEPS = 40
 CONNECT = """

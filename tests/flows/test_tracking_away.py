@@ -14,8 +14,8 @@ import pytest
 from support import HEADWAY
 from waiting import limit
 
-from deployments.platform import mlflow_server
-from deployments.platform.prefect_server import password
+from deployments.services import mlflow_server
+from deployments.services.prefect_server import password
 from tasks.lineage.messages import RUN_PAGE
 from tasks.lineage.spool import unpublished
 

@@ -59,7 +59,7 @@ def test_what_closed_a_gate_is_measured_again_by_the_next_run_with_other_threads
 
 
 def page_of(run):
-    """As flows/closing.py writes it, which also tells Prefect."""
+    """As flows/support/closing.py writes it, which also tells Prefect."""
     about = {"title": "retrain", "status": run.status, "started": "2026-01-31T00:00:00+00:00", "seconds": 1.0}
     about |= dict.fromkeys(("commit", "dirty", "flow_run", "error", "endpoint", "champion"))
     about |= {"dataset": "", "config_digest": "1", "config": {}, "samples": []}

@@ -65,7 +65,7 @@ def stopped(other, folder, at=AT):
 
 
 def origin_of(other, wanted, kept_for="test", **more):
-    """The settings of a job that goes on from it, as flows/continuing.py makes them."""
+    """The settings of a job that goes on from it, as flows/support/continuing.py makes them."""
     seen = newest_good(other / "checkpoints")
     found = seen["found"]
     differences = of_another_run(found["identity"], wanted)

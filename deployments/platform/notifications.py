@@ -1,0 +1,118 @@
+"""Who is told of what: Prefect's notification blocks and automations, made from the settings.
+
+A channel of the settings becomes one block, `headway-NAME`, and one automation a notice, `headway-NAME-NOTICE`. Only blocks that
+Prefect ships are used, so that any Prefect server can send, without Headway on it. What is told is notices.py. Imports Prefect:
+`prepare` comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+from uuid import UUID
+
+from prefect.blocks.notifications import AppriseNotificationBlock, MicrosoftTeamsWebhook, SlackWebhook
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import BlockDocumentCreate, BlockDocumentUpdate
+from prefect.events.actions import SendNotification
+from prefect.events.schemas.automations import AutomationCore, EventTrigger
+
+from deployments.configuration.platform import NotificationConfig, PlatformConfig
+from deployments.platform.channels import address_of
+from deployments.platform.notices import notices_for
+
+OURS = "headway-"
+BLOCKS: tuple[type[AppriseNotificationBlock], ...] = (SlackWebhook, MicrosoftTeamsWebhook)
+"""Prefect's block for Slack hands an address that is not Slack's to Apprise as it is: so it sends e-mail, and all else."""
+COMPARED = {"expect", "match", "match_related", "threshold", "posture", "within"}
+
+
+def apply(client: SyncPrefectClient, config: PlatformConfig) -> list[str]:
+    """Make a server's notifications what the settings say; returns the names of the automations that are in force.
+
+    All channels are checked before anything is changed. Raises ValueError for a name that is there twice, an address that cannot
+    be, and a variable that is not set. Blocks and automations whose names do not start with `headway-` are left alone.
+    """
+    blocks = {channel.name: block_of(channel) for channel in _distinct(config.notifications)}
+    documents = {name: _save(client, name, block) for name, block in blocks.items()}
+    wanted = {found.name: found for channel in config.notifications for found in _automations(channel, documents)}
+    there = {found.name: found for found in client.read_automations() if found.name.startswith(OURS)}
+    for name, automation in wanted.items():
+        if name not in there:
+            client.create_automation(automation)
+        elif not _same(there[name], automation):
+            client.update_automation(there[name].id, automation)
+    for name in there.keys() - wanted.keys():
+        client.delete_automation(there[name].id)
+    _forget(client, documents.values())
+    return sorted(wanted)
+
+
+def block_of(channel: NotificationConfig) -> AppriseNotificationBlock:
+    """The block that sends to a channel. Raises ValueError."""
+    from apprise.plugins.workflows import NotifyWorkflows
+
+    address = address_of(channel)
+    native_teams: Callable[[str], object] = NotifyWorkflows.parse_native_url
+    return (MicrosoftTeamsWebhook if native_teams(address) else SlackWebhook)(url=address)
+
+
+def _distinct(channels: tuple[NotificationConfig, ...]) -> tuple[NotificationConfig, ...]:
+    names = [channel.name for channel in channels]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"notifications: there are two channels named {twice[0]!r}; each needs a name of its own")
+    return channels
+
+
+def _save(client: SyncPrefectClient, channel: str, block: AppriseNotificationBlock) -> UUID:
+    """Make or update the block document of a channel."""
+    data = {"url": block.url.get_secret_value()}
+    known = next((found for found in _documents(client, type(block)) if found.name == f"{OURS}{channel}"), None)
+    if known is not None:
+        client.update_block_document(known.id, BlockDocumentUpdate(data=data, merge_existing_data=False))
+        return UUID(str(known.id))
+    kind = client.read_block_type_by_slug(block.get_block_type_slug())
+    schema = client.get_most_recent_block_schema_for_block_type(kind.id)
+    assert schema is not None, f"every Prefect server has the block {block.get_block_type_slug()}"
+    new = BlockDocumentCreate(
+        name=f"{OURS}{channel}", data=data, block_schema_id=schema.id, block_type_id=kind.id, is_anonymous=False
+    )
+    return UUID(str(client.create_block_document(new).id))
+
+
+def _documents(client: SyncPrefectClient, kind: type[AppriseNotificationBlock]) -> list[Any]:
+    found = client.read_block_documents_by_type(kind.get_block_type_slug(), include_secrets=False)
+    return [document for document in found if document.name and document.name.startswith(OURS)]
+
+
+def _forget(client: SyncPrefectClient, kept: Collection[UUID]) -> None:
+    """Delete the blocks of channels that are gone, or that are sent to in another way now."""
+    for document in (found for kind in BLOCKS for found in _documents(client, kind)):
+        if document.id not in kept:
+            client.delete_block_document(document.id)
+
+
+def _automations(channel: NotificationConfig, documents: dict[str, UUID]) -> Iterator[AutomationCore]:
+    for notice in notices_for(channel):
+        made = AutomationCore(
+            name=f"{OURS}{channel.name}-{notice.name}",
+            description=f"Tells the channel {channel.name!r}. Made from Headway's settings: change it there.",
+            trigger=EventTrigger(expect=set(notice.events), match=notice.labels, match_related=notice.related),
+            actions=[
+                SendNotification(block_document_id=documents[channel.name], subject=notice.subject, body=notice.body)
+            ],
+        )
+        # An update leaves out what was never set, and Prefect refuses it without the defaults; it refuses it with an owner, too.
+        yield AutomationCore.model_validate(made.model_dump(exclude={"owner_resource"}))
+
+
+def _same(there: Any, wanted: AutomationCore) -> bool:
+    """An automation that is written anew forgets what it waits for, so what did not change is left alone."""
+    return bool(_compared(there) == _compared(wanted))
+
+
+def _compared(automation: Any) -> Any:
+    return automation.model_dump(
+        mode="json", include={"description": True, "enabled": True, "actions": True, "trigger": COMPARED}
+    )

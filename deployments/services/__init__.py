@@ -1,0 +1,1 @@
+"""The platform's processes, each started, found and stopped by itself: Prefect's server, MLflow's, worker, watch, bridge."""

@@ -1,0 +1,179 @@
+"""The local Prefect server: started on first use, reused, stopped by `headway down`.
+
+It listens on loopback, asks for a password from its first start, and keeps everything under `.headway/prefect`; the user's own
+Prefect profile is never touched. It keeps its port as long as nobody else takes it. An existing server is used instead when
+`PREFECT_API_URL` is set. `prepare` must be called before Prefect is imported.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import os
+import secrets
+import ssl
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deployments.services.checks import choose_port, not_locked
+from tasks.common import process
+from tasks.common.errors import Missing
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+START_SECONDS = 90.0
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+    # Prefect's five tries last a minute; a run shall outlive a server that is away for some.
+    "PREFECT_CLIENT_MAX_RETRIES": "8",
+    "GX_ANALYTICS_ENABLED": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+
+def prepare(home: Path, port: int | None = None) -> dict[str, Any]:
+    """Set Prefect's environment, and start the local server unless one runs. Does not wait: see `wait`.
+
+    Raises ValueError when a wanted port is taken, Missing when the database is locked or Prefect is not installed.
+    """
+    if importlib.util.find_spec("prefect") is None:
+        raise Missing("Prefect is not installed", remedy="pip install -c constraints.txt -e '.[local]'")
+    os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})
+    named = named_server(home)
+    if named:
+        return {"url": named, "ours": False}
+    folder = home / "prefect"
+    server = _running(folder) or _start(folder, port)
+    os.environ.update(_client_environment(folder, server["port"]))
+    return {**server, "ours": True}
+
+
+def client() -> SyncPrefectClient:
+    """A client of the server of the environment.
+
+    Prefect's own reads the certificates of all authorities each time that one is made, which takes 12 ms; where nothing is
+    encrypted it does not have to.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL
+
+    encrypted = (PREFECT_API_URL.value() or "https:").startswith("https:")
+    settings = None if encrypted else {"verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
+    return get_client(httpx_settings=settings, sync_client=True)
+
+
+def named_server(home: Path) -> str | None:
+    """The address of a server of somebody else's that `PREFECT_API_URL` names; None when that is empty, or our own."""
+    url = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
+    known = process.read_json(home / "prefect" / "server.json") or {}
+    return url if url and url != known.get("url") else None
+
+
+def wait(server: dict[str, Any], timeout: float = START_SECONDS) -> None:
+    """Return when the server answers with our password. Raises Missing with the end of its log."""
+    deadline = time.monotonic() + timeout
+    while not _answers(server["url"]):
+        handle = process.read_json(Path(server["folder"]) / "handle.json") if server["ours"] else None
+        died = server["ours"] and not process.alive(handle)
+        if died or time.monotonic() > deadline or not server["ours"]:
+            log = f"its log: {server['folder']}/server.log" if server["ours"] else "it was named by PREFECT_API_URL"
+            raise Missing(
+                f"the Prefect server at {server['url']} does not answer",
+                remedy=f"Look at {log}. `headway doctor` tells more; `headway down` and again starts afresh.",
+            )
+        time.sleep(0.1)
+
+
+def status(home: Path) -> dict[str, Any] | None:
+    """The local server when it runs: address, since when, pid."""
+    return _running(home / "prefect")
+
+
+def reachable(home: Path) -> bool:
+    """Whether the server that this home uses answers: the local one when it runs, or the one that is named. Starts nothing."""
+    if named_server(home) is None and status(home) is None:
+        return False
+    return _answers(prepare(home)["url"])
+
+
+def down(home: Path) -> bool:
+    """Stop the local server; whether one ran."""
+    ran = _running(home / "prefect") is not None
+    process.stop(home / "prefect")
+    return ran
+
+
+def password(home: Path) -> str:
+    """`user:password` of the local server, made at first use, readable by its owner only."""
+    path = home / "prefect" / "credentials"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"headway:{secrets.token_urlsafe(24)}")
+    return path.read_text()
+
+
+def _running(folder: Path) -> dict[str, Any] | None:
+    server: dict[str, Any] | None = process.read_json(folder / "server.json")
+    return server if server and process.alive(process.read_json(folder / "handle.json")) else None
+
+
+def _start(folder: Path, wanted: int | None) -> dict[str, Any]:
+    not_locked(folder / "prefect.db")
+    known = process.read_json(folder / "server.json") or {}
+    port = choose_port(wanted, known.get("port"))
+    uvicorn = ["-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--host", "127.0.0.1"]
+    argv = [sys.executable, *uvicorn, "--port", str(port), "--log-level", "warning", "--timeout-keep-alive", "5"]
+    environment = _server_environment(folder, port)
+    spec = process.ProcessSpec(argv=argv, env=environment, log="server.log", restarts=20, steady=10.0, grace=5.0)
+    handle = process.start(folder, spec)
+    server = {"url": f"http://127.0.0.1:{port}", "port": port, "pid": handle["pid"], "since": time.time()}
+    process.write_json(folder / "server.json", {**server, "folder": str(folder)})
+    return {**server, "folder": str(folder)}
+
+
+def _server_environment(folder: Path, port: int) -> dict[str, str]:
+    return {
+        **_client_environment(folder, port),
+        # Its own, for the tables that a migration copies: the disk of the home has room, another may have none.
+        "SQLITE_TMPDIR": str(folder),
+        "PREFECT_SERVER_API_AUTH_STRING": password(folder.parent),
+        "PREFECT_SERVER_API_HOST": "127.0.0.1",
+        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        # Flow runs go 90 days after their end, with their logs and notes; by default only events are forgotten.
+        "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+        # In memory, the default, a killed server forgets who holds a slot, and the slot stays occupied for ever.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+    }
+
+
+def _client_environment(folder: Path, port: int) -> dict[str, str]:
+    return {
+        "PREFECT_HOME": str(folder),
+        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_UI_URL": f"http://127.0.0.1:{port}",
+        "PREFECT_API_AUTH_STRING": password(folder.parent),
+        **QUIET,
+    }
+
+
+def _answers(url: str) -> bool:
+    login = base64.b64encode(os.environ.get("PREFECT_API_AUTH_STRING", "").encode()).decode()
+    request = urllib.request.Request(f"{url}/api/admin/version", headers={"Authorization": f"Basic {login}"})
+    try:
+        with urllib.request.urlopen(request, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

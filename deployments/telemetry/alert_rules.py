@@ -1,0 +1,284 @@
+"""What is an alert: for each rule a name, what it says, what to do, and a pure function from what was seen to what fires.
+
+Nothing is remembered or told here: that is deployments/watch/alerts.py. The same rules as Prometheus and Azure Monitor know them
+are rendered by deployments/telemetry/rules.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from deployments.configuration.platform import AlertsConfig
+from deployments.telemetry import instruments as of
+from deployments.telemetry.alert_models import degraded, stale, tampered, untrusted, unusual_answers
+from deployments.telemetry.alert_seen import Found, Instance, Seen, clock
+from deployments.telemetry.measure import failing
+from deployments.telemetry.runs import RunView
+from tasks.security import access_anomalies
+from tasks.security.access_anomalies import Habits, Unusual
+
+DISK_MARGIN = 1.05
+"""Room must be so many times the limit before a full disk counts as over: it would come and go otherwise."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An alert as a value."""
+
+    name: str
+    when: str
+    """For the documentation; numbers come from `alerts` in the settings."""
+    remedy: str
+    severity: Literal["critical", "warning"]
+    find: Callable[[Seen, AlertsConfig], Found]
+    promql: Callable[[AlertsConfig], str]
+
+
+def _fires(name: str) -> Callable[[AlertsConfig], str]:
+    """For what only the watch can see: its own word."""
+    return lambda limits: f'{of.ALERT.prometheus}{{alert="{name}"}} == 1'
+
+
+def _gone_wrong(status: str) -> Callable[[AlertsConfig], str]:
+    name = of.FAILING.prometheus
+    return lambda limits: f'time() - {name}{{status="{status}"}} < {limits.failed_hours * 3600:.0f}'
+
+
+def _ended(status: str, words: str) -> Callable[[Seen, AlertsConfig], Found]:
+    """Runs that ended so, until one of the same flow and subject succeeds, or for `failed_hours`."""
+
+    def find(seen: Seen, limits: AlertsConfig) -> Found:
+        newest = [run for run in failing(seen.runs) if run.status == status]
+        return [_of_run(run, words) for run in newest if seen.now - run.last_sign < limits.failed_hours * 3600]
+
+    return find
+
+
+def _of_run(run: RunView, words: str) -> Instance:
+    stage = str(run.error.get("stage") or run.stage)
+    at = f" at {stage}" if stage else ""
+    labels = {"flow": run.flow, "subject": run.subject, "stage": stage, "run": run.identity}
+    said = str(run.error.get("message") or "the run left no word") + f" ({clock(run.last_sign)})"
+    return Instance(f"{run.flow}.{run.subject}", f"{run.flow} of {run.subject} {words}{at}", said, labels, run.url)
+
+
+def _standing(seen: Seen, limits: AlertsConfig) -> Found:
+    """Running stages that did nothing new for long; waiting for a person or for another run is no standstill."""
+    patience = limits.job_without_progress_minutes * 60
+    still = (run for run in seen.runs if run.stage and not run.waiting and seen.now - run.moved > patience)
+    return [
+        Instance(
+            f"{run.identity}.{run.stage}",
+            f"{run.stage} of {run.subject} makes no progress",
+            f"nothing new since {clock(run.moved)}",
+            {"flow": run.flow, "subject": run.subject, "stage": run.stage, "run": run.identity},
+            run.url,
+        )
+        for run in still
+        if run.status == "running"
+    ]
+
+
+def _missed(seen: Seen, limits: AlertsConfig) -> Found:
+    if seen.late is None:
+        return None
+    patience, late = limits.schedule_missed_minutes * 60, {}
+    for run in sorted(seen.late, key=lambda run: -float(run["expected"])):
+        if seen.now - float(run["expected"]) > patience:
+            late[str(run["deployment"])] = run
+    return [
+        Instance(
+            name,
+            f"a scheduled run of {name} did not start",
+            f"{run['name']}: {clock(run['expected'])}",
+            {"deployment": name},
+        )
+        for name, run in late.items()
+    ]
+
+
+def _full(seen: Seen, limits: AlertsConfig) -> Found:
+    if seen.disk_free is None:
+        return None
+    limit = limits.disk_free_gb * 1e9 * (DISK_MARGIN if "disk_nearly_full/home" in seen.firing else 1.0)
+    if seen.disk_free >= limit:
+        return []
+    room = f"{seen.disk_free / 1e9:.0f} GB free, wanted are {limits.disk_free_gb:g} GB"
+    return [Instance("home", "the disk that holds the state is nearly full", room)]
+
+
+def _down(seen: Seen, limits: AlertsConfig) -> Found:
+    if seen.down is None:
+        return None
+    return [
+        Instance(
+            str(part["name"]), f"{part['name']} does not run", str(part.get("details", "")), {"part": str(part["name"])}
+        )
+        for part in seen.down
+    ]
+
+
+def _broken(seen: Seen, limits: AlertsConfig) -> Found:
+    if seen.broken is None:
+        return None
+    return [Instance(name, f"no events come from {name}", why, {"source": name}) for name, why in seen.broken.items()]
+
+
+def _habit(judge: Callable[[Habits, float, AlertsConfig], list[Unusual]]) -> Callable[[Seen, AlertsConfig], Found]:
+    """What is unusual, as a rule of tasks/security/access_anomalies.py judges it."""
+
+    def find(seen: Seen, limits: AlertsConfig) -> Found:
+        if seen.habits is None:
+            return None
+        found = judge(seen.habits, seen.now, limits)
+        return [Instance(one.name, one.summary, one.details, one.labels) for one in found]
+
+    return find
+
+
+def _denied(habits: Habits, now: float, limits: AlertsConfig) -> list[Unusual]:
+    return access_anomalies.many_denials(habits, now, most=limits.denials, minutes=limits.denials_minutes)
+
+
+def _bulk(habits: Habits, now: float, limits: AlertsConfig) -> list[Unusual]:
+    gb, artifacts, times = limits.download_gb, limits.download_artifacts, limits.download_times_usual
+    return access_anomalies.bulk_downloads(habits, now, most_gb=gb, most_artifacts=artifacts, times_usual=times)
+
+
+def _moved(habits: Habits, now: float, limits: AlertsConfig) -> list[Unusual]:
+    return access_anomalies.new_places(habits, now, hours=limits.new_place_hours)
+
+
+RULES = (
+    Rule(
+        "run_failed",
+        "A run failed, and none of the same flow and model has succeeded since; ends by itself after `failed_hours`.",
+        "Read the run's page and log. The same command, or Retry on the page, goes on after the last finished stage.",
+        "critical",
+        _ended("failed", "failed"),
+        _gone_wrong("failed"),
+    ),
+    Rule(
+        "gate_closed",
+        "A gate stayed closed, and no run of the same flow and model has succeeded since; ends by itself after `failed_hours`.",
+        "The report names each failed check, its value and its limit. Mend the data or the settings, and run again.",
+        "warning",
+        _ended("gate_closed", "was stopped by a closed gate"),
+        _gone_wrong("gate_closed"),
+    ),
+    Rule(
+        "flow_run_died",
+        "The process of a run is gone without a word, and the run was not taken up again.",
+        "`headway status` tells whether it is resumed. If not: the same command goes on after the last finished stage.",
+        "critical",
+        _ended("died", "died"),
+        _gone_wrong("died"),
+    ),
+    Rule(
+        "job_without_progress",
+        "A running stage did nothing new for `job_without_progress_minutes`.",
+        "Read the log of its job under jobs/. If it hangs, cancel the run; a new one goes on from the last checkpoint.",
+        "warning",
+        _standing,
+        lambda limits: f"time() - {of.MOVED.prometheus} > {limits.job_without_progress_minutes * 60:.0f}",
+    ),
+    Rule(
+        "schedule_missed",
+        "A scheduled run has not started `schedule_missed_minutes` after its time.",
+        "`headway status` tells whether the worker runs and what occupies it; `headway up` starts what is missing.",
+        "warning",
+        _missed,
+        _fires("schedule_missed"),
+    ),
+    Rule(
+        "disk_nearly_full",
+        "Less than `disk_free_gb` is free on the disk that holds the state.",
+        "Free room: old folders under jobs/ and reports/, datasets that are not needed. Training stops when nothing is left.",
+        "critical",
+        _full,
+        lambda limits: f'{of.DISK.prometheus}{{state="free"}} < {limits.disk_free_gb * 1e9:.0f}',
+    ),
+    Rule(
+        "champion_not_revalidated",
+        "A champion was neither deployed nor revalidated for `champion_revalidated_days`.",
+        "Run the deployment revalidate, or see why its schedule does not.",
+        "warning",
+        stale,
+        _fires("champion_not_revalidated"),
+    ),
+    Rule(
+        "model_degraded",
+        "The newest revalidation of a champion says degraded or invalid; ends when one says valid, or with another champion.",
+        "The page of its evidence says what moved. Mend the data, or `headway retrain`; `headway rollback` goes back.",
+        "warning",
+        degraded,
+        _fires("model_degraded"),
+    ),
+    Rule(
+        "endpoint_anomaly",
+        "An endpoint does not answer as it did before: two windows in a row stood out, too many requests fail, or callers call "
+        "fewer answers right.",
+        "See what it is asked, and its log. `headway revalidate` judges the model, `headway rollback` goes back.",
+        "warning",
+        unusual_answers,
+        _fires("endpoint_anomaly"),
+    ),
+    Rule(
+        "model_tampered",
+        "Files of a champion, or of what an endpoint serves, are not what was signed; ends when the bytes are right again.",
+        "Find out who changed them: `headway audit-log`. Make it again with `headway retrain`, or `headway rollback`.",
+        "critical",
+        tampered,
+        _fires("model_tampered"),
+    ),
+    Rule(
+        "endpoint_untrusted",
+        "An endpoint serves a model whose key was revoked, is not known or may not sign it; ends when that is so no more.",
+        "Deploy another model, or `headway endpoint stop`. If you stand by the model: `headway sign REF --reason TEXT`.",
+        "critical",
+        untrusted,
+        _fires("endpoint_untrusted"),
+    ),
+    Rule(
+        "platform_part_down",
+        "A part of the platform does not run, and could not be started again.",
+        "`headway doctor` tells what is missing; its log lies in its folder under platform/ or prefect/. Then `headway up`.",
+        "critical",
+        _down,
+        _fires("platform_part_down"),
+    ),
+    Rule(
+        "event_source_broken",
+        "A source of events does not work: a watched folder is missing, a port is taken, a secret is not set, a queue is away.",
+        "`headway status` and `headway doctor` name each, and why. What came meanwhile is taken in when it works again.",
+        "warning",
+        _broken,
+        _fires("event_source_broken"),
+    ),
+    Rule(
+        "many_denials",
+        "A name, or several from one place, was refused `denials` times within `denials_minutes`.",
+        "`headway audit-log --person NAME` says what was tried and from where. `headway person renew NAME` ends a token.",
+        "warning",
+        _habit(_denied),
+        _fires("many_denials"),
+    ),
+    Rule(
+        "bulk_download",
+        "A name read more of artifacts within an hour than `download_gb`, `download_artifacts` or `download_times_usual` allow.",
+        "`headway audit-log --access --person NAME` lists what was read. `headway person remove NAME` ends their token.",
+        "warning",
+        _habit(_bulk),
+        _fires("bulk_download"),
+    ),
+    Rule(
+        "new_place",
+        "A name was seen at a host or account where it never was before; ends by itself after `new_place_hours`.",
+        "Ask them. If it was not they: `headway person renew NAME` ends the token, and the audit log says what was done.",
+        "warning",
+        _habit(_moved),
+        _fires("new_place"),
+    ),
+)

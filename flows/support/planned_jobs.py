@@ -1,0 +1,205 @@
+"""The job of each stage of a retraining, as a value: what would be submitted, without a server and without submitting it.
+
+Found by a dry run of the chain (flows/retrain.py): inputs that are recorded are the real ones, what is not made yet is a
+placeholder and is named. What a job is made of is tasks/orchestration/job_spec.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from flows.retrain import STAGES, chain
+from flows.support.base import tokenizer_of_base
+from flows.support.inputs import resolve
+from flows.support.mixture import others
+from tasks import benchmark, evaluate, export, preprocess, train, validate
+from tasks import plan as plan_stage
+from tasks.artifacts import Artifact, Checkpoint, Cluster, Dataset, Tokenizer, Tokens, parse_ref, unqualified
+from tasks.common.errors import Unknown
+from tasks.compute.job import Job
+from tasks.config.base import has_policy, home
+from tasks.config.flows import RetrainConfig
+from tasks.orchestration.job_spec import Program, job_of
+from tasks.orchestration.node_exclusion import machines
+from tasks.orchestration.observers import Outcome
+from tasks.orchestration.run import lifecycle
+from tasks.registry import records
+from tasks.storage.store import Store, find
+
+A = TypeVar("A", bound=Artifact)
+NOT_YET = "0" * 64
+"""Stands for a version or a key that is not known yet."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A job that was not submitted."""
+
+    job: Job
+    pending: tuple[str, ...]
+    """What in it is a placeholder, in words."""
+
+
+@dataclass
+class _Found:
+    """What a dry run knows. State: what is pending."""
+
+    store: Store
+    dataset: str
+    """As it was named, or the version that it means."""
+    outcomes: dict[str, Outcome]
+    pending: list[str] = field(default_factory=list)
+
+    def artifact(self, kind: type[A], name: str, *, made_by: str) -> A:
+        """What a stage recorded, or a placeholder."""
+        made = [ref for ref in self.outcomes[made_by].outputs if ref.startswith(f"{kind.KIND}/")]
+        return self.named(kind, made[-1]) if made else self.missing(kind, name, f"{made_by} makes it")
+
+    def named(self, kind: type[A], ref: str) -> A:
+        """What a reference means, or a placeholder when it is not published."""
+        _, name, _ = parse_ref(ref, kind=kind.KIND)
+        try:
+            manifest = find(self.store, *parse_ref(ref, kind=kind.KIND))
+        except Unknown:
+            return self.missing(kind, name, "it is not published")
+        return kind(name=name, version=manifest.version, uri=self.store.uri_of(manifest))
+
+    def missing(self, kind: type[A], name: str, why: str) -> A:
+        self.pending.append(f"{kind.KIND}/{name}: {why}")
+        return kind(name=name, version=NOT_YET, uri="")
+
+    def accepted(self) -> Dataset:
+        """The dataset, without what validation set aside once that is known."""
+        left = [ref for ref in self.outcomes["validate"].outputs if ref.startswith("dataset/")]
+        return self.named(Dataset, left[-1] if left else self.dataset)
+
+
+def on_which(stage: str, config: RetrainConfig) -> Cluster:
+    """The machines of a stage's job; a qualification takes spares, and no machine twice."""
+    return machines(config.cluster, config.benchmark) if stage == "benchmark" else unqualified(config.cluster)
+
+
+def planned_job(stage: str, dataset: str, config: RetrainConfig) -> Planned:
+    """The job of a stage. Raises ValueError for a stage that has none."""
+    if stage not in PROGRAMS:
+        raise ValueError(f"{stage!r} is no stage that runs a job; those are {', '.join(PROGRAMS)}")
+    found = _dry(stage, dataset, config)
+    program: Program = PROGRAMS[stage](found, config)
+    key = found.outcomes[stage].key
+    if not key:
+        found.pending.append("token: the stage's key is known when its inputs are")
+    folders = {name: _folder(artifact) for name, artifact in program.inputs.items()}
+    job = job_of(stage, key or NOT_YET, program, on=on_which(stage, config), folders=folders)
+    return Planned(job, tuple(found.pending))
+
+
+def _dry(stage: str, dataset: str, config: RetrainConfig) -> _Found:
+    with lifecycle("retrain", config, subject=config.training.model, stages=STAGES, last=stage, dry=True) as run:
+        try:
+            resolve(dataset)
+        except Unknown:
+            benchmark.benchmark(config.cluster, config.benchmark, training=config.training)  # needs no data
+            return _Found(run.store, dataset, run.outcomes)
+        chain(dataset, config)
+    return _Found(run.store, run.results["dataset"], run.outcomes)
+
+
+def _folder(artifact: Artifact) -> str:
+    """Where an input lies; its bytes are not read. Of a local store it is the very folder that the job is given, or that it
+    will be copied to where a policy holds."""
+    if not artifact.uri:
+        return f"(not made yet: {artifact.KIND}/{artifact.name})"
+    if artifact.uri.startswith("file://") and has_policy(home()):
+        return str(home() / "cache" / artifact.KIND / artifact.name / artifact.version / "files")
+    return f"{artifact.uri.removeprefix('file://')}/files" if artifact.uri.startswith("file://") else artifact.uri
+
+
+def _of_validate(found: _Found, config: RetrainConfig) -> Program:
+    benchmarks = tuple(found.named(Dataset, ref) for ref in config.validation.benchmarks)
+    dataset, on = found.named(Dataset, found.dataset), unqualified(config.cluster)
+    return validate.program(dataset, config.validation, config.preprocessing.heldout_fraction, benchmarks, on=on)
+
+
+def _of_preprocess(found: _Found, config: RetrainConfig) -> Program:
+    return preprocess.program(
+        found.accepted(), config.preprocessing, _tokenizer(found, config), on=unqualified(config.cluster)
+    )
+
+
+def _tokenizer(found: _Found, config: RetrainConfig) -> Tokenizer | None:
+    """The base model's, or the one that is configured, or a placeholder; None: one is trained."""
+    ref = config.preprocessing.tokenizer.ref
+    if not config.training.base:
+        return found.named(Tokenizer, ref) if ref else None
+    try:
+        return tokenizer_of_base(found.store, config)
+    except Unknown:
+        _, name, _ = parse_ref(config.training.base, kind="checkpoint")
+        return found.missing(Tokenizer, name, "the base model is not published")
+
+
+def _of_benchmark(found: _Found, config: RetrainConfig) -> Program:
+    return benchmark.program(config.cluster, config.benchmark, config.training)
+
+
+def _of_train(found: _Found, config: RetrainConfig) -> Program:
+    plan = found.outcomes["plan"]
+    record = records.load(found.store, "plan", plan.key) if plan.outputs and plan.key else None
+    limits = config.planning.checkpoint
+    every = record.value["checkpoint_every_steps"] if record else limits.every_steps
+    if every is None:
+        found.pending.append("settings.checkpoint_every_steps: plan chooses it")
+    base = found.named(Checkpoint, config.training.base) if config.training.base else None
+    mixed = _mixed(found, config)
+    failures = (
+        record.value["seconds_between_failures"]
+        if record
+        else plan_stage.seconds_between_failures(config.planning, unqualified(config.cluster))
+    )
+    saving = train.saving(
+        every or 0,
+        limits.keep,
+        keep_every=limits.keep_every,
+        seconds_between_failures=failures,
+        planned_step_seconds=record.value["seconds"] / record.value["steps"] if record else None,
+    )
+    return train.program(_tokens(found), config.training, config.execution, base, mixed, limits=saving)
+
+
+def _of_evaluate(found: _Found, config: RetrainConfig) -> Program:
+    checkpoint, tokens = _checkpoint(found, config), _tokens(found)
+    length, on = config.training.sequence_length, unqualified(config.cluster)
+    if config.training.base:
+        found.pending.append("settings.sequence_length: the base model's own context, where it is longer")
+    files = tuple(found.named(Dataset, ref) for ref in config.evaluation.files)
+    return evaluate.program(
+        checkpoint, tokens, config.evaluation, _mixed(found, config), files, sequence_length=length, on=on
+    )
+
+
+def _of_export(found: _Found, config: RetrainConfig) -> Program:
+    return export.program(_checkpoint(found, config), _tokens(found), config.export, on=unqualified(config.cluster))
+
+
+def _mixed(found: _Found, config: RetrainConfig) -> tuple[Tokens, ...]:
+    return tuple(found.named(Tokens, ref) for ref in others(found.dataset, config.training).values())
+
+
+def _tokens(found: _Found) -> Tokens:
+    return found.artifact(Tokens, parse_ref(found.dataset, kind="dataset")[1], made_by="preprocess")
+
+
+def _checkpoint(found: _Found, config: RetrainConfig) -> Checkpoint:
+    return found.artifact(Checkpoint, config.training.model, made_by="train")
+
+
+PROGRAMS: dict[str, Any] = {
+    "validate": _of_validate,
+    "preprocess": _of_preprocess,
+    "benchmark": _of_benchmark,
+    "train": _of_train,
+    "evaluate": _of_evaluate,
+    "export": _of_export,
+}
+"""The stages that run a job, and what each runs."""

@@ -1,0 +1,208 @@
+"""What a flow asks Prefect about its own run: who it is, what it is called, whether somebody cancelled it. For all flows."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.context import FlowRunContext
+from prefect.exceptions import ObjectNotFound, Pause
+from prefect.runtime import deployment
+from prefect.runtime import flow_run as runtime
+from prefect.settings import PREFECT_UI_URL
+from prefect.states import AwaitingRetry, Cancelled
+
+from flows.support.cause import covered_elsewhere
+from flows.support.pause import withdraw
+from tasks.common import process
+from tasks.common.errors import Suspended
+from tasks.config.base import home
+from tasks.orchestration.prefect_artifacts import Away, ask
+from tasks.orchestration.run_log import read_question, read_run
+from tasks.security import audit_chain
+from tasks.security.audit import Actor, acting, actor, entries, noted
+from tasks.security.policy import Right, require
+from tasks.storage.store import Store
+
+ASK_EVERY_SECONDS = 3.0
+STOPPED = "Stopped by `headway down`"
+"""How the message of every state begins that a planned stop gave a flow run."""
+LATER = timedelta(seconds=90)
+"""The worker, which `headway down` stops after the flow runs, does not take them up again before that."""
+_last_asked = 0.0
+_lost: list[BaseException] = []
+"""Ctrl-C or SIGTERM that came where Python cannot raise: while an object was being finalised."""
+
+
+def flow_run() -> dict[str, str]:
+    """Id and page of the running flow run."""
+    identity = str(runtime.get_id())
+    base = PREFECT_UI_URL.value() or ""
+    return {"id": identity, "url": f"{base}/runs/flow-run/{identity}"}
+
+
+def named(subject: str) -> str:
+    """A name that tells runs of one flow apart: what it is about, and when it was to start, in local time."""
+    planned: datetime = runtime.get_scheduled_start_time()
+    return f"{subject} {planned.astimezone():%Y-%m-%d %H:%M}".strip()
+
+
+def setting(*path: str) -> str:
+    """A setting of the running flow run's configuration, before anybody checked it; empty when it is not there."""
+    value: Any = runtime.get_parameters().get("config")
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else getattr(value, key, None)
+    return str(value or "")
+
+
+def config_of_deployment() -> dict[str, Any]:
+    """The configuration that the running flow run's deployment holds; empty where it has none, as on the command line."""
+    identity = deployment.get_id()
+    if identity is None:
+        return {}
+    with get_client(sync_client=True) as client:
+        return dict(client.read_deployment(UUID(identity)).parameters.get("config") or {})
+
+
+@contextmanager
+def started_by(right: Right, what: str, *, cause: str = "") -> Iterator[None]:
+    """Act as whoever stands behind this flow run, if the policy lets them start it. Raises Refused.
+
+    That is the person of the command line; else who started it before it was resumed; else `schedule`; `bridge` where one of its
+    automations did, and the ledger gives this run the batch of events that is its `cause`; or `prefect` for its page.
+    """
+    known = actor()
+    if known.identity == "account" and deployment.get_id():
+        kept = (process.read_json(home() / "runs" / str(runtime.get_id()) / "handle.json") or {}).get("actor")
+        known = Actor.model_validate(kept) if kept else Actor(name=_automatic(cause), identity="automatic")
+    with nullcontext() if known.identity == "account" else acting(known.name):
+        require(home(), right, what=what)
+        before = sys.unraisablehook
+        sys.unraisablehook = partial(_keep_interrupt, before)
+        try:
+            yield
+        except Suspended as waits:
+            waits.suspend()
+        except Exception:
+            _withdraw()
+            raise
+        except BaseException as error:
+            _leave_for_later(error)
+            raise
+        else:
+            _withdraw()
+        finally:
+            sys.unraisablehook = before
+
+
+def _withdraw() -> None:
+    """Forget what a run that ends asked when it was suspended. While Prefect is away, the watch does it."""
+    running = runtime.get_id()
+    if running and read_question(home() / "runs" / running):
+        with suppress(Away):
+            ask(lambda client: withdraw(client, home(), UUID(running)))
+
+
+def _leave_for_later(error: BaseException) -> None:
+    """Have a run that `headway down` stops say so, instead of Crashed, of which people are told. Raises Prefect's Pause.
+
+    One of a deployment is queued, and goes on at the next `headway up`. While Prefect is away the watch does it then.
+    """
+    running = runtime.get_id()
+    if not running or not read_run(home() / "runs" / running).stopped:
+        return
+    identity = UUID(running)
+    if deployment.get_id():
+        state = AwaitingRetry(
+            scheduled_time=datetime.now(UTC) + LATER, message=f"{STOPPED}: goes on at the next `headway up`"
+        )
+    else:
+        state = Cancelled(message=f"{STOPPED}: the same command goes on after the last finished stage")
+    try:
+        answer = ask(lambda client: client.set_flow_run_state(identity, state))
+    except Away:
+        return
+    if answer.status == SetStateStatus.ACCEPT:
+        raise Pause(state=answer.state) from error
+
+
+def _keep_interrupt(told: Callable[[Any], object], unraisable: Any) -> None:
+    """A hook of Python's for errors that nobody can catch; `cancelled` raises those that ask the flow to end."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        _lost.append(unraisable.exc_value)
+    else:
+        told(unraisable)
+
+
+def _automatic(cause: str) -> str:
+    """By what Prefect's server noted when it made the run: tags and parameters say what whoever started it wrote there."""
+    context = FlowRunContext.get()
+    maker = context.flow_run.created_by if context and context.flow_run else None
+    if maker and maker.type == "SCHEDULE":
+        return "schedule"
+    return "bridge" if maker and maker.type == "AUTOMATION" and cause and not covered_elsewhere(cause) else "prefect"
+
+
+def starters(store: Store) -> frozenset[str] | None:
+    """Persons who started the running flow run, or handed it to the platform; None where nobody can tell.
+
+    That is so where an account did that no policy asked, or the audit log does not tell any more who handed it over: the home
+    that it was handed over in has an entry of its own, which counts first. The set is empty for a run of a schedule, an event, or
+    Prefect's page.
+    """
+    now = actor()
+    if now.identity != "automatic":
+        return frozenset([now.name]) if now.identity == "person" else None
+    context = FlowRunContext.get()
+    run = context.flow_run if context else None
+    if run is None or not run.idempotency_key or now.name != "prefect":
+        return frozenset()
+    words = f"under the key {run.idempotency_key}"
+    own = [one for one in noted(home()) if one["action"] == "start run" and str(one["what"]).endswith(words)]
+    if own:
+        return frozenset(one["who"] for one in own) if all(one["identity"] == "person" for one in own) else None
+    handed = [entry for entry in entries(store) if entry.action == "start run" and entry.what.endswith(words)]
+    known = bool(handed) and all(e.identity == "person" and audit_chain.unchanged(store, e.number) for e in handed)
+    return frozenset(entry.who for entry in handed) if known else None
+
+
+def cancelled() -> bool:
+    """Whether somebody ended the flow run, asked every three seconds at most; no while Prefect's server is away.
+
+    They cancelled it, or deleted it in Prefect's page, after which nobody could cancel it. Raises the KeyboardInterrupt that came
+    where Python could not raise it.
+    """
+    global _last_asked
+    if _lost:
+        raise _lost.pop()
+    identity = runtime.get_id()
+    if time.monotonic() - _last_asked < ASK_EVERY_SECONDS or identity is None:
+        return False
+    try:
+        ended = ask(partial(_ended_by_somebody, UUID(identity)))
+    except Away:
+        ended = False
+    _last_asked = time.monotonic()
+    return ended
+
+
+def _ended_by_somebody(run: UUID, client: Any) -> bool:
+    """Whether the flow run is being cancelled, or was deleted. A server that does not know its flow either has lost all it knew:
+    that is no wish of anybody's."""
+    try:
+        state = client.read_flow_run(run).state
+    except ObjectNotFound:
+        context = FlowRunContext.get()
+        if context is None or context.flow_run is None:
+            return False
+        client.read_flow(context.flow_run.flow_id)
+        return True
+    return bool(state and (state.is_cancelling() or state.is_cancelled()))
