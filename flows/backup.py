@@ -10,7 +10,7 @@ from prefect import flow, task
 from flows.support.inputs import configured
 from flows.support.prefect_run import named, setting, started_by
 from tasks.common.errors import IntegrityError
-from tasks.config.base import home
+from tasks.common.home import home
 from tasks.config.flows import BackupConfig
 from tasks.orchestration.prefect_artifacts import hand_in, new_artifact, number, table
 from tasks.registry.backup.backup import back_up

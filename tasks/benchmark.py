@@ -18,9 +18,10 @@ from typing import Any
 
 from tasks.artifacts import Cluster, Qualification
 from tasks.common.errors import JobFailed
+from tasks.common.home import home
 from tasks.compute.marks import read_mark
 from tasks.compute.usable import usable_nodes
-from tasks.config.base import digest, home
+from tasks.config.base import digest
 from tasks.config.cluster import ClusterConfig
 from tasks.config.qualification import BenchmarkConfig
 from tasks.config.training import TrainingConfig

@@ -14,8 +14,9 @@ from typing import Any
 
 from tasks.artifacts import Endpoint, Model
 from tasks.common.errors import Missing
+from tasks.common.home import home
 from tasks.common.process import locked
-from tasks.config.base import config_digest, home
+from tasks.config.base import config_digest
 from tasks.config.serving import DeploymentConfig, ExportConfig
 from tasks.formats.onnx_data import require_data_beside
 from tasks.orchestration.promotion import (

@@ -46,7 +46,7 @@ def make_batch(home, name, subject, *, object_="", dataset="", deployment="retra
 
 def main(arguments):
     from deployments.services import prefect_server
-    from tasks.config.base import home
+    from tasks.common.home import home
 
     prefect_server.wait(prefect_server.prepare(home()))
     import importlib

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from deployments.configuration.events import EventsConfig
-from deployments.platform import up
+from deployments.configuration.platform import current_settings, load_settings
 from deployments.services import bridge, prefect_server
 from deployments.services.periodic_task import Duty, take
 from tasks.common.redaction import clean_logs
@@ -59,12 +59,12 @@ def main(home: Path) -> None:
     prefect_server.prepare(home)
     os.environ["PREFECT_CLIENT_MAX_RETRIES"] = "0"  # the next turn is the retry; Prefect's own would outlast an outage
     bridge.forget_problems(home)
-    config, ledger = up.settings(home), Ledger(home)
+    config, ledger = load_settings(home), Ledger(home)
     todo = duties(home, config.events, ledger)
     for name, begin in todo.items():
         threading.Thread(target=_turns, args=(name, begin), name=name, daemon=True).start()
     try:
-        while up.current(home, config) == config:
+        while current_settings(home, config) == config:
             if _taken.keys() >= todo.keys() - {"dispatch"}:  # which waits for Prefect
                 _tell_problems(home, config.events)
             time.sleep(EVERY_SECONDS)

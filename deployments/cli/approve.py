@@ -28,7 +28,7 @@ def approve(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """List what waits for an approval; with a question and --approve or --reject, answer. HEADWAY_TOKEN may hold the token."""
-    from tasks.config.base import home
+    from tasks.common.home import home
 
     token = os.environ.pop("HEADWAY_TOKEN", "")
     waiting = _waiting(home())
@@ -89,7 +89,7 @@ def _person(chosen: dict[str, Any], decision: str, reason: str, name: str, token
 
     Refused here already when the policy refuses; the run asks the policy once more. Raises Refused.
     """
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.audit import account
     from tasks.security.policy import authorise, load_policy
 
@@ -109,7 +109,7 @@ def _answer(flow_run: str, answer: dict[str, str]) -> None:
 
     from deployments.services import prefect_server
     from tasks.common.errors import Missing
-    from tasks.config.base import home
+    from tasks.common.home import home
 
     if not prefect_server.reachable(home()):
         raise Missing(

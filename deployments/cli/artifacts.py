@@ -32,7 +32,7 @@ def artifacts(
 ) -> None:
     """List artifacts with their versions, newest first within a name; or the history of one name."""
     from tasks.artifacts import KINDS
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.storage import open_store
 
     if history:
@@ -59,7 +59,7 @@ def verify(
 
     Without a reference: all artifacts, all records, refs and histories, the audit log, and the files of endpoints.
     """
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.registry.verification import problems_of, refusal
     from tasks.security.access import note_access
     from tasks.serving.known import served_model
@@ -116,7 +116,7 @@ def _files(store: Any, manifest: Any) -> list[dict[str, Any]]:
 def _history(what: str, as_json: bool) -> None:
     """The changes of a name, newest first; the first row of the version that is current is marked."""
     from tasks.artifacts import parse_ref
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.registry.versions import kind_of, past
     from tasks.storage import open_store
 

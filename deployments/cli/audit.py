@@ -34,7 +34,7 @@ def audit_log(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """List the audit log, newest first: who did what, when, why; and who was refused."""
-    from tasks.config.base import home
+    from tasks.common.home import home
 
     if head and not verify:
         raise ValueError("--head is for --verify: headway audit-log --verify --head HASH")

@@ -33,7 +33,7 @@ def backup(
         if keep or with_keys:
             raise ValueError("--drill makes no backup: leave out --keep and --with-keys")
         return _drill(to, as_json)
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.registry.backup.backup import back_up
     from tasks.storage import open_named, open_store
 
@@ -56,7 +56,7 @@ def restore(
     as_json: Json = False,
 ) -> None:
     """Rebuild an empty home from a backup; every byte is checked on its way."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.registry.backup.restore import restore as restore_home
     from tasks.storage import open_named, open_store
 
@@ -83,7 +83,7 @@ def restore(
 
 
 def _drill(to: str, as_json: bool) -> None:
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.registry.backup.drill import drill
     from tasks.storage import open_named
 

@@ -12,8 +12,8 @@ from deployments.catalogue.flows import parameters
 from deployments.configuration.files import validated, with_settings
 from tasks.artifacts import parse_ref
 from tasks.common.errors import IntegrityError, Unknown
+from tasks.common.home import home
 from tasks.common.redaction import require_no_secrets
-from tasks.config.base import home
 from tasks.config.flows import RevalidateConfig
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, learnt_from

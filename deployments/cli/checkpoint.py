@@ -27,7 +27,7 @@ def publish(
     """
     from deployments.publishing.base_models import make_base
     from tasks.artifacts import parse_ref
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.storage import open_store
 
     _, name, _ = parse_ref(name, kind="checkpoint")

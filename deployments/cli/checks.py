@@ -74,7 +74,7 @@ def _named(model: str) -> list[str]:
 
 
 def _run(settings: Any, arguments: dict[str, Any], what: str, as_: str, as_json: bool) -> None:
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.audit import audit
     from tasks.storage import open_store
 
@@ -106,7 +106,7 @@ def _parts(fields: dict[str, Any]) -> RenderableType:
 def _preflight(arguments: dict[str, Any]) -> None:
     """What can be known to be wrong before anything is spent: the dataset."""
     from tasks.artifacts import parse_ref
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.storage import open_store
     from tasks.storage.store import find
 

@@ -19,7 +19,7 @@ def copy(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Copy an artifact into another store, with what tells its lineage and with its signatures; verified on arrival."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.storage import open_named, open_store
     from tasks.storage.azureml_registry import SCHEME
     from tasks.storage.settings import load_stores
@@ -51,7 +51,7 @@ def copy(
 
 
 def _to_store(source: Any, ref: str, target: Any, reason: str) -> tuple[Any, dict[str, Any]]:
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.registry.transfer import copy_artifact
 
     copied = copy_artifact(source, target, ref, home=home(), reason=reason)
@@ -60,7 +60,7 @@ def _to_store(source: Any, ref: str, target: Any, reason: str) -> tuple[Any, dic
 
 
 def _to_registry(source: Any, ref: str, config: Any, reason: str) -> tuple[Any, dict[str, Any]]:
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.registry.sharing import require_model, share_model
     from tasks.storage.azureml_registry import SCHEME, open_registry
     from tasks.storage.blob.credentials import token_credential

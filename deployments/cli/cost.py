@@ -77,7 +77,7 @@ def rightsize(
     as_json: Json = False,
 ) -> None:
     """Say of each stored training whether its machines were too small, too large or right, and what measured use says so."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.orchestration.run_log import logged_runs
 
     chosen = [_run(run)] if run else list(logged_runs(home()))
@@ -92,7 +92,7 @@ def rightsize(
 
 def _run(identity: str) -> LoggedRun:
     """Raises ValueError where none, or more than one, begins so."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.orchestration.run_log import logged_runs
 
     found = [one for one in logged_runs(home()) if one.identity.startswith(identity)]
@@ -119,7 +119,7 @@ def _machines(done: list[Timed], sku: str) -> dict[str, Machines]:
 
 
 def _price(name: str, region: str) -> MachinePrice:
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.planning.prices.book import machine_price, open_book
 
     today = datetime.datetime.now(datetime.UTC).date()
@@ -238,7 +238,7 @@ def _judged(run: LoggedRun) -> Iterator[dict[str, Any]]:
     from dataclasses import asdict
     from pathlib import Path
 
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.planning.rightsize import judge
     from tasks.planning.spent import timed
     from tasks.report.machines_used import machines_of, used

@@ -56,7 +56,7 @@ def make_version(
     """Publish files as a dataset version; what is told of it, and the files that were left out with the reason."""
     from deployments.publishing.datasets import make_dataset
     from tasks.artifacts import parse_ref
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.storage import open_store
 
     _, name, _ = parse_ref(name, kind="dataset")
@@ -85,7 +85,7 @@ def make_version(
 @app.command("list")
 def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False) -> None:
     """List all dataset versions, newest first."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.storage import open_store
 
     store = open_store(home())
@@ -110,7 +110,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON object 
 
 def _bundles(folder: Path, sign_key: str, signatures: Sequence[Path]) -> list[bytes]:
     """Our own signature over the folder, and those that were handed in. Raises ValueError for a file that is not there."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.signing.bundle import sign_folder
     from tasks.signing.keys import LocalKey, ensure_key
 

@@ -23,11 +23,10 @@ def deployments(
     """List all deployments with their schedules. Nothing is asked of a server, and nothing is changed."""
     from deployments.catalogue.flows import as_prefect_yaml, catalogue
     from deployments.configuration.files import load_file
-    from deployments.configuration.platform import PlatformConfig
-    from deployments.platform.up import settings
-    from tasks.config.base import home
+    from deployments.configuration.platform import PlatformConfig, load_settings
+    from tasks.common.home import home
 
-    chosen = load_file(PlatformConfig, config) if config else settings(home())
+    chosen = load_file(PlatformConfig, config) if config else load_settings(home())
     found = catalogue(chosen)
     fields = {"deployments": [{"full_name": one.full_name, **asdict(one)} for one in found]}
     if prefect_yaml:

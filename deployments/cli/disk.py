@@ -9,7 +9,7 @@ import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
-from tasks.config.base import home
+from tasks.common.home import home
 
 ANOTHER = "or set HEADWAY_HOME to a folder of yours; the same command goes on."
 FULL = "Free room on the disk, or set HEADWAY_HOME to a folder on a larger one; the same command goes on."

@@ -36,7 +36,7 @@ class Finding:
 
 def doctor(config: Config = None, set_: Set = None, as_: As = "", as_json: Json = False) -> None:
     """Name what is missing or broken, and how to mend it; with -c, also of the backend that the configuration names."""
-    from tasks.config.base import home
+    from tasks.common.home import home
 
     findings = [*examine(home()), *(_backend(config or "local", set_ or [], as_) if config or set_ else ())]
     words = "\n".join(f"{'ok ' if f.ok else 'BAD'} {visible(f'{f.name:<22}{f.said}')}" + _arrow(f) for f in findings)

@@ -73,7 +73,7 @@ def _folder(tokenizer: str) -> Path:
 def _fetched(name: str, *, kind: str) -> tuple[str, Path]:
     """An artifact of the store, every byte checked. Raises Unknown, ValueError."""
     from tasks.artifacts import parse_ref
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.access import note_access
     from tasks.storage import open_store
     from tasks.storage.store import find

@@ -20,7 +20,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")
 def list_(as_json: Json = False) -> None:
     """List endpoints, the model that each serves, and whether it answers."""
     from tasks.common.errors import HeadwayError
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.serving.known import endpoint_of, known_endpoints
 
     served, silent = [], {}
@@ -52,7 +52,7 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Stop an endpoint. The next `headway retrain` starts it again."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.serving.known import require_known
 
     name = require_known(home(), name)
@@ -63,7 +63,7 @@ def stop(
 
 def stop_all(reason: str) -> None:
     """Stop every endpoint of the home, for `headway down --endpoints`, which asks for the right."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.serving.known import known_endpoints
 
     for name in known_endpoints(home()):
@@ -81,7 +81,7 @@ def complete(
     as_json: Json = False,
 ) -> None:
     """Ask a served model to complete a text."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.serving.client import Sampling
     from tasks.serving.known import ask
 
@@ -90,7 +90,7 @@ def complete(
 
 
 def _stop(name: str, reason: str) -> None:
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.audit import audited
     from tasks.serving.known import endpoint_of
     from tasks.storage import open_store

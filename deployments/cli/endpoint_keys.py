@@ -86,7 +86,7 @@ def revoke(
 
 
 def _folder(name: str) -> tuple[str, Path]:
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.serving.known import require_known
 
     bare = require_known(home(), name)
@@ -95,7 +95,7 @@ def _folder(name: str) -> tuple[str, Path]:
 
 def _told(action: str, bare: str, details: dict[str, str]) -> AbstractContextManager[object]:
     """An entry in the audit log around a change. No key is ever part of one."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.audit import audited
     from tasks.storage import open_store
 

@@ -53,7 +53,7 @@ def _model(settings: RetrainConfig, ref: str) -> tuple[str, dict[str, Any], list
     """Reference and content of the model; a placeholder when there is none yet."""
     from tasks.artifacts import parse_ref
     from tasks.common.errors import Unknown
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.storage import open_store
     from tasks.storage.store import find
 
@@ -73,7 +73,7 @@ def _model(settings: RetrainConfig, ref: str) -> tuple[str, dict[str, Any], list
 
 def _address(store: str, ref: str) -> tuple[str, list[str]]:
     """Where the model would lie in the store."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.serving.azureml.render import model_prefix
     from tasks.storage import open_files
 
@@ -85,8 +85,8 @@ def _address(store: str, ref: str) -> tuple[str, list[str]]:
 
 def _colour(name: str) -> str:
     """Of the deployment that the next model would get."""
+    from tasks.common.home import home
     from tasks.common.process import read_json
-    from tasks.config.base import home
 
     record = read_json(home() / "endpoints" / name / "endpoint.json") or {}
     return "green" if record.get("colour") == "blue" else "blue"

@@ -11,8 +11,8 @@ from deployments.cli.users import asked
 
 def rollback(ref: str, *, to: str, dry_run: bool, reason: str, as_: str, as_json: bool) -> None:
     """Go back, and say how long it took. The champion stays who it is."""
+    from tasks.common.home import home
     from tasks.common.process import read_json
-    from tasks.config.base import home
     from tasks.registry.served import require_way_back
     from tasks.security.audit import audited
     from tasks.serving.known import go_back, require_known, served_model

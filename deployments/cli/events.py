@@ -44,7 +44,7 @@ def events(
     """List events, newest last: what came, which run covered it, what it waits for, and what was refused and why."""
     if context.invoked_subcommand is not None:
         return
-    from tasks.config.base import home
+    from tasks.common.home import home
 
     if follow:
         _follow(home(), limit, as_json)
@@ -68,7 +68,7 @@ def send(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Make an event by hand. What it starts, and when, is the bridge's: `headway events` shows it."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.events.ledger import Ledger
     from tasks.security.audit import audited
     from tasks.storage import open_store
@@ -180,12 +180,12 @@ def _now(home: Path) -> Now:
     """What is known of the triggers: from the settings, and from what the bridge says of Prefect's automations."""
     from deployments.bridge.dispatch import told_at
     from deployments.catalogue.routes import routes
-    from deployments.platform import up
+    from deployments.configuration.platform import load_settings
     from deployments.services import bridge
     from tasks.common import process
     from tasks.events.listing import Now
 
-    cooldowns = {route.name: route.trigger.cooldown_minutes * 60 for route in routes(up.settings(home).events)}
+    cooldowns = {route.name: route.trigger.cooldown_minutes * 60 for route in routes(load_settings(home).events)}
     runs, said = bridge.status(home) is not None, process.read_json(told_at(home)) or {}
 
     def kept(trigger: str) -> str:
@@ -227,7 +227,7 @@ def _by_hand(home: Path, name: str, subject: str, object_: str, data: list[str],
 
 
 def _known_subject(home: Path, name: str, subject: str) -> None:
-    from deployments.platform.up import settings
+    from deployments.configuration.platform import load_settings
     from tasks.artifacts import parse_ref
     from tasks.serving.known import require_known
     from tasks.storage import open_store
@@ -241,7 +241,7 @@ def _known_subject(home: Path, name: str, subject: str) -> None:
     if kind == "endpoint":
         require_known(home, known)
     elif name == "data.arrived":
-        events = settings(home).events
+        events = load_settings(home).events
         watched = {one.dataset for one in events.folders} | {one.dataset for one in events.containers}
         if kind != "dataset" or known not in watched:
             there = ", ".join(f"dataset/{one}" for one in sorted(watched)) or "none"

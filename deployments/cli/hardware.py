@@ -30,7 +30,8 @@ def hardware(
 
     Files in `hardware/` of the home come before ours: those that `headway qualify --record` wrote, and your own.
     """
-    from tasks.config.base import digest, home
+    from tasks.common.home import home
+    from tasks.config.base import digest
     from tasks.hardware.files import find_sku, known_skus, read_sku
 
     own = home() / "hardware"

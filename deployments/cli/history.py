@@ -34,7 +34,7 @@ def diff(
 ) -> None:
     """Show what differs from A to B: files, configuration, metrics, and what they were made from."""
     from tasks.artifacts import parse_ref
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.registry.difference import difference
     from tasks.storage import open_store
     from tasks.storage.store import find
@@ -68,7 +68,7 @@ def rollback(
     if ref.startswith("endpoint/"):
         endpoint_rollback.rollback(ref, to=to, dry_run=dry_run, reason=reason, as_=as_, as_json=as_json)
         return
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.registry.rollback import require_sound, roll_back, way_back
     from tasks.storage import open_store
 
@@ -103,7 +103,7 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Delete old versions that nothing needs. Says what would go, and why the others stay; --apply does it, with --reason."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.registry.retention import Rule, judge
     from tasks.storage import open_store
 
@@ -153,7 +153,7 @@ def _subject(what: str) -> tuple[str, str]:
 
 def _used() -> dict[str, str]:
     """What the endpoints of this home serve, and what its flow runs that are at work have read and made; with by whom."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.orchestration.run_log import logged_runs
     from tasks.serving.known import known_endpoints, models_before, served_model
 

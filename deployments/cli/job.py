@@ -47,8 +47,8 @@ def render(
     """
     from deployments.configuration.files import load
     from flows.support.planned_jobs import on_which, planned_job
+    from tasks.common.home import home
     from tasks.common.redaction import require_no_secrets
-    from tasks.config.base import home
 
     settings = load(config or "local", [*(set_ or []), *([f"cluster.backend={backend}"] if backend else [])])
     require_no_secrets(settings.model_dump(mode="json"))
@@ -81,8 +81,8 @@ def _rendered_words(fields: dict[str, Any]) -> str:
 @app.command()
 def show(id_: Id, ask: Ask = False, as_json: Json = False) -> None:
     """Tell everything of one job: how it is, what it was asked for, each submission and how it ended, what ranks reported."""
+    from tasks.common.home import home
     from tasks.compute.jobs_book import find_job, job_of
-    from tasks.config.base import home
 
     book = journal()
     entry = find_job(home(), id_, book, ask=ask, opener=opener())
@@ -99,8 +99,8 @@ def show(id_: Id, ask: Ask = False, as_json: Json = False) -> None:
 @app.command()
 def cancel(id_: Id, reason: Reason = "", as_: As = "", as_json: Json = False) -> None:
     """End a job on its backend. Its checkpoints stay; the command that ran it says that it was cancelled."""
+    from tasks.common.home import home
     from tasks.compute.jobs_book import cancel_job, find_job
-    from tasks.config.base import home
     from tasks.security.audit import audited
     from tasks.storage import open_store
 
@@ -162,9 +162,9 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Print the logs of a job's ranks, the failing rank first; with --follow as they are written."""
+    from tasks.common.home import home
     from tasks.compute import logs as of
     from tasks.compute.jobs_book import find_job
-    from tasks.config.base import home
 
     if follow and as_json:
         raise ValueError("--json is one object: leave --follow out, and ask again")
@@ -199,8 +199,8 @@ def _logs(folder: Path, ranks: list[int] | None, failing: int | None) -> Iterato
 
 def _over(id_: str, book: Journal) -> Callable[[], bool]:
     """Says whether a job is over, looked up every two seconds at most."""
+    from tasks.common.home import home
     from tasks.compute.jobs_book import find_job
-    from tasks.config.base import home
 
     looked, over = 0.0, False
 

@@ -24,8 +24,8 @@ def jobs(
     as_json: Json = False,
 ) -> None:
     """List the jobs that are not over: state, machines, attempts, and whether somebody supervises each."""
+    from tasks.common.home import home
     from tasks.compute.jobs_book import list_jobs
-    from tasks.config.base import home
 
     entries = [entry for entry in list_jobs(home(), journal(), ask=ask, opener=opener()) if all_ or not entry.over]
     say({"jobs": [plain(entry) for entry in entries]}, _table(entries) or _none(all_), as_json=as_json)
@@ -36,8 +36,8 @@ def reconcile(
     as_json: Json = False,
 ) -> None:
     """Settle jobs that ended while nobody looked, and tell of those that go on without anybody. Ends none, submits none."""
+    from tasks.common.home import home
     from tasks.compute.reconcile import reconcile as settle
-    from tasks.config.base import home
 
     found = settle(home(), journal(), ask=ask, opener=opener())
     fields = {"found": [{"id": one.entry.id, "verdict": one.verdict, "text": one.text} for one in found]}
@@ -47,7 +47,7 @@ def reconcile(
 
 def journal() -> Journal:
     """Where this home remembers what it submitted."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.registry.journal import StoreJournal
     from tasks.storage import open_store
 
@@ -56,8 +56,8 @@ def journal() -> Journal:
 
 def opener() -> Opener:
     """What opens the backend of a job that lies in this home."""
+    from tasks.common.home import home
     from tasks.compute import open_backend
-    from tasks.config.base import home
     from tasks.storage import open_files
 
     return partial(open_backend, files=partial(open_files, home()))

@@ -36,7 +36,7 @@ def require_wanted(settings: RetrainConfig, stages: Callable[[], list[dict[str, 
         typer.echo(f"headway: no plan before the start: {error}", err=True)
         return
     from deployments.cli.plan_page import page
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.planning.planned_case import plain, planned
     from tasks.planning.spending import paid_for
 

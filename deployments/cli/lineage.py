@@ -47,7 +47,7 @@ def lineage(
 
 
 def _walk(ref: str, forward: bool) -> dict[str, Any]:
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.registry.ancestry import walk
     from tasks.registry.lineage_index import PLACE
     from tasks.serving.known import known_endpoints, served_model
@@ -133,7 +133,8 @@ def _draw(found: dict[str, Any], path: Path) -> str:
 
 def _hand_on(found: dict[str, Any], target: str) -> int:
     """Events of the runs behind the lineage, to a file or a server; returns how many."""
-    from tasks.config.base import home, openlineage_key
+    from tasks.common.home import home
+    from tasks.config.base import openlineage_key
     from tasks.config.environment import code_place
     from tasks.lineage.openlineage import events_of, hand_on
     from tasks.registry.records import load
@@ -149,7 +150,7 @@ def _hand_on(found: dict[str, Any], target: str) -> int:
 
 def _sync(as_json: bool) -> None:
     """Publish every spool that MLflow does not know whole, and wait for it."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.lineage.spool import refused, sync
 
     behind, aside = sync(home()), refused(home())

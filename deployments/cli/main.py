@@ -90,7 +90,8 @@ def _look_at_home(
 
     from deployments.services.checks import no_file, not_newer, own_settings
     from tasks.azure.arm_client import use_files
-    from tasks.config.base import home, policy_file, trust_file
+    from tasks.common.home import home
+    from tasks.config.base import policy_file, trust_file
     from tasks.storage import open_files
     from tasks.storage.settings import stores_file
 

@@ -33,7 +33,7 @@ def models(
     """List the versions of models, newest first: which is champion, challenger or previous, its metrics, and who serves it."""
     from tasks.artifacts import parse_ref
     from tasks.common.errors import Unknown
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.storage import open_store
 
     store = open_store(home())
@@ -57,7 +57,7 @@ def promote(
     as_json: Json = False,
 ) -> None:
     """Make a version the champion of its model, when every byte of it is sound and signed by a trusted key. Needs --reason."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.registry.promoting import promote as move
     from tasks.registry.promoting import would_promote
     from tasks.serving.known import accept_again
@@ -85,7 +85,7 @@ def _promoted(ref: str, before: str | None, dry_run: bool) -> str:
 
 def _served() -> dict[str, list[str]]:
     """Names of the endpoints that serve a model now, by its reference."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.serving.known import endpoint_of, known_endpoints
 
     found: dict[str, list[str]] = {}

@@ -26,11 +26,11 @@ def test(
 
     It is sent from here, with this command's environment; Prefect's server sends the real ones, from where it runs.
     """
-    from deployments.platform.up import settings
+    from deployments.configuration.platform import load_settings
     from tasks.common.errors import Missing, Unknown
-    from tasks.config.base import home
+    from tasks.common.home import home
 
-    channels = settings(home()).notifications
+    channels = load_settings(home()).notifications
     names = [one.name for one in channels]
     if channel and channel not in names:
         raise Unknown(f"there is no channel {channel!r}; there are: {', '.join(names) or 'none'}")

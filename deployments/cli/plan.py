@@ -52,7 +52,7 @@ def plan(
     searched.
     """
     from deployments.configuration.files import load
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.planning.case_of_config import case_of
     from tasks.planning.planned_case import plain, planned
     from tasks.planning.spending import paid_for
@@ -141,7 +141,7 @@ def _listed(said: Any) -> Iterable[Any]:
 def _measured(cluster: str) -> float:
     """Bus bandwidth, bytes a second, that the cluster's newest qualification measured over all machines; 0: there is none."""
     from tasks.common.errors import Unknown
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.storage import open_store
     from tasks.storage.store import find
 

@@ -21,7 +21,7 @@ DAY = 86_400.0
 
 def say_measured(settings: RetrainConfig, *, as_json: bool) -> bool:
     """Say the plan of a configuration; False, and nothing is said, where its cluster was not measured here."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.storage import open_store
 
     store = open_store(home())

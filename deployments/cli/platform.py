@@ -32,11 +32,12 @@ def up(
 
     What runs already is adopted. Without --detach it stays in the foreground, and Ctrl-C stops what this command started.
     """
+    from deployments.configuration.platform import load_settings
     from deployments.platform import up as platform
-    from tasks.config.base import home
+    from tasks.common.home import home
 
     if config is None:
-        settings = platform.settings(home())
+        settings = load_settings(home())
     else:
         settings, text = platform.given(config)
         _keep(text, settings, as_)
@@ -48,7 +49,7 @@ def up(
         fields = {"seconds": round(time.monotonic() - began, 1), **_addresses(home()), "broken_sources": broken}
         say(fields, _welcome(fields, home(), new=new), as_json=as_json)
         if not detach:
-            _stay(home(), settings, adopted=adopted)
+            _stay(home(), adopted=adopted)
             _stop(home())  # what was being restarted while somebody else stopped it
     except KeyboardInterrupt:
         if detach:
@@ -73,7 +74,7 @@ def down(
     are told: `headway job cancel` ends them.
     """
     from deployments.platform import down as platform
-    from tasks.config.base import home
+    from tasks.common.home import home
 
     what = "stop the platform and all endpoints" if endpoints else "stop the platform"
     with asked("roll_back", as_, what=what, reason=reason):
@@ -91,7 +92,7 @@ def down(
 def status(as_json: Json = False) -> None:
     """What runs, since when, in which version; the last runs, the next schedules, what waits, what is wrong."""
     from deployments.platform.state import state, words
-    from tasks.config.base import home
+    from tasks.common.home import home
 
     fields = state(home())
     say(fields, words(fields), as_json=as_json)
@@ -100,7 +101,8 @@ def status(as_json: Json = False) -> None:
 def _keep(text: str, settings: Any, as_: str) -> None:
     """Keep the text of a file of settings. What the platform does by itself is changed by who may change the policy."""
     from deployments.platform import up as platform
-    from tasks.config.base import config_digest, home
+    from tasks.common.home import home
+    from tasks.config.base import config_digest
     from tasks.security.audit import audited
     from tasks.storage import open_store
 
@@ -122,7 +124,7 @@ def _is_asked_about_and_runs() -> bool:
     """Whether the platform runs already, and the policy says who may stop it."""
     from deployments.cli.users import asks
     from deployments.platform.down import running
-    from tasks.config.base import home
+    from tasks.common.home import home
 
     return asks("roll_back") and bool(running(home()))
 
@@ -135,7 +137,7 @@ def _note_stop(reason: str) -> None:
     from deployments.cli.users import asks
     from deployments.platform.down import running
     from tasks.common.errors import HeadwayError
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.audit import audit
     from tasks.storage import open_store
 
@@ -191,15 +193,15 @@ def _agreed(runs: list[Any], *, yes: bool) -> None:
         raise ValueError("nothing was stopped")
 
 
-def _stay(home: Path, settings: Any, *, adopted: bool) -> None:
+def _stay(home: Path, *, adopted: bool) -> None:
     """In the foreground: restart what dies, until somebody interrupts, or stops the platform from elsewhere."""
-    from deployments.platform import up as platform
     from deployments.platform.down import stopped
+    from deployments.services.parts import restart_what_died
 
     said = "Ctrl-C leaves it running, for it ran before" if adopted else "Ctrl-C stops the platform"
     print(f"{said}; `headway up --detach` would leave it running.", file=sys.stderr)
     while not stopped(home):
-        platform.restart_what_died(home, settings)
+        restart_what_died(home)
         time.sleep(LOOK_EVERY_SECONDS)
 
 

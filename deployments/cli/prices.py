@@ -45,7 +45,7 @@ def prices(
     """
     if size == UPDATE:
         return _update(region or [], as_json)
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.planning.prices.book import open_book
 
     book, today = open_book(home()), _today()
@@ -59,7 +59,8 @@ def prices(
 
 
 def _update(regions: list[str], as_json: bool) -> None:
-    from tasks.config.base import home, prices_url
+    from tasks.common.home import home
+    from tasks.config.base import prices_url
     from tasks.planning.prices.book import open_book
     from tasks.planning.prices.update import default_regions, known_sizes, update
 

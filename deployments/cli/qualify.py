@@ -157,7 +157,7 @@ def _settings(config: list[str] | None, set_: list[str] | None) -> QualifyConfig
 
 
 def _measure(settings: QualifyConfig, record: str, replace: bool, as_: str, *, as_json: bool) -> None:
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.audit import audit
     from tasks.storage import open_store
 
@@ -175,7 +175,7 @@ def _measure(settings: QualifyConfig, record: str, replace: bool, as_: str, *, a
 def _preflight(settings: QualifyConfig, record: str, replace: bool) -> None:
     """What can be known to be wrong before anything is spent."""
     from tasks.benchmark import hardware_of
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.orchestration.node_exclusion import require_possible
     from tasks.qualification.record import place
 
@@ -192,7 +192,7 @@ def _preflight(settings: QualifyConfig, record: str, replace: bool) -> None:
 def _record(settings: QualifyConfig, name: str, replace: bool) -> None:
     """Only of a cluster whose gate opened: `run_and_tell` has raised for any other."""
     from tasks.benchmark import hardware_of, sku_digest
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.qualification.record import record
     from tasks.registry.qualifications import healthy_measurements, newest_measurement
     from tasks.storage import open_store
@@ -235,7 +235,7 @@ def _use(name: str, fields: dict[str, Any]) -> str:
 
 def _history(node: str, *, as_json: bool) -> None:
     from tasks.common.errors import Unknown
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.registry.qualifications import stored
     from tasks.storage import open_store
 
@@ -270,8 +270,8 @@ def _drained_by_us(names: list[str]) -> list[ClusterConfig]:
 
     Raises ValueError when there is none, and for one that no job of this home went to: the store does not say how it is reached.
     """
+    from tasks.common.home import home
     from tasks.compute.jobs_book import known_cluster
-    from tasks.config.base import home
     from tasks.registry.qualifications import drained
     from tasks.storage import open_store
 
@@ -288,8 +288,8 @@ def _drained_by_us(names: list[str]) -> list[ClusterConfig]:
 
 
 def _drain(cluster: ClusterConfig, names: list[str], reason: str, as_: str, *, as_json: bool) -> None:
+    from tasks.common.home import home
     from tasks.compute.draining import CANNOT, drain
-    from tasks.config.base import home
     from tasks.security.audit import audited
     from tasks.storage import open_store
 
@@ -309,8 +309,8 @@ def _drain(cluster: ClusterConfig, names: list[str], reason: str, as_: str, *, a
 
 
 def _resume(where: list[ClusterConfig], names: list[str], reason: str, as_: str, *, as_json: bool) -> None:
+    from tasks.common.home import home
     from tasks.compute.draining import resume
-    from tasks.config.base import home
     from tasks.security.audit import audited
     from tasks.storage import open_store
 

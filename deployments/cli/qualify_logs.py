@@ -28,8 +28,8 @@ SHOWN = 12
 def judge_logs(paths: list[Path], *, sku: str, as_json: bool) -> None:
     """Judge logs, files or folders of them. Raises GateFailed in a CommandError for failed and unknown (exit code 3)."""
     from tasks.common.errors import GateFailed
+    from tasks.common.home import home
     from tasks.common.redaction import redact, redact_value
-    from tasks.config.base import home
     from tasks.config.qualification import BenchmarkConfig
     from tasks.hardware.files import find_sku, read_sku
     from tasks.qualification import from_logs

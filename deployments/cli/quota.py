@@ -46,7 +46,7 @@ def quota(
     if not size:
         return _show(as_json)
     from tasks.artifacts import require_checks
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.hardware.sku import load_sku
     from tasks.planning.prices.limits import read_limits
     from tasks.planning.quota import Request, judge
@@ -79,7 +79,7 @@ def _line(check: Check) -> str:
 
 
 def _show(as_json: bool) -> None:
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.planning.prices.limits import FETCHED, FILE, read_file
 
     found = {
@@ -107,8 +107,8 @@ def _update(config: list[str] | None, set_: list[str] | None, as_json: bool) -> 
     from functools import partial
 
     from deployments.cli.checks import parameters_of
+    from tasks.common.home import home
     from tasks.compute.azureml.quota import account_usages
-    from tasks.config.base import home
     from tasks.config.cluster import ClusterConfig
     from tasks.planning.prices.limits import keep_limits
     from tasks.planning.quota import of_usages

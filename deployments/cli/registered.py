@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 def tell(store: Store, action: str, reason: str, model: Manifest) -> None:
     """Tell MLflow that a model is the champion, and what is `previous` by that. `action` is rollback or promote."""
-    from tasks.config.base import experiment, home, tracking_uri
+    from tasks.common.home import home
+    from tasks.config.base import experiment, tracking_uri
     from tasks.lineage import messages
     from tasks.lineage.spool import Spool
     from tasks.registry.refs import aliases

@@ -53,8 +53,8 @@ def retrain(
     What was done before with the same inputs and settings is reused. A run that was stopped goes on where it stopped.
     """
     from deployments.configuration.files import load
+    from tasks.common.home import home
     from tasks.common.redaction import require_no_secrets
-    from tasks.config.base import home
     from tasks.config.continue_from import ContinueFrom
     from tasks.security.audit import audit
     from tasks.storage import open_store
@@ -101,7 +101,7 @@ def _preflight(name: str, settings: Any, origin: Any) -> None:
     from flows.support.continuing import require_possible
     from tasks.artifacts import parse_ref
     from tasks.benchmark import hardware_of
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.orchestration.node_exclusion import require_proof
     from tasks.serving.known import require_port
     from tasks.storage import open_store

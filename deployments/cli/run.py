@@ -25,15 +25,15 @@ def run(
 ) -> None:
     """Start a flow run of a deployment on the platform, and return. `headway status` shows how it goes."""
     from deployments.catalogue.flows import catalogue, parameters
-    from deployments.platform import up
+    from deployments.configuration.platform import load_settings
     from deployments.services import prefect_server
     from tasks.common.errors import Missing, Unknown
+    from tasks.common.home import home
     from tasks.common.redaction import require_no_secrets
-    from tasks.config.base import home
     from tasks.security.audit import audited
     from tasks.storage import open_store
 
-    known = {one.full_name: one for one in catalogue(up.settings(home()))}
+    known = {one.full_name: one for one in catalogue(load_settings(home()))}
     if deployment not in known:
         raise Unknown(f"there is no deployment {deployment!r}", remedy=f"There are {', '.join(known)}.")
     chosen = known[deployment]

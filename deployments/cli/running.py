@@ -18,7 +18,8 @@ from deployments.cli.output import CommandError, say
 from deployments.cli.progress import Progress, console, summary
 from deployments.services import prefect_server
 from tasks.artifacts import Endpoint
-from tasks.config.base import Settings, config_digest, home
+from tasks.common.home import home
+from tasks.config.base import Settings, config_digest
 from tasks.lineage.links import run_page
 from tasks.orchestration.observers import Outcome, status_of
 from tasks.orchestration.run import Lifecycle, watched

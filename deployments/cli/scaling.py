@@ -25,7 +25,7 @@ def scaling(
     Trainings of the same network, hardware, engine and precision make a curve; efficiency is against its fewest GPUs.
     """
     from tasks.common.errors import Missing
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.report.scaling import curves, trainings
     from tasks.storage import open_store
 

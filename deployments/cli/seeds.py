@@ -22,7 +22,7 @@ def seeds(
     `headway retrain -c CONFIG --set training.model=NAME-seeds --set training.seed=1 --to evaluate`.
     """
     from tasks.common.errors import Missing
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.report.seeds import recipes
     from tasks.storage import open_store
 

@@ -105,7 +105,7 @@ def _machine(words: Words, case: Case | None) -> Machine | None:
         raise ValueError(f"--sku {words.sku} and --gpu {words.gpu}: give one of the two")
     if not sku and not gpu:
         return None
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.hardware.machines import machine_of_gpu, machine_of_sku
 
     return machine_of_sku(sku, home() / "hardware") if sku else machine_of_gpu(gpu)

@@ -59,7 +59,7 @@ def submit(
     The same program with the same arguments and settings, while one is at work, adopts that one.
     """
     from deployments.configuration.files import load_cluster
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.audit import audit
     from tasks.storage import open_store
 
@@ -144,7 +144,7 @@ def _job_name(text: str) -> str:
 def _inputs(given: list[str]) -> dict[str, Manifest]:
     """Artifacts by the name that the program knows them by. Raises ValueError, Unknown."""
     from tasks.artifacts import parse_ref
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.storage import open_store
     from tasks.storage.store import find
 

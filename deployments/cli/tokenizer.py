@@ -29,7 +29,7 @@ def publish(
     Only the tokenizer's own files are taken: no code, no weights.
     """
     from tasks.artifacts import parse_ref
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.data.tokenizing.tokenizer import open_tokenizer
     from tasks.registry.publishing import publish as publish_artifact
     from tasks.storage import open_store

@@ -21,7 +21,8 @@ Why = Annotated[str, typer.Option("--reason", help="Why, for the audit log.")]
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """List the keys whose signatures count, what each may sign, and the revoked ones."""
-    from tasks.config.base import home, trust_file
+    from tasks.common.home import home
+    from tasks.config.base import trust_file
     from tasks.security.trust import held_keys, load_or_none
 
     file = load_or_none(home())
@@ -57,7 +58,7 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Let a key in. The first one makes trust.yaml, in which the home's own key stays trusted."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.trust import add_key
     from tasks.signing.keys import key_id
 
@@ -79,7 +80,7 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """Let a key count for nothing any more, neither for what comes nor for what it has signed."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.audit import actor
     from tasks.security.trust import revoke_key
 
@@ -100,7 +101,7 @@ def sign(
 ) -> None:
     """Sign an artifact anew with this home's key, after every byte of it was checked. You vouch for where it comes from."""
     from tasks.artifacts import parse_ref
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.signatures import KINDS
     from tasks.security.signatures import sign as sign_artifact
     from tasks.storage import open_store
@@ -129,7 +130,7 @@ def _given(reason: str) -> str:
 
 
 def _noted(action: str, what: str, reason: str, **details: Any) -> Any:
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.audit import audited
     from tasks.storage import open_store
 
@@ -137,7 +138,7 @@ def _noted(action: str, what: str, reason: str, **details: Any) -> Any:
 
 
 def _public_key(said: str) -> ec.EllipticCurvePublicKey:
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.trust import load_or_none, vault_key
     from tasks.signing.keys import load_public_key
     from tasks.storage.settings import Identity

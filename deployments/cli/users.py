@@ -36,7 +36,7 @@ def asked(right: Right, name: str, *, what: str, reason: str | None = None) -> I
 
     `reason` is None for what needs none. The token is in HEADWAY_TOKEN, and is taken out of the environment; or it is typed.
     """
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.audit import acting
     from tasks.security.policy import authorise
 
@@ -55,7 +55,7 @@ def asked(right: Right, name: str, *, what: str, reason: str | None = None) -> I
 def asks(right: Right) -> bool:
     """Whether the policy asks; one that cannot be trusted does, and `authorise` says and notes why it refuses."""
     from tasks.common.errors import Refused
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.policy import load_policy
 
     try:
@@ -75,7 +75,7 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Let somebody in, and print their token, this once. The first person makes the policy, and gets every right."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.policy import RIGHTS, add_person, load_or_none
 
     first = load_or_none(home()) is None
@@ -93,7 +93,7 @@ def add(
 @app.command()
 def renew(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = False) -> None:
     """Give somebody a new token, and print it, this once. The old one ends."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.policy import load_policy, renew_person
 
     with asked("override", as_, what=f"renew person {name}"), _noted("renew person", name):
@@ -104,7 +104,7 @@ def renew(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = 
 @app.command()
 def remove(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = False) -> None:
     """Take somebody out. Their token ends, also for runs of theirs that are at work."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.policy import remove_person
 
     with asked("override", as_, what=f"remove person {name}"), _noted("remove person", name):
@@ -115,7 +115,8 @@ def remove(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json =
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """List persons and their rights, and which rights are asked for."""
-    from tasks.config.base import home, policy_file
+    from tasks.common.home import home
+    from tasks.config.base import policy_file
     from tasks.security.policy import RIGHTS, load_or_none
 
     policy = load_or_none(home())
@@ -149,7 +150,7 @@ def _rights(said: str) -> Rights:
 @contextmanager
 def _noted(action: str, what: str) -> Iterator[None]:
     """Change the policy inside, with an entry in the audit log before."""
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.security.audit import audited
     from tasks.storage import open_store
 

@@ -33,7 +33,7 @@ def validate(
     Documents that break a rule of validation.quarantine are set aside, and what is left is a version of its own. A name that is
     a dataset's and a file's means the dataset; write ./NAME for the file.
     """
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.config.flows import ValidateConfig
     from tasks.security.audit import audit
     from tasks.storage import open_store
@@ -77,7 +77,7 @@ def _is_known(dataset: str) -> bool:
 def _known(dataset: str) -> None:
     """Raises Unknown for a dataset that there is not, ValueError for what is no reference."""
     from tasks.artifacts import parse_ref
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.storage import open_store
     from tasks.storage.store import find
 

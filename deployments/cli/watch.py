@@ -34,7 +34,7 @@ def watch(
     It is compared with what the endpoint answered before, or with what the model did at its export. Two windows in a row must
     stand out before an event is said; too many failures, and a loss of accuracy, are said at once.
     """
-    from tasks.config.base import home
+    from tasks.common.home import home
     from tasks.serving.known import require_known
     from tasks.serving.monitor.watch import brief, history, look
 

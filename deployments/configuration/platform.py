@@ -19,6 +19,7 @@ from zoneinfo import available_timezones
 from pydantic import Field, field_validator
 
 from deployments.configuration.events import EventsConfig
+from deployments.configuration.files import load_file
 from tasks.common.errors import Missing
 from tasks.config.base import Positive, Settings
 
@@ -190,3 +191,16 @@ def _prefects_croniter() -> ModuleType:
 def kept(home: Path) -> Path:
     """The platform's settings of a home."""
     return home / "platform.yaml"
+
+
+def load_settings(home: Path) -> PlatformConfig:
+    """The platform's settings: as kept, or the defaults. Raises ValueError."""
+    return load_file(PlatformConfig, kept(home)) if kept(home).exists() else PlatformConfig()
+
+
+def current_settings(home: Path, config: PlatformConfig) -> PlatformConfig:
+    """The settings of now, for who runs with `config`. A kept file that somebody broke by hand changes nothing."""
+    try:
+        return load_settings(home)
+    except ValueError:
+        return config

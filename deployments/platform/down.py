@@ -13,20 +13,17 @@ import time
 from pathlib import Path
 
 from deployments.services import prefect_server
+from deployments.services.parts import LAST_LOOK, PARTS
 from tasks.common import process
 from tasks.common.errors import HeadwayError
+from tasks.common.home import stopped_mark
 from tasks.compute.jobs_book import list_jobs
 from tasks.compute.ray.local import stop_local_cluster
-from tasks.config.base import stopped_mark
 from tasks.orchestration.run_log import LoggedRun, logged_runs, note_stopped
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 
 FLOW_SECONDS = 30.0
-PARTS = ("platform/watch", "platform/bridge", "platform/worker", "platform/mlflow", "prefect")
-"""In the order in which they stop: nobody restarts or starts what is being stopped."""
-LAST_LOOK = "platform/watch/dead_runs.json"
-"""When the watch last looked for runs that died."""
 
 
 def stopped(home: Path) -> bool:

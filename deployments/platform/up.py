@@ -14,22 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from deployments.catalogue.flows import POOL, catalogue
-from deployments.configuration.files import load_file, load_with_text
-from deployments.configuration.platform import PlatformConfig, kept
+from deployments.configuration.files import load_with_text
+from deployments.configuration.platform import PlatformConfig, kept, load_settings
 from deployments.platform.down import take_over
 from deployments.services import bridge, checks, mlflow_server, prefect_server, watch, worker
 from tasks.common.errors import Missing
+from tasks.common.home import stopped_mark
 from tasks.common.process import locked, write_text
-from tasks.config.base import stopped_mark
 from tasks.serving.known import settle_all
 
 WORKER_SECONDS = 60.0
 Say = Callable[[str], None]
-
-
-def settings(home: Path) -> PlatformConfig:
-    """The platform's settings: as kept, or the defaults. Raises ValueError."""
-    return load_file(PlatformConfig, kept(home)) if kept(home).exists() else PlatformConfig()
 
 
 def given(source: Path) -> tuple[PlatformConfig, str]:
@@ -42,7 +37,7 @@ def given(source: Path) -> tuple[PlatformConfig, str]:
 def changed(home: Path, config: PlatformConfig) -> list[str]:
     """Names of the settings in which `config` differs from what is kept; all of them when what is kept cannot be read."""
     try:
-        before = settings(home)
+        before = load_settings(home)
     except ValueError:
         return list(PlatformConfig.model_fields)
     return [name for name in PlatformConfig.model_fields if getattr(before, name) != getattr(config, name)]
@@ -52,14 +47,6 @@ def keep(home: Path, text: str) -> None:
     """Keep what `given` has read, for later starts."""
     home.mkdir(parents=True, exist_ok=True)
     write_text(kept(home), text)
-
-
-def current(home: Path, config: PlatformConfig) -> PlatformConfig:
-    """The settings of now, for who runs with `config`. A kept file that somebody broke by hand changes nothing."""
-    try:
-        return settings(home)
-    except ValueError:
-        return config
 
 
 def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow_port: int | None) -> dict[str, str]:
@@ -90,16 +77,6 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
             mlflow_server.wait(tracking)
         _worker_answers(home)
         return bridge.first_problems(home, config.events)
-
-
-def restart_what_died(home: Path, config: PlatformConfig) -> None:
-    """Start again every part whose supervising parent is gone. For whoever stays: the watch, and `up` in the foreground."""
-    if not os.environ.get("MLFLOW_TRACKING_URI"):
-        mlflow_server.start(home, None)
-    prefect_server.prepare(home)
-    worker.start(home)
-    watch.start(home)
-    bridge.start(home)
 
 
 def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say) -> None:

@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deployments.configuration.platform import PlatformConfig
-from deployments.platform import up
+from deployments.configuration.platform import PlatformConfig, current_settings, load_settings
 from deployments.services import prefect_server
+from deployments.services.parts import restart_what_died
 from deployments.services.periodic_task import Duty, take
 from tasks.azure.arm_client import use_files
 from tasks.common.redaction import clean_logs
@@ -56,7 +56,7 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
         return duty
 
     return {
-        "parts": lambda now: up.restart_what_died(home, config),
+        "parts": lambda now: restart_what_died(home),
         "telemetry": telemetry.tick,
         "dead flow runs": asked(dead.tick),
         "waiting flow runs": asked(Waiting(home).tick),
@@ -80,10 +80,10 @@ def main(home: Path) -> None:
     clean_logs()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     prefect_server.prepare(home)
-    config = up.settings(home)
+    config = load_settings(home)
     todo = duties(home, config)
     failing: dict[str, str] = {}
-    while up.current(home, config) == config:
+    while current_settings(home, config) == config:
         for name, duty in todo.items():
             failing[name] = take(name, duty, failing.get(name, ""))
         time.sleep(EVERY_SECONDS)

@@ -36,8 +36,8 @@ from prefect.states import AwaitingRetry, Cancelled, Completed, Crashed, Failed,
 
 from deployments.catalogue.flows import POOL, REFUSED
 from deployments.configuration.platform import PlatformConfig
-from deployments.platform.down import LAST_LOOK
 from deployments.services.flow_runs import AT_WORK, KEPT, at, flow_runs, history
+from deployments.services.parts import LAST_LOOK
 from deployments.watch.liveness import Sighting, look
 from deployments.watch.run_claim import claim
 from deployments.watch.slots import Slots

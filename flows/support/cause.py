@@ -6,7 +6,7 @@ from prefect.runtime import flow_run as runtime
 
 from tasks.artifacts import parse_ref
 from tasks.common.errors import Unknown
-from tasks.config.base import home
+from tasks.common.home import home
 from tasks.events.ledger import Ledger
 from tasks.storage import open_store
 from tasks.storage.store import find

@@ -17,8 +17,9 @@ from tasks import benchmark, evaluate, export, preprocess, train, validate
 from tasks import plan as plan_stage
 from tasks.artifacts import Artifact, Checkpoint, Cluster, Dataset, Tokenizer, Tokens, parse_ref, unqualified
 from tasks.common.errors import Unknown
+from tasks.common.home import home
 from tasks.compute.job import Job
-from tasks.config.base import has_policy, home
+from tasks.config.base import has_policy
 from tasks.config.flows import RetrainConfig
 from tasks.orchestration.job_spec import Program, job_of
 from tasks.orchestration.node_exclusion import machines

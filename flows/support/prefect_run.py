@@ -24,7 +24,7 @@ from flows.support.cause import covered_elsewhere
 from flows.support.pause import withdraw
 from tasks.common import process
 from tasks.common.errors import Suspended
-from tasks.config.base import home
+from tasks.common.home import home
 from tasks.orchestration.prefect_artifacts import Away, ask
 from tasks.orchestration.run_log import read_question, read_run
 from tasks.security import audit_chain

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from tasks.common.home import home
+
 MARK = "[redacted]"
 SHORTEST = 8
 """Characters of a known secret: shorter values, `true` among them, are found in every text."""
@@ -159,8 +161,6 @@ def _has_a_form(text: str) -> bool:
 
 def _known() -> _Known:
     """What is secret now; made anew when the environment or a login changes."""
-    from tasks.config.base import home
-
     files = tuple(_stamp(home() / name) for name in CREDENTIALS)
     return _compiled(frozenset(os.environ.items()), files)
 

@@ -1,4 +1,4 @@
-"""What every configuration class is made of, how a configuration is digested, and where all state lies."""
+"""What every configuration class is made of, how a configuration is digested, and what the environment says."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.common.errors import Refused
+from tasks.common.home import home
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -45,41 +46,6 @@ def digest(value: Any) -> str:
 def config_digest(config: Settings) -> str:
     """Digest of a configuration by value: defaults written out and defaults left out are the same."""
     return digest(config.model_dump(mode="json"))
-
-
-def home() -> Path:
-    """The folder that holds all state: `HEADWAY_HOME`, else `.headway` in the working directory.
-
-    Raises ValueError for one that nobody named and that another user made: in a shared folder it would be obeyed.
-    """
-    named = os.environ.get("HEADWAY_HOME")
-    found = Path(named or ".headway").absolute()
-    if not named:
-        _require_own(found)
-    return found
-
-
-def _require_own(home: Path) -> None:
-    """Raise ValueError unless a home that is there belongs to this user or root, and its parts lie in it."""
-    if not os.path.lexists(home):
-        return
-    remedy = f"if it is meant, name it: export HEADWAY_HOME={home}; else work in another folder"
-    owners = {os.lstat(home).st_uid, home.stat().st_uid if home.exists() else 0} - {os.geteuid(), 0}
-    if owners:
-        raise ValueError(f"{home} belongs to another user (uid {min(owners)}): {remedy}")
-    if not home.is_dir():
-        return  # said by whoever uses it
-    with os.scandir(home) as parts:
-        for part in parts:
-            if part.is_symlink() and not Path(part.path).resolve().is_relative_to(home.resolve()):
-                raise ValueError(
-                    f"{part.path} is a link to {Path(part.path).readlink()}, outside of the home: {remedy}"
-                )
-
-
-def stopped_mark(home: Path) -> Path:
-    """A file that is there while somebody has stopped the platform of a home (`headway down`)."""
-    return home / "platform" / "stopped.json"
 
 
 def tracking_uri() -> str:

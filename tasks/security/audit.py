@@ -20,8 +20,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from tasks.common.errors import HeadwayError
+from tasks.common.home import home
 from tasks.common.redaction import has_form_of_secret, redact, redact_value
-from tasks.config.base import home
 from tasks.security import audit_chain
 from tasks.security.audit_chain import Link
 from tasks.storage.store import Store

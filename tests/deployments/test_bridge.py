@@ -23,8 +23,8 @@ from support import Home, publish_tiny
 from deployments.catalogue.flows import POOL
 from deployments.catalogue.triggers import apply
 from deployments.configuration.platform import PlatformConfig, kept
-from deployments.platform.down import PARTS
 from deployments.services import bridge, prefect_server
+from deployments.services.parts import PARTS
 from tasks.common import process
 from tasks.events import batches
 from tasks.events.ledger import Ledger

@@ -11,8 +11,7 @@ from deployments.catalogue.flows import as_prefect_yaml, presets
 from deployments.cli.doctor import examine
 from deployments.cli.output import CommandError, exit_code, say, say_error
 from deployments.configuration.files import SHIPPED, load, load_cluster
-from deployments.configuration.platform import PlatformConfig, ScheduleConfig, kept
-from deployments.platform.up import current
+from deployments.configuration.platform import PlatformConfig, ScheduleConfig, current_settings, kept
 from tasks.common.errors import Cancelled, GateFailed, HeadwayError, IntegrityError, JobFailed, Missing, Unknown
 from tasks.config.flows import RetrainConfig
 from tasks.planning.size import parameter_count
@@ -380,9 +379,9 @@ def test_what_is_no_time_zone_of_prefects_is_refused(zone):
 
 def test_kept_settings_that_somebody_broke_by_hand_change_nothing_for_what_runs(tmp_path):
     before = PlatformConfig(parallel_runs=2)
-    assert current(tmp_path, before) == PlatformConfig()
+    assert current_settings(tmp_path, before) == PlatformConfig()
     kept(tmp_path).write_text("parallel_runs: [")
-    assert current(tmp_path, before) is before
+    assert current_settings(tmp_path, before) is before
 
 
 def test_doctor_sees_that_the_worker_cannot_write_its_temporary_files(tmp_path):

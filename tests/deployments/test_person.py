@@ -18,6 +18,7 @@ from support import HEADWAY, Home
 from waiting import limit
 
 from deployments.cli.platform import _keep
+from deployments.configuration.platform import load_settings
 from deployments.platform import up
 from tasks.common import process
 from tasks.common.process import write_text
@@ -161,7 +162,7 @@ def test_of_a_file_of_settings_that_is_exchanged_meanwhile_what_was_looked_at_is
     settings, text = up.given(file)
     file.write_text("schedules:\n  - {deployment: retrain/tiny, cron: '0 3 * * 1'}\n")
     _keep(text, settings, "")
-    assert up.settings(home) == settings and not up.settings(home).schedules
+    assert load_settings(home) == settings and not load_settings(home).schedules
 
 
 def test_stopping_the_platform_asks_who_and_why_and_is_in_the_audit_log(anna, ben):

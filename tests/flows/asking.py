@@ -10,7 +10,7 @@ import sys
 from contextlib import nullcontext
 
 from deployments.services import prefect_server
-from tasks.config.base import home
+from tasks.common.home import home
 from tasks.config.flows import ApprovalConfig
 
 ARGUMENTS = json.loads(sys.argv[1])

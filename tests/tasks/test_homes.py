@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.config.base import home
+from tasks.common.home import home
 
 pytestmark = pytest.mark.unit
 

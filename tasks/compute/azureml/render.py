@@ -19,7 +19,7 @@ from tasks.azure import arm_client
 from tasks.compute.azureml.code import code_name
 from tasks.compute.azureml.folder import SEEN, Files, prefix_of
 from tasks.compute.job import Job, Rendered
-from tasks.compute.ray.azureml import ray_on_nodes
+from tasks.compute.ray_driver import ray_on_nodes
 from tasks.config.cluster import AzureMlConfig, ClusterConfig
 
 if TYPE_CHECKING:

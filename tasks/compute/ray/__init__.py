@@ -1,1 +1,1 @@
-"""Jobs on Ray: backend.py is the backend, spec.py what its driver is given. The programs are tasks/jobs/ray."""
+"""Jobs on Ray: backend.py is the backend, ../ray_driver.py what its driver is given. The programs are tasks/jobs/ray."""

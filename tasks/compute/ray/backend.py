@@ -15,13 +15,13 @@ from typing import Any
 
 from tasks.common import process
 from tasks.common.errors import JobFailed
+from tasks.common.home import home
 from tasks.compute.job import Job, JobState, Rendered
 from tasks.compute.nodes import node_environment, python, write_nodes
 from tasks.compute.ray.api import RayJobs, refused, unreachable
 from tasks.compute.ray.local import living_cluster, start_local_cluster
-from tasks.compute.ray.spec import driver_spec
 from tasks.compute.ray.states import Told, state_of
-from tasks.config.base import home
+from tasks.compute.ray_driver import driver_spec
 from tasks.config.cluster import ClusterConfig
 
 CANCEL_SECONDS = 60.0

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from tasks.common.errors import HeadwayError
+from tasks.common.home import home
 from tasks.compute.slurm.commands import Login, Said, open_login
 from tasks.compute.slurm.errors import PARTITIONS, parse_partitions
-from tasks.config.base import home
 from tasks.config.cluster import ClusterConfig
 from tasks.hardware.environment import nccl_environment
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
+from tasks.common.home import home
 from tasks.compute.job import Job
 from tasks.compute.nodes import node_command, node_environment
 from tasks.compute.slurm.beeond import beeond_lines
-from tasks.config.base import home
 from tasks.config.cluster import SlurmConfig
 from tasks.hardware.environment import nccl_environment, topology_file
 

@@ -2,7 +2,7 @@
 
 `python -m tasks.jobs.ray.cluster FOLDER`: node rank 0 starts Ray's head, waits for the others, runs the job's driver
 (driver.py) and ends with its exit code; the others join, and leave when the head is gone. The environment is that of Azure
-ML's PyTorch distribution: NODE_RANK, MASTER_ADDR, MASTER_PORT, all absent on a single node. tasks/compute/ray/azureml.py renders
+ML's PyTorch distribution: NODE_RANK, MASTER_ADDR, MASTER_PORT, all absent on a single node. tasks/compute/ray_driver.py renders
 it; see docs/ray.md.
 """
 

@@ -9,7 +9,7 @@ from ray_stand import free_port, using
 from tasks.common import process
 from tasks.compute.job import Job
 from tasks.compute.nodes import write_nodes
-from tasks.compute.ray.azureml import ray_on_nodes
+from tasks.compute.ray_driver import ray_on_nodes
 from tasks.config.cluster import RayConfig, WatchConfig
 
 PROGRAM = """

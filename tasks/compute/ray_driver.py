@@ -1,19 +1,23 @@
-"""What the driver of a job on Ray is told, as a value: `ray.json` of the job folder. Pure.
+"""What the driver of a job on Ray is given, as a value: `ray.json` of the job folder, and the command on nodes of Azure ML. Pure.
 
-The driver is tasks/jobs/ray/driver.py; Ray on Azure ML (azureml.py) tells it the same.
+The driver is tasks/jobs/ray/driver.py; on Azure ML tasks/jobs/ray/cluster.py starts a Ray head and workers around it, once a
+node. Two backends use it: Ray and Azure ML.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from tasks.compute.job import Job
-from tasks.compute.nodes import node_command, node_environment
+from tasks.compute.job import Job, Rendered
+from tasks.compute.nodes import node_command, node_environment, python
 from tasks.config.cluster import RayConfig
 from tasks.config.elasticity import refusal
 
 GIB = 2**30
+PIN = "headway-node-rank"
+"""As in tasks/jobs/ray/cluster.py: begins the name of the resource that only one node rank has."""
 
 
 def driver_spec(job: Job, folder: Path, config: RayConfig) -> dict[str, Any]:
@@ -64,3 +68,22 @@ def _refuse(job: Job) -> None:
             f"a driver script is one process, and this one has {job.nodes} x {job.ranks_per_node}: set nodes and "
             "ranks_per_node to 1; what it takes of the cluster it asks Ray for itself"
         )
+
+
+def ray_on_nodes(job: Job, folder: Path, config: RayConfig) -> Rendered:
+    """What every node of the job executes, the environment it needs and the file that lies in the job folder for it.
+
+    `folder` is the job folder as the nodes see it. Beside this they need NODE_RANK, MASTER_ADDR and MASTER_PORT, as Azure
+    ML's PyTorch distribution with one process a node sets them. A node rank of the job runs on that node rank of Azure ML,
+    whose mirror sends its marks. Raises ValueError for what Ray cannot do.
+    """
+    inside = job.model_copy(update={"image": "", "python": python(job), "exclusive": False})
+    environment = node_environment(job)
+    told = {"environment": environment, "pin": PIN, "join_seconds": job.watch.join_node_seconds}
+    spec = {**driver_spec(inside, folder, config), **told}
+    return Rendered(
+        backend="azureml",
+        command=(python(job), "-m", "tasks.jobs.ray.cluster", str(folder)),
+        environment=environment,
+        files={"ray.json": json.dumps(spec, indent=1)},
+    )
