@@ -46,6 +46,7 @@ check: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m benchmarks.structure
 
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks $(ARGS)

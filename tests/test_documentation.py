@@ -306,6 +306,16 @@ def test_every_path_of_the_layout_exists():
     assert len(paths) > 15 and [path for path in paths if not (ROOT / path).exists()] == []
 
 
+def test_the_layout_of_the_design_has_every_folder_and_stage():
+    layout = next(block for block in blocks(ROOT / "docs" / "DESIGN.md", "") if "orchestration/" in block)
+    words = set(re.findall(r"[\w/]+/|\w+\.py", layout))
+    folders = {
+        f"{path.parent.name}/" for top in ("tasks", "deployments") for path in (ROOT / top).glob("*/__init__.py")
+    }
+    stages = {path.name for path in (ROOT / "tasks").glob("*.py")} - {"__init__.py"}
+    assert len(folders) > 25 and (folders | stages) - words == set()
+
+
 def test_every_page_that_a_module_points_to_exists():
     named = {
         (path.relative_to(ROOT), page)
