@@ -1,26 +1,181 @@
 """The HTTP bridge as a server: it listens in a thread of the bridge's process, with limits on what a client may make it wait for.
 
-What a request is answered is answers.py; the whole way of an event is in docs/webhook.md. Starting the bridge's process does not
-live here.
+What a request is answered, and the server. The whole way of an event is in docs/webhook.md. Starting the bridge's process does
+not live here.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import sqlite3
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import unquote
 
 import uvicorn
+from pydantic import ValidationError
+from pydantic_core import from_json
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
-from deployments.bridge.answers import PATH, Answers
+from deployments.bridge.handshake import code_of, listed, permission
 from deployments.bridge.intake import Intake
-from deployments.bridge.refusals import Notes
-from deployments.bridge.senders import unset
+from deployments.bridge.messages import Told, cloud_event, read_events
+from deployments.bridge.refusals import Notes, NotTaken, Unable
+from deployments.bridge.senders import Senders, unset
 from deployments.configuration.events import EventsConfig, WebhookConfig
 from deployments.services.checks import choose_port
 from tasks.common import http_server, process
 from tasks.events.ledger import Ledger
+
+# What a request to the HTTP bridge is answered. See docs/webhook.md, which has every status.
+#
+# A request is measured, then proven (senders.py), then read (messages.py), then compared with what is allowed and
+# written to disk (intake.py), and answered; storage is asked afterwards. An answer of 2xx is a promise: what it says
+# was taken is on disk. Event Grid drops an event at 400, 401, 403 and 413, so what is our own fault is always 503.
+
+
+PATH = "/events"
+METHODS = {PATH: ("OPTIONS", "POST"), "/healthz": ("GET", "HEAD")}
+MEDIA_TYPES = ("application/json", "application/cloudevents+json", "application/cloudevents-batch+json")
+ATTRIBUTES = ("specversion", "id", "source", "type", "subject", "time")
+"""Of CloudEvents: in binary mode each is a header `ce-NAME`, and the body is the data."""
+BODY_SECONDS = 10.0
+"""In which a body arrives."""
+ANSWER_SECONDS = 10.0
+"""After which the answer is 503, and nothing was taken. Event Grid waits 30 s."""
+LINGER_BYTES = 8 << 20
+"""Of a body that is too large, so much is read and thrown away: a sender that still sends does not hear an answer."""
+THREADS = 16
+QUIET = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class Answers:
+    """The ASGI application: two paths, and no page."""
+
+    def __init__(self, config: EventsConfig, intake: Intake, notes: Notes) -> None:
+        assert config.webhook
+        self._config = config.webhook
+        self._intake = intake
+        self._notes = notes
+        self._senders = Senders(config.webhook)
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="webhook")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = await self._answer(Request(scope, receive))
+        answer.headers.update(QUIET)
+        await answer(scope, receive, send)
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self._pool.shutdown()
+
+    async def _answer(self, request: Request) -> Response:
+        path = request.scope["path"]
+        if path not in METHODS:
+            return _error(404, "there is nothing here")
+        if request.method not in METHODS[path]:
+            methods = ", ".join(METHODS[path])
+            return _error(405, f"the methods are {methods}", Allow=methods)
+        if path != PATH:
+            return JSONResponse({"status": "up"})
+        try:
+            if request.method == "OPTIONS":
+                return Response(headers=permission(request.headers, self._config))
+            return await self._post(request)
+        except NotTaken as error:
+            self._notes.refused(str(error), source=request.client.host if request.client else "")
+            challenge = {"WWW-Authenticate": self._senders.challenge} if error.status == 401 else {}
+            return _error(error.status, str(error), **challenge)
+        except Unable as error:
+            self._notes.trouble(f"answered 503: {error}")
+            again = {"Retry-After": str(error.retry_after)}
+            return _error(503, "this cannot be checked or kept now: send it again later", **again)
+        except ClientDisconnect:
+            return Response(status_code=400)
+
+    async def _post(self, request: Request) -> Response:
+        """Read; the rest is done in a thread: it waits for disks, and sometimes for an authority."""
+        body = await _body(request, self._config.max_bytes)
+        deadline = time.monotonic() + ANSWER_SECONDS
+        work = asyncio.get_running_loop().run_in_executor(self._pool, self._take, request.headers, body, deadline)
+        try:
+            return await asyncio.wait_for(work, ANSWER_SECONDS)
+        except TimeoutError as error:
+            raise Unable(f"nothing came of a request within {ANSWER_SECONDS:g} s") from error
+        except (sqlite3.Error, OSError) as error:
+            raise Unable(f"the ledger cannot be written: {error}") from error
+
+    def _take(self, headers: Headers, body: bytes, deadline: float) -> Response:
+        signature = self._senders.check(headers, body)
+        if signature and _binary_mode(headers):
+            raise NotTaken(400, "a signed event is sent in structured mode: a signature covers no headers")
+        told = _events(headers, body)
+        if code := code_of(told, self._config):
+            return JSONResponse({"validationResponse": code})
+        if not any(listed(one.source, self._config) for one in told):
+            raise NotTaken(403, f"the topic {told[0].source[:200]!r} is not listed")
+        return JSONResponse(self._intake.take(told, signature, deadline=deadline)._asdict(), 202)
+
+
+async def _body(request: Request, most: int) -> bytes:
+    """The body. Raises NotTaken: 413 when it is too large, however it comes, and 408 when it does not come in time."""
+    kept, size = bytearray(), 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size <= most:
+                    kept += part
+                elif size > most + LINGER_BYTES:
+                    break
+    except TimeoutError as error:
+        raise NotTaken(408, f"the body did not come within {BODY_SECONDS:g} s") from error
+    if size > most:
+        raise NotTaken(413, f"the body has more than {most} bytes")
+    return bytes(kept)
+
+
+def _events(headers: Headers, body: bytes) -> list[Told]:
+    """What a body tells, in any of the forms. Raises NotTaken: 415 for another media type, 400 for what cannot be read."""
+    binary = _binary_mode(headers)
+    media, _, parameters = headers.get("content-type", "").partition(";")
+    encoding = headers.get("content-encoding", "identity"), parameters.replace(" ", "").replace('"', "").lower()
+    if encoding not in (("identity", ""), ("identity", "charset=utf-8")):
+        raise NotTaken(415, "a body is plain UTF-8")
+    if media.strip().lower() not in (MEDIA_TYPES[:1] if binary else MEDIA_TYPES) and (body or not binary):
+        raise NotTaken(415, f"a body is one of {', '.join(MEDIA_TYPES)}, not {media[:100]!r}")
+    try:
+        return [_binary(headers, body)] if binary else read_events(body)
+    except ValueError as error:
+        raise NotTaken(400, f"the body cannot be read: {_words(error)}") from error
+
+
+def _binary_mode(headers: Headers) -> bool:
+    return "ce-specversion" in headers
+
+
+def _binary(headers: Headers, body: bytes) -> Told:
+    said = {name: unquote(headers[f"ce-{name}"], errors="strict") for name in ATTRIBUTES if f"ce-{name}" in headers}
+    return cloud_event({**said, "data": from_json(body, allow_inf_nan=False) if body else None})
+
+
+def _words(error: ValueError) -> str:
+    """What is wrong, without what it is wrong about: a body is not quoted."""
+    if not isinstance(error, ValidationError):
+        return str(error)[:200]
+    first = error.errors(include_input=False, include_context=False, include_url=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+
+
+def _error(status: int, said: str, **headers: str) -> Response:
+    return JSONResponse({"error": said}, status, headers)
+
 
 READ_SECONDS = 10.0
 """In which the head of a request arrives, and again its body."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli import endpoint_rollback
+from deployments.cli.models import tell
 from deployments.cli.output import CommandError, say, short_ref
-from deployments.cli.registered import tell
 from deployments.cli.users import As, asked
 
 if TYPE_CHECKING:

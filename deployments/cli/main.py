@@ -27,7 +27,6 @@ from deployments.cli import (
     hardware,
     history,
     job,
-    jobs,
     lineage,
     models,
     notify,
@@ -49,6 +48,7 @@ from deployments.cli import (
     validate,
     watch,
 )
+from deployments.cli import job as jobs
 from deployments.cli import run as run_
 from deployments.cli.output import Terminated, say_error
 from tasks.common.redaction import clean_logs, redacted

@@ -6,7 +6,8 @@ tasks/planning/case_of_config.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,8 +17,253 @@ from deployments.cli.checks import Config, Set
 from deployments.cli.output import say, say_list
 
 if TYPE_CHECKING:
+    from tasks.artifacts import Qualification
+    from tasks.config.flows import RetrainConfig
     from tasks.planning.case import Case
     from tasks.planning.planned_case import Planned
+    from tasks.planning.what_if import Point, WhatIf
+
+# A plan as people read it in a terminal: the verdict, the numbers, memory as a bar, what else would do, what to mind.
+
+
+BAR = 40
+PARTS = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "other": "."}
+
+
+def page(made: Planned, told: dict[str, Any]) -> str:
+    """All of it, one line a fact."""
+    return "\n".join(_lines(made, told))
+
+
+def _lines(made: Planned, told: dict[str, Any]) -> Iterator[str]:
+    name = f"{told['name']}: " if told["name"] else ""
+    verdict = {"fits": "it fits", "tight": "it fits, tightly", "does not fit": "it does not fit"}[told["fit"]]
+    if told["fit"] != "does not fit" and not told["fits"]:
+        verdict = "it fits in memory, and not within max_days and max_cost"
+    yield f"{name}{told['parameters'] / 1e9:,.3g} B parameters on {told['gpus'] or '?'} x {told['machine']['gpu']}: {verdict}"
+    if told["parallel"]:
+        yield f"  divided     {_division(told['parallel'])}"
+        yield f"              {told['reason']}"
+    if told["nearest"]:
+        yield f"  would fit   {told['nearest']}"
+    if told["memory_gib"]:
+        yield from _memory(told["memory_gib"])
+    if told["fit"] == "does not fit":
+        return
+    rates = told["tflops_per_gpu"]
+    yield (
+        f"  a step      {told['step_seconds']:.4g} s, {told['tokens_per_second_per_gpu']:,.0f} tokens/s a GPU; TFLOP/s a GPU "
+        f"{rates['hardware']:.1f} by the hardware, {rates['model']:.1f} of the model, MFU {told['mfu']:.1%}"
+    )
+    yield f"  it goes to  {_shares(told['step_parts_seconds'], told['step_seconds'])}"
+    if told["days"]:
+        failing = f", {told['days_with_failures']:.3g} with failures" if told["days_with_failures"] else ""
+        yield f"  takes       {told['days']:.3g} days{failing}"
+    checkpoint, goodput = told["checkpoint"], told["goodput"]
+    if checkpoint:
+        yield (
+            f"  checkpoint  {checkpoint['gib']:,.4g} GiB every {checkpoint['interval_seconds'] / 60:.3g} min, written in "
+            f"{checkpoint['write_seconds']:.3g} s to {checkpoint['storage']}"
+        )
+        yield f"  goodput     {goodput['mid']:.1%} ({goodput['low']:.1%} to {goodput['high']:.1%} by how often machines fail)"
+    yield from (f"  stored      {choice['reason']}" for choice in told["storage"].values() if choice)
+    yield from _money(told["cost"])
+    yield from (f"  instead     {_instead(other)}" for other in told["others"][:3])
+    yield from (f"  mind        {said}" for said in told["warnings"])
+
+
+def _division(parallel: dict[str, Any]) -> str:
+    shown = {
+        name: size
+        for name, size in parallel.items()
+        if name in ("dp", "zero", "micro", "recompute") or size not in (1, "none")
+    }
+    return ", ".join(
+        name.replace("_", " ") if size is True else f"{name} {size}"
+        for name, size in shown.items()
+        if size is not False
+    )
+
+
+def _memory(memory: dict[str, float]) -> Iterator[str]:
+    scale = BAR / max(memory["usable"], memory["total"])
+    bar = "".join(mark * round(memory[part] * scale) for part, mark in PARTS.items())
+    said = ", ".join(f"{part} {memory[part]:.1f}" for part in PARTS)
+    yield f"  memory      {memory['total']:.1f} of {memory['usable']:.1f} GiB a GPU: {said}"
+    yield f"              |{bar.ljust(round(memory['usable'] * scale))}|"
+
+
+def _shares(parts: dict[str, float], whole: float) -> str:
+    large = sorted(
+        ((seconds / whole, name) for name, seconds in parts.items() if seconds / whole >= 0.005), reverse=True
+    )
+    return ", ".join(f"{name.replace('_', ' ')} {share:.0%}" for share, name in large)
+
+
+def _money(cost: dict[str, Any] | None) -> Iterator[str]:
+    if cost is None:
+        return
+    total = "not known" if cost["total"] is None else f"{cost['total']:,.0f} {cost['currency']}"
+    source = f" (prices of {cost['price_date']})" if cost["price_date"] else ""
+    yield f"  costs       {total}{source}"
+
+
+def _instead(other: dict[str, Any]) -> str:
+    return f"{_division(other['parallel'])}: {other['step_seconds']:.4g} s a step, {other['memory_gib']:.1f} GiB, {other['fit']}"
+
+
+# `headway plan -c` of machines without GPUs: the stage's own formulas, with what the last qualification here measured.
+#
+# Of machines with GPUs the plan is tasks/planning/planned_case.py. Nothing is judged here that the stage `plan` does
+# not judge again.
+
+
+GIB = 1 << 30
+DAY = 86_400.0
+
+
+def say_measured(settings: RetrainConfig, *, as_json: bool) -> bool:
+    """Say the plan of a configuration; False, and nothing is said, where its cluster was not measured here."""
+    from tasks.common.home import home
+    from tasks.storage import open_store
+
+    store = open_store(home())
+    measured = _last_qualification(store, settings)
+    if measured is None:
+        return False
+    told = _reckoned(settings, measured, store)
+    say(told, _plan_measured_page(told), as_json=as_json)
+    return True
+
+
+def _last_qualification(store: Any, settings: RetrainConfig) -> Qualification | None:
+    """The newest that vouches for as many ranks of this cluster."""
+    from tasks.artifacts import Qualification
+    from tasks.registry.records import newest
+
+    name = settings.cluster.name
+    record = newest(store, "benchmark", of=lambda one: bool(one.value["subject"]["name"] == name))
+    found = Qualification.model_validate(record.value) if record else None
+    if found is None or not found.passed:
+        return None
+    ranks = settings.cluster.nodes * settings.cluster.ranks_per_node
+    return found if found.subject.world_size == ranks else None
+
+
+def _reckoned(settings: RetrainConfig, measured: Qualification, store: Any) -> dict[str, Any]:
+    from tasks.plan import PAST_RUNS, memory_limit, reckon
+    from tasks.planning.correction import measured_on
+    from tasks.registry.journal import StoreJournal
+
+    on, journal = measured.subject, StoreJournal(store)
+    keys = sorted(journal.list(measured_on(on.name)))[-PAST_RUNS:]
+    numbers = reckon(
+        settings.training,
+        settings.planning,
+        settings.execution,
+        on,
+        vocab_size=settings.preprocessing.tokenizer.vocab_size,
+        train_tokens=0,
+        past=[found for key in keys if (found := journal.get(key))],
+    )
+    usable = memory_limit(settings.planning, on) / GIB
+    memory = numbers.memory_per_rank / GIB
+    limit = settings.planning.max_minutes
+    slow = math.isfinite(limit) and numbers.seconds > limit * 60
+    return {
+        "name": settings.training.model,
+        "fits": memory <= usable and not slow,
+        "fit": "fits" if memory <= usable else "does not fit",
+        "ranks": on.world_size,
+        "parameters": numbers.parameters,
+        "memory_gib": {"total": memory, "usable": usable},
+        "step_seconds": numbers.step_seconds,
+        "steps": settings.training.steps,
+        "days": numbers.seconds / DAY,
+        "days_with_failures": numbers.seconds / numbers.goodput / DAY,
+        "checkpoint": {"gib": numbers.checkpoint / GIB, "every_steps": numbers.checkpoint_every_steps},
+        "goodput": {"mid": numbers.goodput},
+        "correction": {
+            "factor": numbers.correction,
+            "runs": numbers.corrected_by_runs,
+            "said": numbers.correction_said,
+        },
+        "machine": {
+            "name": on.name,
+            "gflops_per_rank": on.matmul_gflops_per_rank,
+            "allreduce_gigabytes_per_second": on.allreduce_gigabytes_per_second,
+            "qualification": measured.ref,
+        },
+        "reason": f"it takes longer than planning.max_minutes {limit:g}" if slow else "",
+    }
+
+
+def _plan_measured_page(told: dict[str, Any]) -> str:
+    memory, seconds = told["memory_gib"], told["days"] * DAY
+    verdict = {"fits": "it fits", "does not fit": "it does not fit"}[told["fit"]]
+    corrected = told["correction"]
+    runs = "run" if corrected["runs"] == 1 else f"{corrected['runs']} runs"
+    by = f", times {corrected['factor']:.2f} as the last {runs} here took" if corrected["runs"] else ""
+    where = f"{told['ranks']} ranks of cluster {told['machine']['name']}"
+    lines = [
+        f"{told['name']}: {told['parameters']:,} parameters on {where}: {verdict}",
+        f"  memory      {memory['total']:.3g} of {memory['usable']:.3g} GiB a rank",
+        f"  a step      {told['step_seconds']:.3g} s{by}",
+        f"  takes       {seconds / 60:.3g} minutes for {told['steps']:,} steps",
+        f"  checkpoint  {told['checkpoint']['gib']:.3g} GiB every {told['checkpoint']['every_steps']:,} steps",
+        f"  goodput     {told['goodput']['mid']:.1%}",
+        f"  measured    {told['machine']['gflops_per_rank']:.3g} GFLOP/s a rank, all-reduce "
+        f"{told['machine']['allreduce_gigabytes_per_second']:.3g} GB/s",
+    ]
+    return "\n".join([*lines, *([f"  mind        {told['reason']}"] if told["reason"] else [])])
+
+
+# `headway plan --plots DIR`: the what-if of each case as pictures. The numbers are tasks/planning/what_if.py's.
+
+
+LEVELS = {"low": "fails most", "mid": "as expected", "high": "fails least"}
+
+
+def draw(made: Sequence[Planned], folder: Path, *, home: Path, region: str) -> list[Path]:
+    """Write the pictures of every case, in a folder of its own where there are several. Raises ValueError before writing."""
+    from tasks.planning.what_if import what_if
+
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--plots {str(folder)!r} is a file: give a folder")
+    found = [what_if(one, home=home, region=region) for one in made]
+    written = []
+    for number, (one, curves) in enumerate(zip(made, found, strict=True), start=1):
+        place = folder / str(number) if len(made) > 1 else folder
+        place.mkdir(parents=True, exist_ok=True)
+        written += _pictures(curves, place, one.cost.currency if one.cost else "USD")
+    return written
+
+
+def _pictures(curves: WhatIf, folder: Path, currency: str) -> list[Path]:
+    from tasks.planning.what_if import cheapest_by_time
+    from tasks.report import plan_pictures as picture
+
+    written = []
+    if curves.by_gpus:
+        rates = [(point.gpus, point.tokens_per_second) for point in curves.by_gpus]
+        written.append(picture.draw_by_gpus(folder / "gpus.png", rates, curves.chosen.gpus))
+    kinds = {"on demand": _priced(curves.by_gpus), "Spot": _priced(curves.by_gpus_on_spot)}
+    kinds = {name: points for name, points in kinds.items() if points}
+    if kinds:
+        front = cheapest_by_time((*curves.by_gpus, *curves.by_gpus_on_spot))
+        line = [(days, cost) for days, cost, _ in _priced(front)]
+        written.append(picture.draw_cost(folder / "cost.png", kinds, line, currency))
+    if curves.by_depth:
+        sizes = [(point.parameters, point.tflops) for point in curves.by_depth]
+        written.append(picture.draw_by_depth(folder / "depth.png", sizes))
+    shares = {LEVELS[level]: points for level, points in curves.by_interval.items()}
+    written.append(picture.draw_by_interval(folder / "interval.png", shares, curves.interval_seconds))
+    return written
+
+
+def _priced(points: Sequence[Point]) -> list[tuple[float, float, int]]:
+    return [(p.days, p.cost, p.gpus) for p in points if p.days is not None and p.cost is not None]
+
 
 MOST_BYTES = 1 << 20
 MOST_CASES = 500
@@ -62,11 +308,9 @@ def plan(
         cases = read_cases(Path(case))
     else:
         settings = load(config or "local", set_ or [])
-        if not settings.cluster.gpus_per_node and not (goal or write or plots):
-            from deployments.cli.plan_measured import say_measured
-
-            if say_measured(settings, as_json=as_json):
-                return
+        without_gpus = not settings.cluster.gpus_per_node and not (goal or write or plots)
+        if without_gpus and say_measured(settings, as_json=as_json):
+            return
         cases, bandwidth = [case_of(settings, search=bool(goal))], _measured(settings.cluster.name)
         paid = paid_for(settings.planning.spending, settings.cluster)
         region = region or paid.region
@@ -90,8 +334,6 @@ def plan(
     if write:
         _write(made, Path(write))
     if plots:
-        from deployments.cli.plan_plots import draw
-
         draw(made, Path(plots), home=home(), region=region)
     words = "\n\n".join(_page(each, shown) for each, shown in zip(made, told, strict=True))
     if len(told) > 1:
@@ -188,6 +430,5 @@ def _named(case: Case, make: Any) -> Planned:
 
 def _page(made: Planned, told: dict[str, Any]) -> str:
     """The plan for people."""
-    from deployments.cli.plan_page import page
 
     return page(made, told)

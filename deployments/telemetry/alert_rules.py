@@ -6,18 +6,156 @@ are rendered by deployments/telemetry/rules.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 from deployments.configuration.platform import AlertsConfig
 from deployments.telemetry import instruments as of
-from deployments.telemetry.alert_models import degraded, stale, tampered, untrusted, unusual_answers
-from deployments.telemetry.alert_seen import Found, Instance, Seen, clock
 from deployments.telemetry.measure import failing
 from deployments.telemetry.runs import RunView
+from tasks.registry.served import Untrusting
 from tasks.security import access_anomalies
 from tasks.security.access_anomalies import Habits, Unusual
+
+# What alerts are made of: what was seen at one moment, and one thing that a rule fires for.
+
+
+@dataclass(frozen=True)
+class Champion:
+    """A champion, when it was last found good (deployed or revalidated), and what its newest revalidation said."""
+
+    model: str
+    since: float
+    verdict: str = ""
+    """Empty when there was none, or none that said anything."""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen at one moment. None is not known just now: then what fires goes on, and nothing new begins."""
+
+    now: float
+    runs: Sequence[RunView] = ()
+    disk_free: int | None = None
+    champions: Sequence[Champion] | None = None
+    late: Sequence[Mapping[str, Any]] | None = None
+    """Scheduled runs that did not start in time: `deployment`, `name`, `expected` in seconds since the epoch."""
+    down: Sequence[Mapping[str, Any]] | None = None
+    """Parts of the platform that do not run: `name`, `details`."""
+    broken: Mapping[str, str] | None = None
+    """Sources of events that are broken, and why."""
+    anomalies: Mapping[str, Mapping[str, Any]] | None = None
+    """Endpoints that do not answer as they did: `columns` with what moved in each, `model`."""
+    tampered: Mapping[str, Mapping[str, Any]] | None = None
+    """Models whose files are not what was signed, by reference: `said`."""
+    untrusted: Sequence[Untrusting] | None = None
+    """Endpoints whose model is signed by a key that does not count."""
+    habits: Habits | None = None
+    """Who read what, who was refused, and where each name was seen."""
+    firing: frozenset[str] = frozenset()
+    """Instances that fire already, as RULE/INSTANCE."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One thing that a rule fires for. `name` is the same as long as it is the same thing."""
+
+    name: str
+    summary: str
+    details: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    url: str = ""
+
+
+Found = list[Instance] | None
+
+
+def clock(time: float) -> str:
+    """A time for people."""
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+# What is wrong with a model in service: not looked at, degraded, changed, its key revoked, odd answers.
+
+
+DAY = 86_400.0
+VERSION_CUT = 64 - 12
+"""Digits of a version that are not shown."""
+
+
+def stale(seen: Seen, limits: AlertsConfig) -> Found:
+    if seen.champions is None:
+        return None
+    old = (c for c in seen.champions if seen.now - c.since > limits.champion_revalidated_days * DAY)
+    return [
+        Instance(
+            champion.model,
+            f"the champion of {champion.model} was not revalidated in time",
+            f"last found good {clock(champion.since)}",
+            {"model": champion.model},
+        )
+        for champion in old
+    ]
+
+
+def degraded(seen: Seen, limits: AlertsConfig) -> Found:
+    """Until it is found valid, or another model is the champion."""
+    if seen.champions is None:
+        return None
+    return [
+        Instance(
+            champion.model,
+            f"the champion of {champion.model} was found {champion.verdict}",
+            champion.why,
+            {"model": champion.model},
+        )
+        for champion in seen.champions
+        if champion.verdict in ("degraded", "invalid")
+    ]
+
+
+def unusual_answers(seen: Seen, limits: AlertsConfig) -> Found:
+    if seen.anomalies is None:
+        return None
+    return [
+        Instance(
+            name,
+            f"endpoint/{name} does not answer as it did: {', '.join(found['columns'])}",
+            "; ".join(f"{column}: {', '.join(moved)}" for column, moved in found["columns"].items()),
+            {"endpoint": name, "model": str(found["model"])},
+        )
+        for name, found in seen.anomalies.items()
+    ]
+
+
+def tampered(seen: Seen, limits: AlertsConfig) -> Found:
+    if seen.tampered is None:
+        return None
+    return [
+        Instance(
+            model, f"the files of {model[:-VERSION_CUT]} are not what was signed", str(found["said"]), {"model": model}
+        )
+        for model, found in seen.tampered.items()
+    ]
+
+
+def untrusted(seen: Seen, limits: AlertsConfig) -> Found:
+    """Until another model is served there, it is signed anew, or it is stopped."""
+    if seen.untrusted is None:
+        return None
+    return [
+        Instance(
+            one.endpoint,
+            f"endpoint/{one.endpoint} serves {one.model[:-VERSION_CUT]}, whose signature does not count",
+            one.why,
+            {"endpoint": one.endpoint, "model": one.model},
+        )
+        for one in seen.untrusted
+    ]
+
 
 DISK_MARGIN = 1.05
 """Room must be so many times the limit before a full disk counts as over: it would come and go otherwise."""

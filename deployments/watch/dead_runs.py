@@ -1,10 +1,10 @@
 """Flow runs that stopped before their end: found, given their true end, and taken up again where the settings say so.
 
-Prefect alone leaves them Running, Cancelling or Pending for ever when the worker died with them. Whether a process lives is
-liveness.py; who acts when several watches see the same is run_claim.py; that no slot stays occupied is slots.py. Finished stages
-are not run again: their records are reused (tasks/orchestration/stage.py). Dead jobs are the compute backends' business. What
-`headway down` stopped always goes on, and is not counted, nor is what a worker had only taken up when the platform stopped; so
-does what was at work before, and lost its slot to another run meanwhile.
+Prefect alone leaves them Running, Cancelling or Pending for ever when the worker died with them. Whether a process
+lives, and that no slot stays occupied, is here too; who acts when several watches see the same is run_claim.py. Finished
+stages are not run again: their records are reused (tasks/orchestration/stage.py). Dead jobs are the compute backends' business.
+What `headway down` stopped always goes on, and is not counted, nor is what a worker had only taken up when the platform stopped;
+so does what was at work before, and lost its slot to another run meanwhile.
 
 Only runs of this platform are touched: those of our work pool whose worker was on this host, and those of this home's command
 line. A run from the command line that dies before it opened its folder (runs/ID) belongs to nobody that can be known: it is left.
@@ -13,14 +13,19 @@ line. A run from the command line that dies before it opened its folder (runs/ID
 from __future__ import annotations
 
 import logging
+import socket
 import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterEndTime,
@@ -28,6 +33,8 @@ from prefect.client.schemas.filters import (
     TaskRunFilter,
     TaskRunFilterState,
     TaskRunFilterStateType,
+    WorkPoolFilter,
+    WorkPoolFilterName,
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import SetStateStatus
@@ -38,11 +45,119 @@ from deployments.catalogue.flows import POOL, REFUSED
 from deployments.configuration.platform import PlatformConfig
 from deployments.services.flow_runs import AT_WORK, KEPT, at, flow_runs, history
 from deployments.services.parts import LAST_LOOK
-from deployments.watch.liveness import Sighting, look
 from deployments.watch.run_claim import claim
-from deployments.watch.slots import Slots
 from flows.support.prefect_run import STOPPED
 from tasks.common import process
+from tasks.orchestration.run_log import LoggedRun, read_run
+
+# Whether the process that works on a flow run is alive, judged from this host. Nothing is changed here.
+#
+# Prefect stores a bare process number and no host (infrastructure_pid). So three things are put together: `handle.json`
+# of the run's folder (process, start time, boot, host), which is sure; the worker's name on the flow run, which holds
+# the host (deployments/services/worker.py); and the environment of the process with Prefect's number, which names the
+# flow run.
+
+
+WORKER = "headway-"
+"""Our workers are called so, and the host's name follows."""
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """What is seen of a flow run's process."""
+
+    verdict: Literal["alive", "gone", "unclear", "elsewhere"]
+    """unclear: none was found, but one may be about to start. elsewhere: another host's, or nobody can tell whose."""
+    words: str = ""
+    log: LoggedRun | None = None
+    """What this very attempt wrote down; None when it did not come so far."""
+
+
+def look(home: Path, run: FlowRun, began: Callable[[], float]) -> Sighting:
+    """Look for the process of a flow run. `began` tells when its newest attempt was taken up; it is asked only when needed.
+
+    A handle that is older than that belongs to an earlier attempt of the same flow run, and says nothing about this one.
+    """
+    here = socket.gethostname()
+    log = read_run(home / "runs" / str(run.id))
+    logged_here = log.handle.get("host") == here
+    host = worker_host(run) or log.handle.get("host")
+    if host not in (None, here):
+        return Sighting("elsewhere", f"it ran on {host}")
+    if logged_here and process.alive(log.handle):
+        return Sighting("alive")
+    opened = log.last("opened")
+    if logged_here and opened and opened["time"] >= began():
+        return Sighting("gone", f"its process {log.handle['pid']} on {here} is gone{_last_sign(log)}", log)
+    if run.infrastructure_pid and _works_on(run.infrastructure_pid, run):
+        return Sighting("alive")
+    if host is None and not (run.state and run.state.is_pending()):
+        return Sighting("elsewhere", "nobody knows where it ran")
+    if run.infrastructure_pid:
+        return Sighting("unclear", f"its process {run.infrastructure_pid} on {here} is gone")
+    return Sighting("unclear", "the worker died before it started a process")
+
+
+def worker_host(run: FlowRun) -> str | None:
+    """The host of the worker that took the flow run up; None when none of ours did."""
+    name = str((run.labels or {}).get("prefect.worker.name", ""))
+    return name.removeprefix(WORKER) if name.startswith(WORKER) else None
+
+
+def _works_on(pid: str, run: FlowRun) -> bool:
+    """Whether the process works on this flow run; process numbers are reused, so its environment is asked where it can be."""
+    if not pid.isdecimal() or process.process_started(int(pid)) is None:
+        return False
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return not Path("/proc/self/environ").exists()
+    return f"PREFECT__FLOW_RUN_ID={run.id}".encode() in environment.split(b"\0")
+
+
+def _last_sign(log: LoggedRun) -> str:
+    """Where it was, and when it last said something."""
+    started, ended = log.last("started"), log.last("ended")
+    stage = started["stage"] if started and (not ended or ended["time"] < started["time"]) else ""
+    return f" (last sign of life {at(log.events[-1]['time'])}{', in ' + stage if stage else ''})"
+
+
+# Slots of deployments: as many are occupied as runs are at work.
+#
+# Prefect counts slots up and down as states change, and can miscount: a run whose lease ran out gives its slot back
+# once when it runs out and once more when the run ends; a run that goes on after a pause takes none. Then a run waits
+# for a slot that nobody holds, or two are at work at once. What is counted here is what is.
+
+
+Seen = dict[UUID, tuple[int, frozenset[UUID]]]
+"""Of each deployment whose count is wrong: the count, and the states of the runs at work."""
+
+
+class Slots:
+    """State: what was wrong at the last look. Only what is still wrong in the same way at the next one is put right."""
+
+    def __init__(self) -> None:
+        self._seen: Seen = {}
+
+    def tick(self, client: SyncPrefectClient) -> None:
+        """Put the counts right."""
+        states = defaultdict(set)
+        for run in flow_runs(client, *AT_WORK):
+            states[run.deployment_id].add(run.state_id)
+        seen: Seen = {}
+        pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
+        for deployment in client.read_deployments(work_pool_filter=pool):
+            limit, holders = deployment.global_concurrency_limit, frozenset(states[deployment.id])
+            if limit is None or limit.active_slots == len(holders):
+                continue
+            seen[deployment.id] = (limit.active_slots, holders)
+            if self._seen.get(deployment.id) == seen[deployment.id]:
+                client.update_global_concurrency_limit(
+                    name=limit.name, concurrency_limit=GlobalConcurrencyLimitUpdate(active_slots=len(holders))
+                )
+                logging.info("%s: %s slots were taken, by %s runs", limit.name, limit.active_slots, len(holders))
+        self._seen = seen
+
 
 CONFIRM_SECONDS = 2.0
 """A death is acted on when it is still seen so long after the first look: a worker that lives tells of it itself, in 0.2 s."""

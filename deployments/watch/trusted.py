@@ -1,6 +1,6 @@
 """Models that were served before and are signed by a key that was revoked since answer no more for the one in service.
 
-What is served goes on being served, and an alert says so (deployments/telemetry/alert_models.py). See docs/trust.md, "A revoked
+What is served goes on being served, and an alert says so (deployments/telemetry/alert_rules.py). See docs/trust.md, "A revoked
 key".
 """
 

@@ -5,6 +5,10 @@ How a job is submitted, and what follows a failure, is supervisor.py.
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +16,133 @@ from typing import Any
 from tasks.common.errors import Cancelled, JobFailed, Missing
 from tasks.compute import metrics
 from tasks.compute.clock import CLOCK, Clock
-from tasks.compute.hang import HangWatch
 from tasks.compute.job import Backend, Job, JobState
 from tasks.compute.marks import read_mark
+from tasks.compute.metrics import is_step
 from tasks.compute.polling import Poller, Watched
 from tasks.compute.supervisor_lock import note
 from tasks.compute.watching import Event, Kind, Watch
+
+# Whether a job that runs still gets on: no step for longer than steps take means that it hangs.
+#
+# The rule, from `cluster.watch`: no new step for max(hang_seconds, hang_factor x the median step) once this attempt has
+# made five; before its first steps, `start_minutes` since the machines run. What is no hang:
+#
+# - waiting in a queue, booting, pulling an image, and the time between two attempts in place: the clock stands;
+# - a job that counts no steps (no `step` in metrics.jsonl, and no `job.progress`): only its time limit ends it;
+# - the end: when progress.json says that all is done (`done` >= `total`), what is left is saving, and may take `start_minutes`;
+# - a file that `job.progress` names and that changes: a checkpoint was written;
+# - files that come late: a step is missed only when the machines' own beat (`nodes/K/beat`, every five seconds) is newer than the
+#   last step by that time; a machine without a beat gets a minute more, then it counts as hung too.
+
+
+LEAST_STEPS = 5
+REMEMBERED_STEPS = 50
+LOOK_SECONDS = 0.5
+SILENT_SECONDS = 60.0
+"""Without a beat, as tasks/jobs/node/__main__.py counts."""
+ELASTIC_SECONDS = 120.0
+"""An elastic job may stand still for so long while its machines meet anew."""
+
+
+class HangWatch:
+    """State: the steps of this attempt, and when something last moved, by this process's clock."""
+
+    def __init__(
+        self, job: Job, folder: Path, *, poll_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._job, self._folder, self._poll_seconds, self._clock = job, folder, poll_seconds, clock
+        self._looked = 0.0
+        self._identity: Any = None
+        self._progress: Any = None
+        self._saved: Any = None
+        self.newest = -1
+        """The newest step that was seen."""
+        self._counts_steps = bool(job.progress)
+        self._opened = 0.0
+        """When this attempt began, by the machine's clock: steps from before are another attempt's."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """A new attempt."""
+        self._steps = 0
+        self._last: float | None = None
+        self._intervals: deque[float] = deque(maxlen=REMEMBERED_STEPS)
+        self._moved = self._clock()
+
+    def look(self, state: JobState, records: list[dict[str, Any]]) -> str:
+        """What hangs, in words; empty while nothing does. `records` are those of metrics.jsonl since the last look."""
+        now = self._clock()
+        if state.state != "running":
+            self._moved = now
+        if now - self._looked >= LOOK_SECONDS or records:
+            self._looked = now
+            self._look_at_marks(now)
+        for record in filter(is_step, records):
+            if float(record.get("time") or self._opened) >= self._opened:
+                self._take(record, now)
+        return self._verdict(now) if state.state == "running" else ""
+
+    def _take(self, record: dict[str, Any], now: float) -> None:
+        at = float(record.get("time") or time.time())
+        if self._last is not None and at > self._last:
+            self._intervals.append(at - self._last)
+        self._last, self._moved, self._counts_steps = at, now, True
+        self._steps += 1
+        self.newest = max(self.newest, int(record["step"]))
+
+    def _look_at_marks(self, now: float) -> None:
+        meeting, first = self._read("attempt.json"), self._read("ranks/0.json")
+        identity = (meeting.get("attempt"), first.get("pid"), first.get("started"))
+        if identity != self._identity:
+            self._identity = identity
+            self._begin()
+        leader = self._read("nodes/0/node.json")
+        if leader.get("code") is not None:  # this attempt is over, and the next one not begun
+            self._moved = now
+        elif not self._job.elastic:
+            self._opened = float(leader.get("time") or 0.0)
+        progress, saved = self._read("progress.json"), self._stamp(self._job.progress)
+        if saved != self._saved or (progress != self._progress and (self._steps == 0 or _done(progress))):
+            self._moved = now
+        self._progress, self._saved = progress, saved
+
+    def _verdict(self, now: float) -> str:
+        if not self._counts_steps:
+            return ""
+        still = now - self._moved
+        if self._steps < LEAST_STEPS or not self._intervals or _done(self._progress or {}):
+            begun = "its last step" if self._steps else "the start of its attempt"
+            patience = self._job.watch.start_minutes * 60
+            return f"nothing moved for {still:.0f} s since {begun}" if still > patience else ""
+        usual = statistics.median(self._intervals) if self._intervals else 0.0
+        patience = max(self._job.watch.hang_seconds, self._job.watch.hang_factor * usual)
+        patience += ELASTIC_SECONDS if self._job.elastic else 0.0
+        silent = still > patience + SILENT_SECONDS + 2 * self._poll_seconds
+        if still <= patience or not (silent or self._beat() - (self._last or 0.0) > patience):
+            return ""
+        machines = ", and its machine is silent" if silent else ""
+        return f"no step after step {self.newest} for {still:.0f} s, where a step takes {usual:.2g} s{machines}"
+
+    def _beat(self) -> float:
+        """The newest sign of life of a machine, by its own clock."""
+        beats = [self._read(f"nodes/{path.name}/beat") for path in (self._folder / "nodes").glob("*")]
+        return max((float(beat.get("time", 0.0)) for beat in beats), default=0.0)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        return read_mark(self._folder / name)
+
+    def _stamp(self, name: str) -> Any:
+        try:
+            return name and (self._folder / name).stat().st_mtime_ns
+        except OSError:
+            return None
+
+
+def _done(progress: dict[str, Any]) -> bool:
+    total = float(progress.get("total") or 0)
+    return total > 0 and float(progress.get("done") or 0) >= total
+
 
 LEAST_SECONDS, MOST_SECONDS = 0.1, 1.0
 """Between two looks at the files of a job that runs: a tenth of the time between two looks at its scheduler, within these."""

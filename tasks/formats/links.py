@@ -1,6 +1,6 @@
 """What /sys says of a machine's network: rate of an InfiniBand port, the virtual function behind an Azure interface.
 
-Pure: who reads the files is tasks/jobs/qualify/health_links.py. State and counters of a port are gpu_health.port_of.
+Pure: who reads the files is tasks/jobs/qualify/health.py. State and counters of a port are gpu_health.port_of.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from typing import Any
 
 from tasks.config.qualification import CheckName
 from tasks.jobs.node.runtime import Rank, main
-from tasks.jobs.qualify import collectives, compute, health, memory, pairs, soak, storage, throttling, training
+from tasks.jobs.qualify import collectives, compute, health, memory, pairs, soak, storage, training
+from tasks.jobs.qualify import soak as throttling
 from tasks.jobs.qualify.bench import Bench
 
 GROUPS: dict[CheckName, Callable[[Bench], None]] = {

@@ -8,27 +8,86 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property, update_wrapper
 from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
 
 from pydantic import BaseModel
 
-from tasks.artifacts import Gate, Pending, parse_ref, plain
+from tasks.artifacts import Artifact, Cluster, Gate, Pending, parse_ref, plain
 from tasks.common.errors import Cancelled, GateFailed, Unknown
 from tasks.common.process import locked
+from tasks.config.base import Settings, digest
 from tasks.config.environment import surroundings
 from tasks.lineage import messages
 from tasks.orchestration.observers import Outcome, interrupted
 from tasks.orchestration.prefect_artifacts import leave_note
 from tasks.orchestration.run import Lifecycle, current
-from tasks.orchestration.stage_call import Call, is_pending, key_part
 from tasks.orchestration.stage_context import Work, clean_up, settle_jobs, working
 from tasks.registry import records
 from tasks.registry.ancestry import told
 from tasks.registry.changes import flat, what_changed
 from tasks.registry.records import Record
 from tasks.storage.store import find
+
+# One call of a stage: what is in its key, and what only stands around it.
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a stage: what is in its key, and what only stands around it."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    arguments: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        return digest(self.arguments)
+
+    @property
+    def handed(self) -> list[Artifact]:
+        return [value for value in _single(self.args) if isinstance(value, Artifact)]
+
+    @property
+    def context(self) -> list[str]:
+        return [ref for value in self.kwargs.values() if (ref := _context_ref(value))]
+
+    @property
+    def pending(self) -> bool:
+        return self.without_key or any(isinstance(value, Pending) for value in _single(self.kwargs.values()))
+
+    @property
+    def without_key(self) -> bool:
+        """What it is to work on is not made yet."""
+        return is_pending(self.args)
+
+
+def is_pending(args: Iterable[Any]) -> bool:
+    return any(isinstance(value, Pending) for value in _single(args))
+
+
+def _single(values: Iterable[Any]) -> Iterator[Any]:
+    """Arguments one by one, also those that come as a tuple."""
+    for value in values:
+        yield from value if isinstance(value, tuple) else (value,)
+
+
+def key_part(value: Any) -> Any:
+    if isinstance(value, Artifact):
+        return {"kind": value.KIND, "version": value.version}
+    if isinstance(value, tuple):
+        return [key_part(each) for each in value]
+    assert isinstance(value, Settings | str | int | float | None), f"{type(value).__name__} has no place in a key"
+    return plain(value)
+
+
+def _context_ref(value: Any) -> str:
+    if isinstance(value, Cluster):
+        return value.qualification
+    return value.ref if isinstance(value, Artifact) else ""
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,6 +1,6 @@
 """Whether what a training ran on was too small, too large or right, by what it used of it. Pure.
 
-What is judged was measured while it trained (tasks/jobs/training/machine_use.py); what was not measured is None, and no guess
+What is judged was measured while it trained (tasks/jobs/training/metrics_logger.py); what was not measured is None, and no guess
 takes its place. Which division and how many machines would be best is search.py.
 """
 

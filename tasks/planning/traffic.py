@@ -1,16 +1,106 @@
 """What one GPU of a pipeline stage sends in a step: seconds of each kind of traffic, before any of it is hidden. Pure.
 
-The links are communication.py; what hides behind computing, steps.py. See docs/planning.md.
+What hides behind computing is steps.py. See docs/planning.md.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 from tasks.hardware.machine import Machine
-from tasks.planning import communication, counts
+from tasks.planning import counts
 from tasks.planning.case import Network
-from tasks.planning.constants import Constants
+from tasks.planning.constants import DEFAULT, Constants
 from tasks.planning.counts import Parameters
 from tasks.planning.prediction import Division
+
+# Seconds of collectives and transfers over the links of a cluster: latency, and bytes over bus bandwidth. Pure.
+#
+# Bus bandwidth as nccl-tests define it (doc/PERFORMANCE.md): bytes / time x (n - 1) / n, twice that for an all-reduce.
+# See docs/planning.md.
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one group of ranks talks over."""
+
+    ranks: int
+    bandwidth: float
+    """Bus bandwidth in bytes a second of one rank."""
+    latency: float
+    """Seconds of a ring before its bytes."""
+    tree_latency: float
+    """Seconds of a tree before its bytes; only an all-reduce may be one."""
+    machines: int = 1
+    """Over which the ranks lie, as many on each."""
+    adapter: float = math.inf
+    """Bytes a second of one rank to other machines."""
+    inside: float = math.inf
+    """Bytes a second of one rank to those of its own machine, where there are others."""
+
+
+def link(machine: Machine, ranks: int, stride: int = 1, *, constants: Constants = DEFAULT) -> Link:
+    """Of a group of `ranks` that lie `stride` apart, machines being filled one after the other.
+
+    Machines whose GPUs share switches of links (NVL72) are one here. A group over several machines leaves each of them through
+    the adapters of those of its ranks that lie there. Without a network between machines, the bandwidth of such a group is that
+    of the machine's Ethernet.
+    """
+    if ranks * stride <= machine.joined or ranks == 1:
+        return Link(
+            ranks,
+            machine.link_bandwidth * constants.bus_share,
+            constants.link_latency,
+            math.inf,
+            inside=machine.link_bandwidth * constants.bus_share,
+        )
+    inside = max(1, min(ranks, machine.joined // stride))
+    adapter = machine.network_bandwidth or machine.ethernet_bandwidth / machine.gpus
+    bandwidth = min(machine.link_bandwidth or math.inf, adapter * inside) * constants.bus_share
+    machines = math.ceil(ranks / inside)
+    return Link(
+        ranks,
+        bandwidth,
+        constants.network_latency + ranks * constants.hop_latency,
+        constants.network_latency + 2 * math.ceil(math.log2(machines)) * constants.hop_latency,
+        machines,
+        adapter * constants.bus_share,
+        machine.link_bandwidth * constants.bus_share if inside > 1 else math.inf,
+    )
+
+
+def all_gather_seconds(total: float, over: Link) -> float:
+    """Of `total` bytes, as every rank has them in the end; a reduce-scatter of as many takes as long."""
+    if over.ranks == 1:
+        return 0.0
+    return over.latency + (over.ranks - 1) / over.ranks * total / over.bandwidth
+
+
+def all_reduce_seconds(total: float, over: Link) -> float:
+    """Of `total` bytes on every rank, by ring or by tree, whichever starts sooner."""
+    if over.ranks == 1:
+        return 0.0
+    return min(2 * over.latency, over.tree_latency) + 2 * (over.ranks - 1) / over.ranks * total / over.bandwidth
+
+
+def dispatch_seconds(total: float, copies: int, over: Link) -> float:
+    """Of `total` bytes that every rank sends in `copies`, each to a rank by chance (tokens to their experts).
+
+    Inside a machine each copy is sent; to another machine one for all its ranks, which hand it on (DeepEP, Megatron-LM's flex
+    dispatcher): of m machines, those that c copies by chance meet are m (1 - (1 - 1/m)^c).
+    """
+    if over.ranks == 1:
+        return 0.0
+    met = over.machines * (1 - (1 - 1 / over.machines) ** copies)
+    outside = met * (over.machines - 1) / over.machines * total / over.adapter
+    return over.latency + (over.ranks - 1) / over.ranks * copies * total / over.inside + outside
+
+
+def send_seconds(total: float, over: Link) -> float:
+    """Of `total` bytes from one rank to the next."""
+    return over.latency + total / over.bandwidth
+
 
 TENSORS = 12
 """Of a layer of GPT: weight and bias of four matrices and two norms. DeepSpeed's ZeRO 3 gathers each by itself, FSDP all at once;
@@ -29,9 +119,9 @@ def tensor_seconds(
     """
     if division.tp == 1:
         return 0.0
-    over = communication.link(machine, division.tp, constants=constants)
+    over = link(machine, division.tp, constants=constants)
     message = _activation_bytes(network, division, sequence=sequence)
-    return (6 if division.recompute == "full" else 4) * communication.all_reduce_seconds(message, over)
+    return (6 if division.recompute == "full" else 4) * all_reduce_seconds(message, over)
 
 
 def context_seconds(
@@ -40,11 +130,11 @@ def context_seconds(
     """Of one layer and micro batch: keys and values go round the ring forward, they and their gradients backward."""
     if division.cp == 1:
         return 0.0
-    over = communication.link(machine, division.cp, division.tp, constants=constants)
+    over = link(machine, division.cp, division.tp, constants=constants)
     keys = counts.kv_size(network) / min(division.tp, counts.kv_heads(network))
     message = 2 * keys * division.micro * sequence / division.cp * _element(division)
     passes = 4 if division.recompute == "full" else 3
-    return passes * (division.cp - 1) * communication.send_seconds(message, over)
+    return passes * (division.cp - 1) * send_seconds(message, over)
 
 
 def expert_seconds(
@@ -54,10 +144,10 @@ def expert_seconds(
     mixture = network.experts
     if mixture is None or division.ep == 1:
         return 0.0
-    over = communication.link(machine, division.ep, division.tp, constants=constants)
+    over = link(machine, division.ep, division.tp, constants=constants)
     own = _activation_bytes(network, division, sequence=sequence) / (division.tp if division.sequence_parallel else 1)
     passes = 6 if division.recompute == "full" else 4
-    return passes * communication.dispatch_seconds(own, mixture.active, over)
+    return passes * dispatch_seconds(own, mixture.active, over)
 
 
 def pipeline_seconds(
@@ -70,9 +160,9 @@ def pipeline_seconds(
     if division.pp == 1:
         return 0.0
     stride = division.tp * division.cp * division.dp
-    over = communication.link(machine, division.pp, stride, constants=constants)
+    over = link(machine, division.pp, stride, constants=constants)
     message = _activation_bytes(network, division, sequence=sequence) / division.tp
-    return 2 * division.virtual * communication.send_seconds(message, over)
+    return 2 * division.virtual * send_seconds(message, over)
 
 
 def data_seconds(
@@ -84,22 +174,22 @@ def data_seconds(
     layer. In a pipeline FSDP2 keeps the weights of a step and reduces once (torchtitan), which makes 3 as 1.
     """
     ranks, stride = division.dp * division.cp, division.tp
-    dense = communication.link(machine, ranks, stride, constants=constants)
-    sparse = communication.link(machine, ranks // division.ep, stride * division.ep, constants=constants)
+    dense = link(machine, ranks, stride, constants=constants)
+    sparse = link(machine, ranks // division.ep, stride * division.ep, constants=constants)
     once = micro = 0.0
     for count, over in ((held.dense, dense), (held.experts, sparse)):
         if count == 0 or over.ranks == 1:
             continue
         gradients, weights = gradient_bytes(division) * count, _element(division) * count
         if division.zero == 0:
-            once += communication.all_reduce_seconds(gradients, over)
+            once += all_reduce_seconds(gradients, over)
             continue
-        reducing = communication.all_gather_seconds(gradients, over)
-        gathering = communication.all_gather_seconds(weights, over)
+        reducing = all_gather_seconds(gradients, over)
+        gathering = all_gather_seconds(weights, over)
         if division.zero == 3 and division.pp == 1:
             pieces, tensors = max(1, layers), max(1, layers) * (TENSORS if division.engine == "deepspeed" else 1)
-            micro += pieces * communication.all_gather_seconds(gradients / pieces, over)
-            micro += 2 * tensors * communication.all_gather_seconds(weights / tensors, over)
+            micro += pieces * all_gather_seconds(gradients / pieces, over)
+            micro += 2 * tensors * all_gather_seconds(weights / tensors, over)
         elif division.zero == 2 and division.pp == 1:
             micro += reducing
             once += gathering

@@ -8,18 +8,18 @@ parts, training, history. Which machines may be used after it is remaining.py.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tasks.config.base import digest
 from tasks.config.qualification import BenchmarkConfig
-from tasks.hardware.sku import Sku
-from tasks.qualification import bisection, pairs, presence, versions
+from tasks.hardware.sku import Image, Sku, plain_name
+from tasks.qualification import bisection, pairs, presence
 from tasks.qualification.fault_attribution import Pair
 from tasks.qualification.history import Past, of_past
-from tasks.qualification.kinds import of_another_size
-from tasks.qualification.limits import all_gpus
-from tasks.qualification.measured import Measurement
+from tasks.qualification.limits import all_gpus, cited, same
+from tasks.qualification.measured import Measurement, RankReport
 from tasks.qualification.merged import Merged, merged
 from tasks.qualification.peers import Rate, against_peers, rates_of, standings
 from tasks.qualification.probes import of_probe
@@ -27,6 +27,106 @@ from tasks.qualification.sweeps import of_sweep
 from tasks.qualification.tolerances import tolerances
 from tasks.qualification.training import of_training, rates_of_training
 from tasks.qualification.verdicts import WORST, ClusterVerdict, NodeVerdict, PairVerdict, Reason, worst
+
+# Whether machines are of the size as which they are judged: by the limits of another one a verdict says little.
+
+
+ANY = ("local-cpu", "local-gpu")
+"""Hardware of no size: any machine may be judged as it."""
+
+
+def of_another_size(report: RankReport, sku: Sku) -> Iterator[Reason]:
+    """A machine whose own name for its size is none of the hardware's. Limits for CPUs hold on machines of any size."""
+    size = report.machine.get("vm_size", "")
+    names = (sku.name, *sku.aliases, *sku.sizes)
+    if not size or sku.vendor == "cpu" or sku.name in ANY or plain_name(size) in map(plain_name, names):
+        return
+    yield Reason(
+        node=report.node,
+        check="vm_size",
+        measured=size,
+        limit=f"= {sku.name}",
+        source="Azure's metadata service, beside the hardware that it is judged as",
+        verdict="degraded",
+        said=f"a {size} is judged as {sku.name}",
+        remedy=f"Set benchmark.sku to {plain_name(size)}; a file of your own that holds for it names it in `sizes`.",
+    )
+
+
+# Versions of drivers and libraries: equal on all machines, and those of the image that the hardware's file knows.
+
+
+PREFIX = "version_"
+NONE = "not reported"
+RENEW = "Put the same image on all machines, or update this one, and qualify it again."
+
+
+def by_node(measurement: Measurement) -> dict[str, dict[str, str]]:
+    """Versions of each machine by name; of ranks that disagree all are named."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for report in measurement.ranks:
+        mine = found.setdefault(report.node, {})
+        probes = {
+            p.check.removeprefix(PREFIX): str(p.measured) for p in report.probes if _is_version(p.check, p.measured)
+        }
+        for name, value in (*report.versions.items(), *probes.items()):
+            mine.setdefault(name, set()).add(value)
+    return {node: {name: " and ".join(sorted(values)) for name, values in mine.items()} for node, mine in found.items()}
+
+
+def _is_version(check: str, measured: float | str | None) -> bool:
+    return check.startswith(PREFIX) and measured is not None
+
+
+def unequal(versions: Mapping[str, Mapping[str, str]]) -> Iterator[Reason]:
+    """The machines that are fewer; all where no version has more machines than every other."""
+    for name in sorted({name for mine in versions.values() for name in mine}):
+        counts = Counter(mine.get(name, NONE) for mine in versions.values())
+        if len(counts) == 1:
+            continue
+        (usual, most), (_, second) = counts.most_common(2)
+        decided = most > second and usual != NONE
+        for node, mine in sorted(versions.items()):
+            if not decided or mine.get(name, NONE) != usual:
+                yield _unequal(node, name, mine.get(name, NONE), usual if decided else "", counts)
+
+
+def _unequal(node: str, name: str, mine: str, usual: str, counts: Counter[str]) -> Reason:
+    shown = ", ".join(f"{value} on {number}" for value, number in sorted(counts.items()))
+    return Reason(
+        node=node,
+        check=f"{PREFIX}{name}",
+        measured=mine,
+        limit=f"= {usual}" if usual else "the same on all machines",
+        source="most machines" if usual else "the machines, none of which are most",
+        verdict="degraded",
+        said=f"machines have {shown}",
+        remedy=RENEW,
+    )
+
+
+def unlike_image(node: str, mine: Mapping[str, str], sku: Sku) -> Iterator[Reason]:
+    """What differs from the image that the machine says it has, else from the nearest one that the file knows."""
+    named = [image for image in sku.images if image.urn == mine.get("image")]
+    known = named or ([] if "image" in mine else list(sku.images))
+    if not known:
+        return
+    nearest = min(known, key=lambda image: (len(_differing(mine, image)), image.urn))
+    for name in _differing(mine, nearest):
+        yield Reason(
+            node=node,
+            check=f"{PREFIX}{name}",
+            measured=mine[name],
+            limit=f"= {nearest.versions[name]}",
+            source=f"{nearest.urn}: {cited(sku, nearest.source)}",
+            verdict="degraded",
+            said=f"not as in {nearest.urn}",
+            remedy=RENEW,
+        )
+
+
+def _differing(mine: Mapping[str, str], image: Image) -> list[str]:
+    return [name for name, value in sorted(image.versions.items()) if name in mine and not same(mine[name], value)]
 
 
 class Case(NamedTuple):
@@ -110,10 +210,10 @@ def _nodes(case: Case, reasons: Sequence[Reason], history: Sequence[Past]) -> It
 
 def _of_machines(case: Case) -> Iterator[Reason]:
     """What is said of each machine by itself."""
-    installed = versions.by_node(case.measurement)
-    yield from versions.unequal(installed)
+    installed = by_node(case.measurement)
+    yield from unequal(installed)
     for node, mine in sorted(installed.items()):
-        yield from versions.unlike_image(node, mine, case.sku)
+        yield from unlike_image(node, mine, case.sku)
     for name in case.names:
         yield from presence.of_node(name, case.measurement, case.sku, case.config)
     for report in case.measurement.ranks:

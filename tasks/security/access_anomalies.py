@@ -1,6 +1,6 @@
 """What is unusual about who reads, and who is refused: three rules over what was seen of each name. Pure.
 
-Where it is seen is access.py and audit.py. deployments/watch/access_anomalies.py follows them and remembers, and alert_rules.py
+Where it is seen is access.py and audit.py. deployments/watch/alerts.py follows them and remembers, and alert_rules.py
 there makes alerts of what is found here. See docs/audit.md.
 """
 

@@ -18,8 +18,7 @@ import run_folders as folders
 from made_versions import make
 
 from deployments.configuration.platform import AlertsConfig, PlatformConfig
-from deployments.telemetry.alert_rules import RULES
-from deployments.telemetry.alert_seen import Seen
+from deployments.telemetry.alert_rules import RULES, Seen
 from deployments.watch.alert_events import CLEARED, FIRED
 from deployments.watch.alerts import Alerts, Sources, firing
 from tasks.common import process

@@ -301,7 +301,9 @@ def test_slots_are_as_many_as_runs_at_work(platform, client, tmp_path):
     assert platform.slots(client, "slots") == 1
     duty = watched(platform, client)
     assert client.read_flow_run(first).state.is_completed()
-    assert platform.slots(client, "slots") == 0, "Prefect counts right by now: deployments/watch/slots.py is not needed"
+    assert platform.slots(client, "slots") == 0, (
+        "Prefect counts right by now: deployments/watch/dead_runs.py is not needed"
+    )
     for _ in range(2):
         duty.tick(client, time.time())
     assert platform.slots(client, "slots") == 1

@@ -11,7 +11,7 @@ import sys
 import pytest
 from waiting import limit
 
-from deployments.cli.disk import of_the_disk
+from deployments.cli.output import of_the_disk
 from deployments.services.checks import own_settings
 from tasks.common.redaction import redact
 

@@ -16,7 +16,7 @@ from tasks.serving.monitor.accuracy import accuracy_column
 from tasks.serving.monitor.anomalies import anomalies, compare
 from tasks.serving.monitor.reading import Told, read
 from tasks.serving.monitor.reference import answers_of_reference
-from tasks.serving.monitor.series import series
+from tasks.serving.monitor.watch import series
 
 CONFIG = ServiceConfig()
 HALF = ServiceConfig(false_alarm_rate=0.05)

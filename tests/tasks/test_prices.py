@@ -12,8 +12,7 @@ from tasks.hardware.files import known_skus
 from tasks.hardware.sku import plain_name
 from tasks.planning.money import Spending, cost
 from tasks.planning.prices.book import machine_price, open_book, read_list, storage_prices
-from tasks.planning.prices.meters import prices_of
-from tasks.planning.prices.update import BEFORE, FETCHED, known_sizes, update
+from tasks.planning.prices.update import BEFORE, FETCHED, known_sizes, prices_of, update
 
 pytestmark = pytest.mark.unit
 
@@ -239,7 +238,7 @@ def test_other_regions_stay_with_their_date_and_the_list_before_is_kept(tmp_path
 @pytest.mark.integration
 def test_it_is_asked_again_when_it_is_busy_breaks_off_or_answers_half(tmp_path, monkeypatch):
     waits = []
-    monkeypatch.setattr("tasks.planning.prices.retail.time.sleep", waits.append)
+    monkeypatch.setattr("tasks.planning.prices.update.time.sleep", waits.append)
     with retail_prices(A_REGION) as server:
         server.troubles = [
             Trouble(429, headers={"Retry-After": "7"}),
@@ -265,7 +264,7 @@ WORSE = [
 @pytest.mark.integration
 @pytest.mark.parametrize(("troubles", "said"), WORSE, ids=[said for _, said in WORSE])
 def test_nothing_is_written_over_by_half_an_answer(tmp_path, monkeypatch, troubles, said):
-    monkeypatch.setattr("tasks.planning.prices.retail.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("tasks.planning.prices.update.time.sleep", lambda seconds: None)
     with retail_prices(A_REGION) as server:
         fetch(tmp_path, server)
         before = (tmp_path / FETCHED).read_bytes()
@@ -281,7 +280,7 @@ def test_nothing_is_written_over_by_half_an_answer(tmp_path, monkeypatch, troubl
 
 @pytest.mark.integration
 def test_a_failure_in_the_middle_keeps_the_list_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr("tasks.planning.prices.retail.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("tasks.planning.prices.update.time.sleep", lambda seconds: None)
     with retail_prices(A_REGION, page=1) as server:
         fetch(tmp_path, server)
         before, size = (tmp_path / FETCHED).read_bytes(), server.requests
@@ -346,7 +345,7 @@ def test_the_edge_refuses_what_azure_refuses(tmp_path):
 
 @pytest.mark.integration
 def test_nobody_there_is_said_with_the_remedy(tmp_path, monkeypatch):
-    monkeypatch.setattr("tasks.planning.prices.retail.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("tasks.planning.prices.update.time.sleep", lambda seconds: None)
     with pytest.raises(Missing, match="4 attempts"):
         update(tmp_path, "http://127.0.0.1:9/prices", regions=["eastus"], sizes=[A100], today=TODAY)
 

@@ -16,7 +16,7 @@ from tasks.qualification.verdicts import PairVerdict
 from tasks.report.published import QualificationReport
 from tasks.report.qualification.charts import Line, chart, size_text, steps
 from tasks.report.qualification.data import by_number
-from tasks.report.qualification.map import colour, pair_map
+from tasks.report.qualification.pairs import colour, pair_map
 from tasks.report.qualification.report import qualification_markdown, write_qualification
 
 pytestmark = pytest.mark.unit

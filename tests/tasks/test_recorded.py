@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.cli.launch import _at_work
+from deployments.cli.retrain import _at_work
 from tasks.artifacts import Cluster, Pending, Value
 from tasks.common.process import write_json
 from tasks.config.flows import RetrainConfig

@@ -1,6 +1,6 @@
 """The door to a workspace of Azure ML: the SDK's own REST operations, for jobs and what they need.
 
-What is sent is made in render.py; what a state means is states.py; how it is sent, and what an error means to a
+What is sent is made in render.py; what a state means is backend.py; how it is sent, and what an error means to a
 person, is tasks/azure/arm_client.py.
 """
 

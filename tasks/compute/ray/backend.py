@@ -1,7 +1,7 @@
 """The Ray backend: Ray Jobs on a cluster that runs, or on one that is started on this machine.
 
-The job's program is tasks/jobs/ray/driver.py, which starts the same part on each machine as every backend. What Ray's SDK is
-asked is api.py, the cluster on this machine local.py, Ray on Azure ML azureml.py. See docs/ray.md.
+The job's program is tasks/jobs/ray/driver.py, which starts the same part on each machine as every backend. The
+cluster on this machine is local.py, what the driver is given ../ray_driver.py. See docs/ray.md.
 """
 
 from __future__ import annotations
@@ -10,19 +10,143 @@ import json
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasks.common import process
-from tasks.common.errors import JobFailed
+from tasks.common.errors import JobFailed, Missing
 from tasks.common.home import home
+from tasks.common.process import read_json
 from tasks.compute.job import Job, JobState, Rendered
-from tasks.compute.nodes import node_environment, python, write_nodes
-from tasks.compute.ray.api import RayJobs, refused, unreachable
+from tasks.compute.nodes import ended_state, node_environment, python, write_nodes
 from tasks.compute.ray.local import living_cluster, start_local_cluster
-from tasks.compute.ray.states import Told, state_of
 from tasks.compute.ray_driver import driver_spec
 from tasks.config.cluster import ClusterConfig
+
+# Ray's Jobs API: the SDK's client with bounded waits and the house's errors.
+
+
+try:
+    from ray.job_submission import JobSubmissionClient
+except ModuleNotFoundError as absent:
+    raise Missing("backend ray needs the package ray", remedy="pip install -c constraints.txt -e '.[ray]'") from absent
+
+ANSWER_SECONDS = (5.0, 30.0)
+"""Longest wait for a connection, and then for the answer; the SDK by itself waits for ever."""
+
+
+class RayJobs(JobSubmissionClient):  # type: ignore[misc]
+    """The Jobs API of one cluster, by the address of its dashboard. OSError: it does not answer. RuntimeError: it refuses."""
+
+    def __init__(self, address: str, token: str = "") -> None:
+        super().__init__(address, headers={"Authorization": f"Bearer {token}"} if token else None)
+
+    def _do_request(self, method: str, endpoint: str, **more: Any) -> Any:
+        return super()._do_request(method, endpoint, **{"timeout": ANSWER_SECONDS, **more})
+
+
+def unreachable(address: str, error: Exception) -> Missing:
+    """For a cluster that must answer, and does not."""
+    said = str(error).splitlines()[0]
+    return Missing(
+        f"the Ray cluster at {address} does not answer: {said}",
+        remedy="Start it, or set ray.address to the address of its dashboard (`ray status` on its head tells whether it runs).",
+    )
+
+
+def refused(error: Exception, folder: Path) -> JobFailed:
+    """For a cluster that answers, and does not do it."""
+    return JobFailed(f"Ray refused the job: {error}", failure="infrastructure", folder=str(folder))
+
+
+# The state of a job on Ray: of what the cluster says of it, and of what its driver wrote into the job folder.
+
+
+REPORT = "headway-report "
+"""As in tasks/jobs/ray/driver.py, which nobody may import."""
+LOST = "the Ray cluster at {} does not have the job any more: it was started anew or stopped, and jobs end with their cluster"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a cluster said of all its jobs."""
+
+    jobs: dict[str, Any] | None = None
+    """By submission id; None when it gave no answer."""
+    gone: bool = False
+    """The cluster itself is known to have ended."""
+    why: str = ""
+    """There was no answer because of this."""
+
+
+def state_of(handle: dict[str, Any], folder: Path, told: Told) -> JobState:
+    """One job's state."""
+    mark = _mark(handle, folder)
+    job = (told.jobs or {}).get(handle["submission_id"])
+    if job is None:
+        if mark.get("state") == "ended":
+            return _by_mark(mark, folder)
+        if told.jobs is None and not told.gone:
+            return JobState(state="unknown", reason=told.why)
+        return ended_state(folder) or JobState(state="lost", reason=LOST.format(handle["address"]))
+    status = str(job.status.value)
+    if status == "PENDING":
+        return JobState(state="queued", reason=job.message or "")
+    if status == "RUNNING":
+        waits = mark.get("state") in ("queued", "starting")
+        return JobState(state=mark["state"], reason=mark["reason"]) if waits else _running(mark)
+    if status == "STOPPED":
+        return JobState(state="ended", code=1, reason="cancelled", attempts=_attempts(folder))
+    if mark.get("state") == "ended":
+        return _by_mark(mark, folder)
+    return _without_a_mark(job)
+
+
+def _mark(handle: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What the driver of this very submission said."""
+    said = read_json(folder / "ray-state.json") or {}
+    mine = handle["submission_id"].endswith(f"-{said.get('submission')}")
+    return said if mine else {}
+
+
+def _running(mark: dict[str, Any]) -> JobState:
+    return JobState(state="running") if mark else JobState(state="starting", reason="Ray starts the job's driver")
+
+
+def _by_mark(mark: dict[str, Any], folder: Path) -> JobState:
+    return JobState(
+        state="ended",
+        code=mark["code"],
+        reason=mark["reason"],
+        attempts=_attempts(folder),
+        failure=mark["failure"],
+        failed_nodes=tuple(mark["failed_nodes"]),
+    )
+
+
+def _attempts(folder: Path) -> int:
+    said = read_json(folder / "nodes" / "0" / "exit.json") or read_json(folder / "nodes" / "0" / "attempts.json")
+    return int((said or {"attempts": 1})["attempts"])
+
+
+def _without_a_mark(job: Any) -> JobState:
+    """A job that ended before its driver saw the folder, or whose driver was killed: what Ray says."""
+    said = job.message or ""
+    line = next((line for line in said.splitlines() if line.startswith(REPORT)), None)
+    if line:
+        report = json.loads(line.removeprefix(REPORT))
+        reason = " ".join(filter(None, (report["message"], report["remedy"])))
+        return JobState(state="ended", code=1, reason=reason, failure=report["class"])
+    failure = "missing" if "No module named" in said else "infrastructure"
+    return JobState(state="ended", code=job.driver_exit_code or 1, reason=_short(said), failure=failure)
+
+
+def _short(said: str) -> str:
+    """The first and the last lines of what Ray says; it adds up to 20,000 letters of the driver's log."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    return " ".join(lines if len(lines) <= 4 else [lines[0], "...", *lines[-3:]])
+
 
 CANCEL_SECONDS = 60.0
 STOP_WAIT_SECONDS = 45

@@ -1,6 +1,6 @@
 """What the ssh backend runs on a machine, as texts: the script that starts a job there, and the commands that ask and stop.
 
-When they are run, and what their answers mean, is backend.py and machines.py. Everything is for bash, coreutils, grep and flock.
+When they are run, and what their answers mean, is backend.py and backend.py. Everything is for bash, coreutils, grep and flock.
 """
 
 from __future__ import annotations

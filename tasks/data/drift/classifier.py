@@ -2,7 +2,7 @@
 
 Naive Bayes on the presence of words (McCallum and Nigam, AAAI workshop on text categorization, 1998), scored on documents that it
 was not trained on (FOLDS-fold), a document's score being the mean of its words' log odds. Area under the curve 0.5: it cannot
-tell. What words say most is told by tasks/data/drift/naming.py.
+tell. What words say most is told by tasks/data/drift/comparison.py.
 """
 
 from __future__ import annotations

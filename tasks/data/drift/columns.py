@@ -79,7 +79,7 @@ class Kept:
 
 
 def frequencies(kept: Kept, splits: Splits, *, title: str) -> Column:
-    """Column `tokens`; what moved is told by whoever can read the labels (tasks/data/drift/naming.py)."""
+    """Column `tokens`; what moved is told by whoever can read the labels (tasks/data/drift/comparison.py)."""
     new = splits.new_sums(kept.counts)
     every = np.asarray(kept.counts.sum(axis=0), np.float32).reshape(-1, 1)
     return Column("tokens", title, BITS, divergence(every - new, new))

@@ -14,7 +14,7 @@ from typing import Any
 Counts = Mapping[str, float]
 """A histogram: how often each bin or class was met, by its label."""
 Columns = Mapping[str, Any]
-"""`columns.json` of a profile, or one shard of its `shards.json` (tasks/data/corpus/summary.py)."""
+"""`columns.json` of a profile, or one shard of its `shards.json` (tasks/data/corpus/profile.py)."""
 MOVED_SHOWN = 3
 WORDS_NEED = 10
 """Words come from a fourth of the documents, and those of one document go together: random halves of the standard library lay up

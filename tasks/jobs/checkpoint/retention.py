@@ -74,7 +74,7 @@ def retain(root: Path, keep: int, *, every: int | None = None, attempt: int = 0)
 
     Only while one of the newest lies there as it was written, and none that a newer attempt than `attempt` reads. Not every byte
     is read for that: at 100 GB it would take minutes after each commit. What the newest holds was hashed when it was written, the
-    scrub reads all of it every few minutes (scrub.py), and whoever goes on from it reads all of it, too.
+    scrub reads all of it every few minutes (writer.py), and whoever goes on from it reads all of it, too.
     """
     good = [path for path in manifests(root) if not quarantined(path.parent)]
     kept = good[:keep]

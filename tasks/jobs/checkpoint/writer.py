@@ -1,8 +1,8 @@
 """The process beside a rank that writes its checkpoints, so that training waits for a copy in memory and no longer.
 
 It reads one JSON line a request and answers one line when the work is done. Rank 0's writer is also the coordinator: it waits for
-all receipts and commits, and now and then reads the newest checkpoint again (scrub.py). What is written where:
-files.py. Standard library only, to start fast.
+all receipts and commits, and now and then reads the newest checkpoint again. What is written where: files.py. Standard library
+only, to start fast.
 """
 
 from __future__ import annotations
@@ -13,16 +13,76 @@ import json
 import mmap
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from tasks.common.errors import IntegrityError
 from tasks.common.process import die_with_parent, read_json, write_json
-from tasks.jobs.checkpoint.files import BLOCK, Manifest, commit, create_only, digest, newest_attempt, place_of, sync
+from tasks.jobs.checkpoint.files import (
+    BLOCK,
+    Manifest,
+    age,
+    commit,
+    create_only,
+    digest,
+    manifests,
+    newest_attempt,
+    place_of,
+    quarantine,
+    quarantined,
+    sync,
+    verify,
+)
 from tasks.jobs.checkpoint.retention import clean_failed, retain
-from tasks.jobs.checkpoint.scrub import Scrubber
+
+# The newest checkpoint is read again in the background, so that a disk that forgets is noticed before it is needed.
+#
+# What was found is in `checkpoints/SCRUBBED`.
+
+
+EVERY_SECONDS = 600.0
+
+
+class Scrubber(threading.Thread):
+    """Reads the newest checkpoint again, every so often, until the process ends."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(daemon=True)
+        self._root, self._over = root, threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(EVERY_SECONDS):
+            try:
+                scrub(self._root)
+            except (OSError, ValueError) as error:
+                print(f"the newest checkpoint could not be read again: {error}", file=sys.stderr, flush=True)
+
+
+def scrub(root: Path) -> bool | None:
+    """Verify the newest checkpoint, and quarantine it when it is bad; whether it is good, None when there is none."""
+    newest = next((path for path in manifests(root) if not quarantined(path.parent)), None)
+    if newest is None:
+        return None
+    try:
+        verify(newest)
+    except IntegrityError as error:
+        if not newest.exists():
+            return None  # retention deleted it meanwhile
+        print(f"quarantined: {error}", file=sys.stderr, flush=True)
+        quarantine(newest.parent, str(error))
+        return _told(root, newest, good=False)
+    return _told(root, newest, good=True)
+
+
+def _told(root: Path, newest: Path, *, good: bool) -> bool:
+    step, attempt = age(newest)
+    write_json(root / "SCRUBBED", {"step": step, "attempt": attempt, "good": good, "time": time.time()})
+    return good
+
 
 POLL_SECONDS = 0.01
 OWN = "own"

@@ -5,7 +5,7 @@
 
 Brings the folder and the verified inputs, runs the command, and every two seconds sends what this machine changed and brings what
 others did. `{node}` is this machine's part of the folder. What is sent last is what says that all is there: manifests, results,
-exit marks. How files move is tasks/storage/blob/folder.py; which machine this is, is mirror_place.py. See docs/azureml.md.
+exit marks. How files move is tasks/storage/blob/folder.py, which machine this is at the top of this file. See docs/azureml.md.
 """
 
 from __future__ import annotations
@@ -15,23 +15,65 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import parse_ref
 from tasks.common.errors import HeadwayError
 from tasks.common.process import die_with_parent, read_json, write_json
-from tasks.jobs.node.mirror_place import Where, environment, where_we_are
 from tasks.storage.blob.client import open_container
 from tasks.storage.blob.folder import GROWING, BlobFolder
 from tasks.storage.blob.store import BlobStore
 from tasks.storage.settings import StoreConfig
 from tasks.storage.store import find
+
+# Which machine of an Azure ML job this is, from the environment that the service gives each of them.
+#
+# With the PyTorch distribution: NODE_RANK and MASTER_ADDR. With MPI: the variables of Open MPI and of Azure Batch. See
+# https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu.
+
+
+OF_THE_LAUNCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+"""Of the one process a machine that the service starts: our own launcher gives the ranks theirs."""
+OF_MPI = ("OMPI_", "PMIX_", "PMI_")
+
+
+@dataclass(frozen=True)
+class Where:
+    """This machine in its job."""
+
+    rank: int
+    """0 leads."""
+    name: str
+    leader: str
+    """Address of the leader."""
+
+
+def where_we_are(told: Mapping[str, str] = os.environ) -> Where:
+    """Read the service's variables. A job of one machine may have none of them."""
+    batch = told.get("AZ_BATCHAI_MPI_MASTER_NODE") or told.get("AZ_BATCH_MASTER_NODE", "").partition(":")[0]
+    return Where(
+        rank=int(told.get("NODE_RANK") or told.get("OMPI_COMM_WORLD_RANK") or 0),
+        name=told.get("AZ_BATCH_NODE_ID") or socket.gethostname(),
+        leader=told.get("MASTER_ADDR") or batch or "127.0.0.1",
+    )
+
+
+def environment(where: Where, told: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What the node agent gets: the service's launch is over, ours has variables of its own."""
+    kept = {key: value for key, value in told.items() if key not in OF_THE_LAUNCH and not key.startswith(OF_MPI)}
+    ours = {"HEADWAY_NODE_RANK": str(where.rank), "HEADWAY_NODE_NAME": where.name, "HEADWAY_LEADER": where.leader}
+    hosts = {"HEADWAY_MPI_HOSTS": told["AZ_BATCH_HOST_LIST"]} if told.get("AZ_BATCH_HOST_LIST") else {}
+    return {**kept, **ours, **hosts}
+
 
 EVERY_SECONDS = 2.0
 POLL_SECONDS = 0.1

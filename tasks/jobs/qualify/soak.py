@@ -5,16 +5,186 @@ The drop is what the rate lost from the first to the last tenth; the rate itself
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import re
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import torch
 
-from tasks.jobs.qualify import gpus, temperatures
+from tasks.formats import gpu_health, rocm
+from tasks.jobs.node.vendor_commands import Hangs, ask
+from tasks.jobs.qualify import gpus
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.compute import GPU_SIZES, formats_of, matmul_windows, product_on
+from tasks.jobs.qualify.machine import Machine, Missing
+from tasks.jobs.qualify.nvidia_smi import ask_gpus, failure
 from tasks.jobs.qualify.rates import Outcome, Rate, Together, tried
 from tasks.qualification.measured import Probe
+
+# How hot a machine's parts are, as nvidia-smi, rocm-smi or Linux's thermal zones say it. What else they say is
+# health.py.
+
+
+ZONES = Path("/sys/class/thermal")
+NVIDIA = ("nvidia-smi", "--query-gpu=index,temperature.gpu", "--format=csv,noheader,nounits")
+AMD = ("rocm-smi", "--showtemp", "--json")
+SECONDS = 30.0
+"""Longest time of one call; a GPU that has fallen off the bus makes nvidia-smi hang."""
+
+
+def of_gpus() -> dict[str, float]:
+    """Degrees Celsius by GPU; empty where no tool says any."""
+    for command, read in ((NVIDIA, read_nvidia), (AMD, read_amd)):
+        if shutil.which(command[0]):
+            return read(_ask(command))
+    return {}
+
+
+def of_zones(root: Path = ZONES) -> dict[str, float]:
+    """Degrees Celsius by thermal zone, under the zone's type (x86_pkg_temp); virtual machines have none."""
+    found = {}
+    for zone in sorted(root.glob("thermal_zone*")):
+        try:
+            found[(zone / "type").read_text().strip()] = int((zone / "temp").read_text()) / 1000
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def read_nvidia(text: str) -> dict[str, float]:
+    """Lines as `0, 41`; a GPU that says [N/A] is left out."""
+    lines = re.findall(r"^\s*(\d+)\s*,\s*(\d+)\s*$", text, re.MULTILINE)
+    return {f"GPU {index}": float(degrees) for index, degrees in lines}
+
+
+def read_amd(text: str) -> dict[str, float]:
+    """`{"card0": {"Temperature (Sensor junction) (C)": "45.0", ...}}`; the hottest sensor of a card counts."""
+    try:
+        cards = json.loads(text)
+    except ValueError:
+        return {}
+    found = {}
+    for card, said in cards.items():
+        degrees = [float(value) for key, value in said.items() if "Temperature" in key and _is_number(value)]
+        if degrees and card.startswith("card"):
+            found[f"GPU {card.removeprefix('card')}"] = max(degrees)
+    return found
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\d+(\.\d+)?", text) is not None
+
+
+def _ask(command: tuple[str, ...]) -> str:
+    try:
+        return ask(*command, seconds=SECONDS)[1]
+    except (OSError, Hangs):
+        return ""
+
+
+# Whether GPUs are throttled while they compute: looked at every second during the groups of checks that load them.
+#
+# An idle GPU is never thermally throttled, so health.py alone would see nothing. Heat, a power brake and a slowdown by
+# the hardware count; idle, application clocks and the software's power cap do not (tasks/hardware/health.json).
+
+
+LOADS = ("compute", "soak")
+EVERY_SECONDS = 1.0
+SHARE = 0.1
+"""Of the looks in which a GPU is throttled that is a fault; less is a warning."""
+FIELDS = ("index", "pci.bus_id", "clocks_event_reasons.active")
+Looked = Callable[[Machine], dict[str, str]]
+
+
+class Watch:
+    """State: how often each GPU was throttled, in how many looks, and why no look was possible."""
+
+    def __init__(self, machine: Machine, look: Looked) -> None:
+        self.looks = 0
+        self.times: Counter[str] = Counter()
+        self.why: dict[str, str] = {}
+        self.unseen: Probe | None = None
+        self._machine = machine
+        self._look = look
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="throttling", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; a look that hangs is not waited for longer than its own limit."""
+        self._over.set()
+        self._thread.join(self._machine.rules.command_seconds + 1)
+
+    def probes(self, during: str) -> Iterator[Probe]:
+        """What was seen."""
+        if self.unseen:
+            yield self.unseen
+        for gpu, times in self.times.items():
+            yield Probe(
+                check="throttle",
+                measured=times / self.looks,
+                unit="of looks",
+                where=gpu,
+                finding="fail" if times / self.looks > SHARE else "warn",
+                said=f"{self.why[gpu]}, in {times} of {self.looks} looks during {during}",
+                remedy="Have the machine's cooling and power looked at; leave it out meanwhile.",
+                source="tasks/hardware/health.json",
+            )
+        if self.looks and not self.times:
+            yield Probe(check="throttle", measured=0.0, said=f"in {self.looks} looks during {during}")
+
+    def _run(self) -> None:
+        while not self._over.wait(EVERY_SECONDS):
+            try:
+                found = self._look(self._machine)
+            except (Missing, Hangs, ValueError) as error:
+                status = "timed out" if isinstance(error, Hangs) else "missing"
+                self.unseen = Probe.model_validate({"check": "throttle", "status": status, "said": str(error)})
+                return
+            self.looks += 1
+            self.times.update(found.keys())
+            self.why.update(found)
+
+
+@contextmanager
+def watched(bench: Bench, group: str, machine: Machine | None = None) -> Iterator[Watch | None]:
+    """Watch this machine's GPUs during a group of checks that loads them, and note what was seen."""
+    look = {"nvidia": nvidia, "amd": amd}.get(bench.sku.vendor)
+    if look is None or group not in LOADS or bench.local_rank:
+        yield None
+        return
+    watch = Watch(machine or Machine(), look)
+    watch.start()
+    try:
+        yield watch
+    finally:
+        watch.stop()
+        bench.note(*watch.probes(group))
+
+
+def nvidia(machine: Machine) -> dict[str, str]:
+    """Why each GPU is throttled now, where it is. Raises ValueError when nvidia-smi does not end well."""
+    code, said, gpus = ask_gpus(machine, FIELDS)
+    if code:
+        raise failure(code, said)
+    found = [finding for gpu in gpus for finding in gpu_health.gpu_findings(gpu, machine.rules)]
+    parts = [finding.message.partition(" is throttled: ") for finding in found]
+    return {name: reasons for name, _, reasons in parts}
+
+
+def amd(machine: Machine) -> dict[str, str]:
+    """The same of AMD's."""
+    found = rocm.throttled(machine.says("amd-smi", "metric", "--power", "--json"))
+    return {f"GPU {gpu}": state for gpu, state in found.items()}
+
 
 PARTS = 10
 HOTTEST_FIRST = ("matmul_bf16", "matmul_fp16", "matmul_fp32")
@@ -32,7 +202,7 @@ def measure(bench: Bench) -> None:
     while len(tenths) < PARTS and together.left > 0:
         tenths.append(tried(once))
         if bench.local_rank == 0:
-            now = temperatures.of_gpus() if bench.cuda else temperatures.of_zones()
+            now = of_gpus() if bench.cuda else of_zones()
             hottest = {part: max(degrees, hottest.get(part, degrees)) for part, degrees in now.items()}
     bench.note(*_drops(tenths, where, together.late), *_temperatures(bench, hottest))
 

@@ -13,15 +13,68 @@ from typing import Any, cast, get_args
 import torch
 
 from tasks.common.names import Collective
-from tasks.jobs.qualify import table
 from tasks.jobs.qualify.barrier import LeftOut, agree, recall
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.groups import Communicator, Transports, backend, communicator
 from tasks.jobs.qualify.nccl_binaries import Ran, binary, run_binary
+from tasks.jobs.qualify.operations import DIVIDED, ELEMENT_BYTES, REDUCED
 from tasks.jobs.qualify.plans import Answer, Found, Outcome, Plan, Step, better
 from tasks.jobs.qualify.schedule import Group
 from tasks.jobs.qualify.sweeps import Sweeping, sweep, sweeping
 from tasks.qualification.measured import Probe, Row, Status, Sweep
+
+# The output table of nccl-tests, for the rank's log: who knows it reads ours. Reading such tables is tasks/formats'
+# part.
+
+
+COLUMNS = "#{:>12}  {:>12}  {:>8}  {:>6}  {:>6}  {:>8}  {:>6}  {:>6}  {:>6}  {:>8}  {:>6}  {:>6}  {:>6}"
+
+
+def begun(collective: Collective, *, tool: str, nodes: Sequence[str], ranks: int) -> str:
+    """What stands above the rows."""
+    places = "#{:>72}  {:>32}".format("out-of-place", "in-place")
+    names = ("size", "count", "type", "redop", "root", *("time", "algbw", "busbw", "#wrong") * 2)
+    units = ("(B)", "(elements)", "", "", "", *("(us)", "(GB/s)", "(GB/s)", "") * 2)
+    return "\n".join(
+        (
+            f"# Collective test starting: {collective}_perf",
+            f"# {tool}, {ranks} ranks on {', '.join(nodes)}",
+            "#",
+            places,
+            COLUMNS.format(*names),
+            COLUMNS.format(*units),
+        )
+    )
+
+
+def line(collective: Collective, row: Row, ranks: int) -> str:
+    """One size."""
+    count = row.bytes // ELEMENT_BYTES // (ranks if collective in DIVIDED else 1)
+    redop, root = "sum" if collective in REDUCED else "none", "0" if collective == "broadcast" else "-1"
+    out = _cells(row.microseconds, row.algbw, row.busbw, row.wrong)
+    here = _cells(row.microseconds_in_place, row.algbw_in_place, row.busbw_in_place, row.wrong_in_place)
+    return COLUMNS.replace("#{:>12}", "{:>13}").format(row.bytes, count, "float", redop, root, *out, *here)
+
+
+def ended(collective: Collective, rows: Sequence[Row]) -> str:
+    """What stands below them."""
+    wrong = sum(number for row in rows for number in (row.wrong, row.wrong_in_place) if number)
+    rates = [rate for row in rows for rate in (row.busbw, row.busbw_in_place) if rate is not None]
+    average = sum(rates) / len(rates) if rates else 0.0
+    return "\n".join(
+        (
+            f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
+            f"# Avg bus bandwidth    : {average:g}",
+            "#",
+            f"# Collective test concluded: {collective}_perf",
+        )
+    )
+
+
+def _cells(microseconds: float | None, algbw: float | None, busbw: float | None, wrong: int | None) -> Iterator[str]:
+    yield from ("N/A" if value is None else f"{value:.2f}" for value in (microseconds, algbw, busbw))
+    yield "N/A" if wrong is None else str(wrong)
+
 
 GRACE_SECONDS = 10.0
 """That a machine may be slower than another one between two steps."""
@@ -136,14 +189,14 @@ def _printed(collective: Collective, how: Sweeping, comm: Communicator, bench: B
     """The rows; the group's first rank prints the table of nccl-tests with them."""
     rows = []
     if comm.rank == 0:
-        print(table.begun(collective, tool=about.tool, nodes=about.nodes, ranks=comm.size), flush=True)
+        print(begun(collective, tool=about.tool, nodes=about.nodes, ranks=comm.size), flush=True)
     for row in sweep(collective, how, comm, bench):
         rows.append(row)
         if comm.rank == 0:
-            print(table.line(collective, row, comm.size), flush=True)
+            print(line(collective, row, comm.size), flush=True)
         yield row
     if comm.rank == 0:
-        print(table.ended(collective, rows), flush=True)
+        print(ended(collective, rows), flush=True)
 
 
 def _failed(

@@ -1,6 +1,6 @@
 """Who gets the next request: a colour by its share, then the server of it with the least under way.
 
-Routes come from tasks/serving/protocol/routes.py; what is known of a server's health, from health.py; how many there are, from
+Routes come from tasks/serving/protocol/routes.py; what is known of a server's health, from gateway.py; how many there are, from
 scaling.py. Sending is proxy.py.
 """
 

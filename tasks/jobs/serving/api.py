@@ -7,25 +7,145 @@ FastAPI's own: they load scripts from elsewhere.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import uuid
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import Receive, Scope, Send
 
 from tasks.jobs.serving.api_middleware import error_body
 from tasks.jobs.serving.feedback import router
-from tasks.jobs.serving.forms import CompletionRequest, ScoreRequest, completion, score
+from tasks.jobs.serving.forms import CompletionRequest, ScoreRequest, completion, score, usage
 from tasks.jobs.serving.metrics import CONTENT_TYPE
-from tasks.jobs.serving.runtime import Ask
+from tasks.jobs.serving.runtime import Ask, Ending, Piece
 from tasks.jobs.serving.service import Said, Service, Told, spent
-from tasks.jobs.serving.streams import EventStream, events
-from tasks.jobs.serving.try_page import HEADERS, PAGE
 from tasks.serving.protocol.routes import TRAFFIC, USER, WANTED
+
+# An answer as server-sent events, as OpenAI streams one:
+# https://html.spec.whatwg.org/multipage/server-sent-events.html.
+#
+# Every piece is an event; `[DONE]` ends them. What goes wrong once the answer has begun is an event with an `error`,
+# and no `[DONE]`: a client can tell a cut answer from a whole one. A comment, which clients skip, tells the edge how
+# many tokens there were.
+
+
+class EventStream(StreamingResponse):
+    """Closes what it streams when the client goes away: the model stops, and its place is free."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
+        told = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers}
+        super().__init__(events, headers=told, media_type="text/event-stream")
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._events.aclose()
+
+
+async def events(
+    first: Piece | Ending, rest: AsyncGenerator[Piece | Ending, None], told: Told, *, include_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    """The events of one answer. `first` was waited for already, so that what cannot be answered gets a status of its own."""
+    assert told.taken is not None
+    model_ref = told.taken.model_ref
+    extra: dict[str, Any] = {"usage": None} if include_usage else {}
+    try:
+        async for part in _all(first, rest):
+            text, ending = (part.text, None) if isinstance(part, Piece) else ("", part)
+            yield _event({**completion(told.request_id, model_ref, text, ending, kind="piece"), **extra})
+            if ending is not None:
+                if include_usage:
+                    empty = completion(told.request_id, model_ref, "", None, kind="piece")
+                    yield _event({**empty, "choices": [], "usage": usage(ending)})
+                yield b": tokens %d\n\ndata: [DONE]\n\n" % spent(ending)
+    except HTTPException as error:
+        yield _event(error_body(error.status_code, str(error.detail)))
+    finally:
+        await rest.aclose()
+
+
+async def _all(first: Piece | Ending, rest: AsyncIterator[Piece | Ending]) -> AsyncIterator[Piece | Ending]:
+    yield first
+    async for part in rest:
+        yield part
+
+
+def _event(said: dict[str, Any]) -> bytes:
+    return b"data: %s\n\n" % json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+# The page of an endpoint on which a person tries the model. It loads nothing from elsewhere. Who serves it is
+# serving/api.py.
+
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+    "form-action 'none'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>headway endpoint</title>
+<meta name="viewport" content="width=device-width,initial-scale=1"><meta name="color-scheme" content="light dark">
+<style>body{font:16px system-ui,sans-serif;max-width:44rem;margin:2rem auto;padding:0 1rem}
+textarea,pre{width:100%;box-sizing:border-box;font:14px ui-monospace,monospace}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;border:1px solid #999;padding:.6rem;min-height:4rem}
+label{margin-right:1rem;white-space:nowrap}input[type=number]{width:5rem}#told{color:#777;font-size:14px}</style>
+<h1>Try the model</h1><p id="model"></p>
+<form id="form"><textarea id="prompt" rows="5" aria-label="prompt">def </textarea>
+<p><label>tokens <input id="tokens" type="number" min="1" value="64"></label>
+<label>temperature <input id="temperature" type="number" min="0" max="2" step="0.1" value="0"></label>
+<label>API key <input id="key" type="password" autocomplete="off" placeholder="where one is asked for"></label></p>
+<p><button id="complete">Complete</button> <button id="stop" type="button" disabled>Stop</button></p></form>
+<pre id="said" aria-live="polite"></pre><p id="told"></p>
+<script>
+const by = id => document.getElementById(id);
+let asking = null;
+fetch("readyz").then(r => r.json()).then(s => by("model").textContent = s.ready ? s.model
+  : (s.model || "") + " (not ready" + (s.reason ? ": " + s.reason : "") + ")");
+by("stop").onclick = () => asking && asking.abort();
+by("form").onsubmit = async event => {
+  event.preventDefault();
+  if (asking) asking.abort();
+  const mine = asking = new AbortController(), prompt = by("prompt").value, began = performance.now();
+  by("said").textContent = "…"; by("told").textContent = ""; by("stop").disabled = false;
+  try { await ask(prompt, mine.signal, began); }
+  catch (error) { if (error.name !== "AbortError") by("told").textContent = "The server does not answer: " + error.message; }
+  if (asking === mine) { asking = null; by("stop").disabled = true; }
+};
+async function ask(prompt, signal, began) {
+  const headers = {"Content-Type": "application/json"}, key = by("key").value.trim();
+  if (key) headers["Authorization"] = "Bearer " + key;
+  const body = JSON.stringify({prompt, max_tokens: +by("tokens").value, temperature: +by("temperature").value,
+    stream: true, stream_options: {include_usage: true}});
+  const reply = await fetch("v1/completions", {method: "POST", headers, body, signal});
+  if (!reply.ok) { by("said").textContent = (await reply.json()).error.message; return; }
+  const rung = reply.headers.get("X-Headway-Degraded"), reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "", usage = null, failed = null; by("said").textContent = prompt;
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    const lines = (rest + part.value).split("\\n\\n"); rest = lines.pop();
+    for (const line of lines.filter(one => one.startsWith("data: {"))) {
+      const said = JSON.parse(line.slice(6));
+      failed = said.error || failed; usage = said.usage || usage;
+      if (said.choices && said.choices.length) by("said").append(said.choices[0].text);
+    }
+  }
+  const seconds = ((performance.now() - began) / 1000).toFixed(2), told = [];
+  if (failed) told.push(failed.message);
+  if (usage) told.push(usage.completion_tokens + " tokens in " + seconds + " s");
+  if (rung) told.push("answered by the " + rung + " model: the full one is away");
+  by("told").textContent = told.join(" · ");
+}
+</script></html>
+"""
+
 
 REQUEST_ID = re.compile(r"cmpl-[0-9a-f]{32}")
 GONE = 499

@@ -3,15 +3,16 @@
 One pure ASGI middleware. The server mounts it where it stands alone (in a container, or on its public port), the gateway where it
 stands before several. What is behind it finds in the request's headers `X-Request-Id`, always made here, and `X-Headway-Caller`,
 where callers have to say who they are; their keys and tokens are taken out. It tells the edge how many tokens an answer had: in
-the header `X-Headway-Tokens`, or in a comment of a stream, `: tokens N`. Who a caller is lives in keys.py, limits in quotas.py,
-reading in bodies.py.
+the header `X-Headway-Tokens`, or in a comment of a stream, `: tokens N`. Who a caller is lives in keys.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,15 +20,127 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from limits import RateLimitItemPerMinute
+from limits.aio.storage import MemoryStorage
+from limits.aio.strategies import SlidingWindowCounterRateLimiter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tasks.config.access import LOOPBACK, AccessConfig
 from tasks.config.serving import LimitsConfig
-from tasks.jobs.serving.bodies import Unread, read_body, require_flat, require_json
 from tasks.jobs.serving.keys import Door, Nobody
 from tasks.jobs.serving.metrics import Metrics
-from tasks.jobs.serving.quotas import Quotas
 from tasks.serving.protocol.routes import SECRET, TRAFFIC, USER
+
+# Reading a request's body with bounds: how large, how long it may take, how deep its JSON goes. Not what it says.
+
+
+MOST_MARKS = 10_000
+"""Brackets of a body: a request that is meant has a few, and each is looked at here."""
+_MARKS = re.compile(rb'[\[\]{}]|"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+"""A bracket, or a whole string, whose brackets are text. Nothing is tried twice, so it takes as long as the body is."""
+_OPENING = (b"[", b"{")
+_CLOSING = (b"]", b"}")
+
+
+class Unread(Exception):
+    """A body that is not taken."""
+
+    def __init__(self, status: int, why: str, said: str) -> None:
+        super().__init__(said)
+        self.status, self.why = status, why
+
+
+def require_json(headers: Mapping[bytes, bytes]) -> None:
+    """Raise Unread (415) for a body that does not say that it is JSON."""
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind != b"application/json":  # what any page on the web may send without asking first is another type
+        raise Unread(415, "type", "the body must be JSON, with `Content-Type: application/json`")
+
+
+async def read_body(headers: Mapping[bytes, bytes], receive: Receive, *, most: int, seconds: float) -> bytes:
+    """The body of a request. Raises Unread: 400, 408, 413; of what is too large, no more is read."""
+    announced = headers.get(b"content-length", b"0")
+    if announced.isdigit() and int(announced) > most:
+        raise Unread(413, "size", f"the body has {int(announced)} bytes; at most {most} are taken")
+    try:
+        async with asyncio.timeout(seconds):
+            return await _read(receive, most)
+    except TimeoutError:
+        raise Unread(408, "slow", f"the body did not arrive within {seconds:g} s") from None
+
+
+async def _read(receive: Receive, most: int) -> bytes:
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise Unread(400, "gone", "the client went away before its body had arrived")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        more = message.get("more_body", False)
+        if size > most:
+            raise Unread(413, "size", f"the body has more than {most} bytes")
+    return b"".join(parts)
+
+
+def require_flat(body: bytes, *, depth: int) -> None:
+    """Raise Unread (400) for JSON that is nested more deeply: found before anything is parsed, whose stack could overflow."""
+    level = 0
+    for count, mark in enumerate(_MARKS.finditer(body)):
+        found = mark[0]
+        level += (found in _OPENING) - (found in _CLOSING)
+        if level > depth or count > MOST_MARKS:
+            raise Unread(400, "depth", f"the body is nested more than {depth} deep, or has too many brackets")
+
+
+# How much one caller may ask for in a minute: requests, and tokens that are charged once they are known.
+#
+# A request is counted before it is answered, its tokens after. So one answer may go beyond the tokens of a minute; what
+# is beyond is a debt, and its caller waits until later minutes have paid it. Counting is the `limits` library's, by a
+# sliding window in memory: a server that is started again forgets it.
+
+
+LONGEST_SECONDS = 60
+
+
+class Quotas:
+    """The counts of all callers. State: their last two minutes, and their debts."""
+
+    def __init__(self, limits: LimitsConfig) -> None:
+        self._counts = SlidingWindowCounterRateLimiter(MemoryStorage())
+        self._requests = RateLimitItemPerMinute(limits.requests_per_minute, namespace="requests")
+        self._tokens = RateLimitItemPerMinute(limits.tokens_per_minute, namespace="tokens")
+        self._debts: dict[str, int] = {}
+
+    async def admit(self, caller: str) -> tuple[int, str]:
+        """Count a request. Whole seconds that the caller must wait first, and of what there is too much; (0, "") lets it in."""
+        if self._debts.get(caller):
+            await self._pay(caller)
+        if self._debts.get(caller) or not await self._counts.test(self._tokens, caller):
+            return await self._wait(self._tokens, caller), "tokens"
+        if not await self._counts.hit(self._requests, caller):
+            return await self._wait(self._requests, caller), "requests"
+        return 0, ""
+
+    async def charge(self, caller: str, tokens: int) -> None:
+        """Count the tokens of an answer, whether there is room for them or not."""
+        if tokens > 0:
+            self._debts[caller] = self._debts.get(caller, 0) + tokens
+            await self._pay(caller)
+
+    async def _pay(self, caller: str) -> None:
+        """Move as much of a debt into this minute as there is room for."""
+        room = (await self._counts.get_window_stats(self._tokens, caller)).remaining
+        part = min(self._debts.get(caller, 0), room)
+        if part and await self._counts.hit(self._tokens, caller, cost=part):
+            self._debts[caller] -= part
+        if not self._debts.get(caller):
+            self._debts.pop(caller, None)
+
+    async def _wait(self, item: RateLimitItemPerMinute, caller: str) -> int:
+        reset = (await self._counts.get_window_stats(item, caller)).reset_time
+        return max(1, min(LONGEST_SECONDS, math.ceil(reset - time.time())))
+
 
 OPEN = ("/livez", "/readyz", "/")
 """Asked by probes, and by whoever wants to try the model by hand: the page asks for a key itself."""

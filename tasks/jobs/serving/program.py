@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import signal
 import socket
 from collections.abc import Iterator
@@ -15,22 +16,49 @@ from pathlib import Path
 
 import uvicorn
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tasks.common import http_server
 from tasks.common.errors import IntegrityError
 from tasks.config.access import LOOPBACK
 from tasks.jobs.serving import traces
 from tasks.jobs.serving.api import make_api
-from tasks.jobs.serving.api_middleware import Edge
+from tasks.jobs.serving.api_middleware import Edge, error_body, send_json
 from tasks.jobs.serving.fallback_models import Ladder
-from tasks.jobs.serving.gateway_auth import Behind
 from tasks.jobs.serving.keys import require_guarded
 from tasks.jobs.serving.metrics import Counted, Metrics
 from tasks.jobs.serving.outputs import Outputs
 from tasks.jobs.serving.service import Service
 from tasks.jobs.serving.settings import ServeSettings, read_settings
+from tasks.serving.protocol.routes import SECRET
 from tasks.serving.protocol.secret import read_secret
+
+# What stands before a server on its private port: only its gateway is answered, which shows the endpoint's secret.
+#
+# The secret is tasks/serving/protocol/secret.py. Probes are answered to everybody: they say no more than whether a
+# model is up. What stands before a server that is alone, and before the gateway, is api_middleware.py.
+
+
+PROBES = ("/livez", "/readyz")
+
+
+class Behind:
+    """The middleware. State: the secret."""
+
+    def __init__(self, app: ASGIApp, secret: str) -> None:
+        self._app, self._secret = app, secret.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in PROBES and not self._shown(scope):
+            said = "this port is the gateway's: ask the endpoint's own address"
+            await send_json(send, 401, error_body(401, said), headers={"Connection": "close"})
+            return
+        await self._app(scope, receive, send)
+
+    def _shown(self, scope: Scope) -> bool:
+        shown = next((value for name, value in scope["headers"] if name == SECRET.encode()), b"")
+        return hmac.compare_digest(shown, self._secret)
+
 
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.05

@@ -1,33 +1,139 @@
 """One rank's eye on safety, as the loop uses it: bad steps, reasons to stop, stragglers, the probe for wrong machines.
 
-Each has a room of its own: safety.py and reactions.py, stops.py, stragglers.py, repeat.py. This one holds them together and makes
-ranks agree. See docs/training.md, "Safety".
+Bad steps are safety.py and reactions.py, reasons to stop stops.py. This file has the others, holds them together and makes ranks
+agree. See docs/training.md, "Safety".
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+import socket
+import statistics
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.jobs.checkpoint.files import Manifest
 from tasks.jobs.data.samples import Batch
 from tasks.jobs.node.elastic import Asked, Groups, fingerprint
-from tasks.jobs.node.runtime import Rank
+from tasks.jobs.node.runtime import Ended, Rank
 from tasks.jobs.training.agreement import Word, all_agree, exchange, told_by_rank_0
 from tasks.jobs.training.engine import Engine
 from tasks.jobs.training.machine_time import Held
 from tasks.jobs.training.meter import Meter
+from tasks.jobs.training.network import next_token_loss
 from tasks.jobs.training.pieces import piece_of
 from tasks.jobs.training.reactions import Reaction, losses_before, next_position, note, noted
-from tasks.jobs.training.repeat import require_equal_replicas, require_same_twice
 from tasks.jobs.training.safety import Guard, Verdict
 from tasks.jobs.training.stops import Stops
-from tasks.jobs.training.stragglers import Stragglers
+
+# The probe for silent data corruption: a machine that computes the same thing twice must get the same bits.
+#
+# Every `safety.repeat_every_steps` each rank computes the gradient of a micro batch twice and compares the bits, and
+# replicas compare their weights. Neither touches training: no gradient is left, no random number drawn.
+
+
+def require_same_twice(network: nn.Module, batch: Batch, *, step: int) -> None:
+    """Raise Ended, of the class `node`, when this rank's gradient is another one the second time."""
+    first, second = _gradient(network, batch), _gradient(network, batch)
+    differing = [name for name in first if first[name] != second[name]]
+    if differing:
+        raise _bad_machine(
+            f"step {step}: the gradient of one batch, computed twice, differs in {len(differing)} of {len(first)} "
+            f"tensors, first in {differing[0]}: this machine computes wrongly"
+        )
+
+
+def require_equal_replicas(network: nn.Module, *, step: int, group: Any) -> None:
+    """Raise Ended when weights that must be equal on all ranks are not; who is in the minority is named."""
+    mine = torch.tensor(bits(parameter.detach() for parameter in network.parameters()))
+    every = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, mine, group=group)
+    found = Counter(int(one) for one in every)
+    if len(found) == 1:
+        return
+    (usual, count), *_ = found.most_common()
+    odd = [rank for rank, one in enumerate(every) if int(one) != usual]
+    said = f"step {step}: the weights of ranks {odd} are not those of the others"
+    if 2 * count > len(every) and int(mine) != usual:
+        raise _bad_machine(said)
+    raise Ended(f"{said}: a machine computes wrongly", failure="infrastructure")
+
+
+def _gradient(network: nn.Module, batch: Batch) -> dict[str, int]:
+    """A sum over the bits of each gradient. Autograd is asked for the leaves alone, so no hook of DDP runs."""
+    named = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+    with torch.random.fork_rng():
+        loss = next_token_loss(network, *batch)
+        gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    return {name: bits([found]) for name, found in zip(named, gradients, strict=True) if found is not None}
+
+
+def bits(tensors: Iterable[Tensor]) -> int:
+    """The wrapping sum of all bytes taken as integers: any one flipped bit changes it."""
+    total = 0
+    for tensor in tensors:
+        whole = torch.int32 if tensor.element_size() == 4 else torch.int16
+        total += int(tensor.contiguous().view(-1).view(whole).sum(dtype=torch.int64))
+    return total
+
+
+def _bad_machine(what: str) -> Ended:
+    name = os.environ.get("HEADWAY_NODE_NAME") or socket.gethostname()
+    remedy = f"Have {name} checked: `headway qualify` measures it. Checkpoints since the last probe may hold its error."
+    return Ended(what, failure="node", remedy=remedy, nodes=(name,))
+
+
+# Which rank is slow, by what each does of a step before it waits for others. A straggler is named, never killed.
+#
+# A rank's own part is what its meter counts as data and compute when the step's collective begins. Under DDP waiting
+# for others is none of that; under FSDP and ZeRO 3 the forward pass waits too, so there only a rank that waits for its
+# data is seen.
+
+
+WINDOW = 20
+"""Steps whose median counts."""
+LEAST_SECONDS = 0.002
+"""What a rank must be slower by: less is the clock's and the scheduler's."""
+
+
+class Stragglers:
+    """State: of each rank, the own part of its last steps; and which ranks were slow, how much, and when."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self._last: deque[Sequence[float]] = deque(maxlen=WINDOW)
+        self.found: dict[int, dict[str, Any]] = {}
+
+    def take(self, step: int, seconds: Sequence[float]) -> dict[str, float]:
+        """What a step's record says: the slowest rank where it is a straggler, and how many times the middle one it takes."""
+        self._last.append(seconds)
+        if len(self._last) < WINDOW or len(seconds) < 2:
+            return {}
+        usual = [statistics.median(each) for each in zip(*self._last, strict=True)]
+        middle, slowest = statistics.median_low(usual), max(range(len(usual)), key=usual.__getitem__)
+        if usual[slowest] < self.factor * middle or usual[slowest] < middle + LEAST_SECONDS:
+            return {}
+        times = usual[slowest] / max(middle, 1e-9)
+        known = self.found.setdefault(slowest, {"rank": slowest, "first_step": step, "times": 0.0})
+        known.update(last_step=step, times=max(known["times"], times))
+        return {"straggler": slowest, "straggler_times": times}
+
+    def named(self, job: Path) -> list[dict[str, Any]]:
+        """All of this start, with the machine that each ran on."""
+        return [{**known, "host": _host(job, rank)} for rank, known in sorted(self.found.items())]
+
+
+def _host(job: Path, rank: int) -> str:
+    return str(json.loads((job / "ranks" / f"{rank}.json").read_bytes())["host"])
 
 
 class Watch:

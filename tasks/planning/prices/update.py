@@ -1,23 +1,310 @@
 """Writes Azure's prices of today into a home: `prices/azure.yaml`, and the list before beside it.
 
 A region is asked for whole, and everything is written at once or not at all. Prices of regions that were not asked for stay, with
-their own date. How it is asked is retail.py, what a meter means meters.py.
+their own date.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 import yaml
 
 from tasks.common.errors import Missing
 from tasks.common.process import locked, write_text
+from tasks.config.planning import PriceKind
+from tasks.hardware.sku import plain_name
+from tasks.planning.money import HOURS_OF_MONTH, KINDS, Term, hour_of_term
 from tasks.planning.prices.book import FETCHED, Book, PriceList, as_plain, open_book, read_list
-from tasks.planning.prices.meters import Found, prices_of
-from tasks.planning.prices.retail import Retail, quoted
+
+# Azure's retail meters as prices. Pure: in go the items of the Retail Prices API, out come prices, and what was left
+# out.
+#
+# https://learn.microsoft.com/rest/api/cost-management/retail-prices/azure-retail-prices tells the fields. What it does
+# not tell: a reservation's price is of its whole term though its unit says 1 Hour; Windows, Spot and Low Priority are
+# told only by names; a meter may stand there twice; a price of 0 is a gap.
+
+
+GB_OF_GIB = 1.073741824
+TERMS: Mapping[str, Term] = {"1 Year": "1y", "3 Years": "3y"}
+NOT_LINUX = re.compile(r"windows|cloud\s?services|dedicated host", re.IGNORECASE)
+UNITS = {"1 Hour": 1.0, "1/Hour": 1.0}
+PER_MONTH = {
+    "1 GB/Month": 1.0,
+    "1 GiB/Month": 1 / GB_OF_GIB,
+    "1 GB/Hour": HOURS_OF_MONTH,
+    "1 GiB/Hour": HOURS_OF_MONTH / GB_OF_GIB,
+}
+"""By unit of measure: what makes a price of 10^9 bytes and month of it."""
+STORAGE = (
+    ("blob-hot", re.compile(r"^Blob Storage$"), re.compile(r"^Hot LRS Data Stored$")),
+    ("blob-cool", re.compile(r"^Blob Storage$"), re.compile(r"^Cool LRS Data Stored$")),
+    ("netapp-standard", re.compile(r"^Azure NetApp Files$"), re.compile(r"^Standard Capacity$")),
+    ("netapp-premium", re.compile(r"^Azure NetApp Files$"), re.compile(r"^Premium Capacity$")),
+    ("netapp-ultra", re.compile(r"^Azure NetApp Files$"), re.compile(r"^Ultra Capacity$")),
+    *(
+        (f"lustre-{mb}", re.compile("Lustre"), re.compile(rf"(?<!\d){mb}(?!\d).*Capacity"))
+        for mb in (40, 125, 250, 500)
+    ),
+)
+"""Choice, and the product and meter that it is. Managed Lustre's are a guess at names that no public text shows."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Prices of one region."""
+
+    machines: Mapping[str, Mapping[PriceKind, float]]
+    """By size as Azure spells it; an hour."""
+    storage: Mapping[str, float]
+    """10^9 bytes for a month, by choice."""
+    egress: float | None
+    """10^9 bytes that leave Azure, at the dearest step."""
+    left_out: tuple[str, ...]
+    """What was there and is not believed, in sentences."""
+
+
+@dataclass(frozen=True)
+class _Meter:
+    """One price that may count."""
+
+    what: tuple[str, str]
+    price: float
+    rank: tuple[bool, str]
+    """Primary meters come first, then those that began last."""
+
+
+def prices_of(items: Iterable[Mapping[str, Any]], sizes: Iterable[str], *, region: str, today: datetime.date) -> Found:
+    """The prices of a region out of all items that were answered for it."""
+    wanted, here = {plain_name(size): size for size in sizes}, [i for i in items if i.get("armRegionName") == region]
+    here = [item for item in here if _counts(item, today)]
+    left_out: list[str] = []
+    chosen = _chosen([meter for item in here for meter in _of_machine(item, wanted)], left_out)
+    machines: dict[str, dict[PriceKind, float]] = {}
+    for size, kind in chosen:
+        machines.setdefault(size, {})[_known(kind)] = chosen[size, kind]
+    for size, kinds in machines.items():
+        left_out += _disbelieved(size, kinds)
+    stored = _chosen([meter for item in here for meter in _of_storage(item)], left_out)
+    leaving = [price for item in here if _leaves(item) and (price := _price(item))]
+    return Found(
+        {size: kinds for size, kinds in machines.items() if kinds},
+        {choice: price for (choice, _), price in stored.items()},
+        max(leaving, default=None),
+        tuple(left_out),
+    )
+
+
+def _counts(item: Mapping[str, Any], today: datetime.date) -> bool:
+    """Whether it is in force, and for everybody."""
+    began = str(item.get("effectiveStartDate") or "")[:10]
+    return began <= today.isoformat() and item.get("type") != "DevTestConsumption"
+
+
+def _of_machine(item: Mapping[str, Any], wanted: Mapping[str, str]) -> Iterator[_Meter]:
+    size = wanted.get(plain_name(str(item.get("armSkuName") or "")))
+    if item.get("serviceName") != "Virtual Machines" or not size or NOT_LINUX.search(str(item.get("productName"))):
+        return
+    if item.get("unitOfMeasure") not in UNITS or item.get("tierMinimumUnits"):
+        return
+    kind, price = _kind(item), _price(item)
+    if price is None or kind is None:
+        return
+    term = TERMS.get(str(item.get("reservationTerm"))) if item.get("type") == "Reservation" else None
+    yield _Meter((size, kind), hour_of_term(price, term) if term else price, _rank(item))
+    for plan in item.get("savingsPlan") or () if kind == "on-demand" else ():
+        saved = _price(plan)
+        if plan.get("term") in TERMS and saved is not None:
+            yield _Meter((size, f"savings-{TERMS[plan['term']]}"), saved, _rank(item))
+
+
+def _kind(item: Mapping[str, Any]) -> str | None:
+    if item.get("type") == "Reservation":
+        term = TERMS.get(str(item.get("reservationTerm")))
+        return f"reserved-{term}" if term else None
+    if item.get("type") != "Consumption":
+        return None
+    names = f"{item.get('skuName')} {item.get('meterName')}"
+    return "spot" if "Spot" in names else "low-priority" if "Low Priority" in names else "on-demand"
+
+
+def _known(kind: str) -> PriceKind:
+    return next(known for known in KINDS if known == kind)
+
+
+def _of_storage(item: Mapping[str, Any]) -> Iterator[_Meter]:
+    """The first step is the dearest: prices fall with what is stored."""
+    product, meter, unit = (str(item.get(key) or "") for key in ("productName", "meterName", "unitOfMeasure"))
+    price = _price(item)
+    if item.get("type") != "Consumption" or item.get("tierMinimumUnits") or price is None or unit not in PER_MONTH:
+        return
+    for choice, of_product, of_meter in STORAGE:
+        if of_product.search(product) and of_meter.search(meter):
+            yield _Meter((choice, ""), price * PER_MONTH[unit], _rank(item))
+
+
+def _leaves(item: Mapping[str, Any]) -> bool:
+    return (
+        item.get("serviceName") == "Bandwidth"
+        and item.get("meterName") == "Standard Data Transfer Out"
+        and item.get("productName") == "Rtn Preference: MGN"
+        and item.get("unitOfMeasure") == "1 GB"
+    )
+
+
+def _chosen(meters: list[_Meter], left_out: list[str]) -> dict[tuple[str, str], float]:
+    """One price each: of the meter that ranks first; of equals that differ, the dearer one, which is said."""
+    best: dict[tuple[str, str], _Meter] = {}
+    for meter in meters:
+        there = best.get(meter.what)
+        if there and there.rank == meter.rank and there.price != meter.price:
+            name = " ".join(filter(None, meter.what))
+            prices = sorted((there.price, meter.price))
+            left_out.append(f"{name} is listed at {prices[0]:g} and at {prices[1]:g}: the dearer one counts")
+        if not there or (meter.rank, meter.price) > (there.rank, there.price):
+            best[meter.what] = meter
+    return {what: meter.price for what, meter in best.items()}
+
+
+def _disbelieved(size: str, kinds: dict[PriceKind, float]) -> Iterator[str]:
+    """Take away what cannot be: a discount that is dearer than none, a spot price that is the on-demand price."""
+    whole = kinds.get("on-demand")
+    for kind, price in list(kinds.items()):
+        if whole is not None and kind != "on-demand" and price >= whole:
+            del kinds[kind]
+            yield f"{size}: {kind} at {price:g} is not below on-demand at {whole:g}: it counts as not known"
+
+
+def _price(item: Mapping[str, Any]) -> float | None:
+    """What an item costs; None for 0 and for what is no number."""
+    price = item.get("retailPrice")
+    right = isinstance(price, int | float) and not isinstance(price, bool) and math.isfinite(price) and price > 0
+    return float(price) if right else None  # type: ignore[arg-type]
+
+
+def _rank(item: Mapping[str, Any]) -> tuple[bool, str]:
+    return bool(item.get("isPrimaryMeterRegion")), str(item.get("effectiveStartDate") or "")
+
+
+# Asks Azure's Retail Prices API: all pages of an answer, or none. No account, nothing about us is sent.
+#
+# https://learn.microsoft.com/rest/api/cost-management/retail-prices/azure-retail-prices: `$filter` in OData, values
+# with their case as they are since 2023-01-01-preview; NextPageLink leads on.
+
+
+API_VERSION = "2023-01-01-preview"
+"""The only one that tells savings plans."""
+TIMEOUT_SECONDS = 30.0
+ATTEMPTS = 4
+"""Of one page; between them 1, 2 and 4 seconds, or what Retry-After says."""
+LONGEST_WAIT_SECONDS = 60.0
+"""That a Retry-After is followed for; a longer one is an error that says so."""
+MOST_PAGES = 200
+"""Of one question; a region's GPU sizes take a few."""
+MOST_BYTES = 20_000_000
+"""Of one page; a thousand items take about one million."""
+PORTS = {"http": 80, "https": 443}
+TRY_LATER = "The prices of before stay. Try again later; `headway prices` shows what is known."
+
+
+class Retail:
+    """A connection to the API at `url`; State: the open connection."""
+
+    def __init__(self, url: str, *, currency: str = "USD") -> None:
+        self._url, self._currency = url, currency
+        self._client = httpx.Client(timeout=TIMEOUT_SECONDS, headers={"User-Agent": "headway"})
+
+    def __enter__(self) -> Retail:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def ask(self, condition: str) -> Iterator[dict[str, Any]]:
+        """All items for a condition, page by page. Raises Missing where an answer cannot be had whole."""
+        query = {"api-version": API_VERSION, "currencyCode": f"'{self._currency}'", "$filter": condition}
+        link: str | None = str(httpx.URL(self._url, params=query))
+        seen: set[str] = set()
+        while link:
+            if link in seen:
+                raise Missing(f"{self._url} leads in a circle: a page was given twice", remedy=TRY_LATER)
+            if len(seen) >= MOST_PAGES:
+                raise Missing(f"{self._url} gave {MOST_PAGES} pages and more for one question", remedy=TRY_LATER)
+            seen.add(link)
+            page = self._page(link)
+            yield from page["Items"]
+            link = self._next(page)
+
+    def _next(self, page: dict[str, Any]) -> str | None:
+        """Where it goes on; at the same place only."""
+        link = page.get("NextPageLink")
+        if link and (not isinstance(link, str) or _place(link) != _place(self._url)):
+            raise Missing(
+                f"{self._url} leads on to another place, {str(link)[:80]!r}: it is not asked", remedy=TRY_LATER
+            )
+        return link or None
+
+    def _page(self, link: str) -> dict[str, Any]:
+        """One page. An answer that may be better the next time is asked for again."""
+        why = ""
+        for attempt in range(ATTEMPTS):
+            wait = float(2**attempt)
+            try:
+                answer = self._client.get(link)
+                if answer.status_code == 200:
+                    return self._checked(answer)
+                why = f"it answers {answer.status_code}"
+                if answer.status_code not in (408, 429) and answer.status_code < 500:
+                    raise Missing(f"{self._url}: {why}: {answer.text[:200]}", remedy=TRY_LATER)
+                wait = _told_to_wait(answer, wait)
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+                why = f"{type(error).__name__}: {error}"
+            if wait > LONGEST_WAIT_SECONDS:
+                raise Missing(f"{self._url}: {why}, and asks to wait {wait:.0f} s", remedy=TRY_LATER)
+            if attempt < ATTEMPTS - 1:
+                time.sleep(wait)
+        raise Missing(f"{self._url} gave no prices in {ATTEMPTS} attempts: {why}", remedy=TRY_LATER)
+
+    def _checked(self, answer: httpx.Response) -> dict[str, Any]:
+        """Raises ValueError for what may be right the next time, and Missing for what is wrong for good."""
+        if len(answer.content) > MOST_BYTES:
+            raise Missing(f"{self._url}: a page of {len(answer.content)} bytes", remedy=TRY_LATER)
+        page = answer.json()
+        if not isinstance(page, dict) or not isinstance(page.get("Items"), list):
+            raise ValueError("the answer has no Items")
+        if not all(isinstance(item, dict) for item in page["Items"]):
+            raise ValueError("an item of the answer is no object")
+        given = {page.get("BillingCurrency"), *(item.get("currencyCode") for item in page["Items"])}
+        if given != {self._currency}:
+            wrong = ", ".join(sorted(str(one) for one in given - {self._currency}))
+            raise Missing(f"{self._url} was asked for {self._currency} and answers in {wrong}", remedy=TRY_LATER)
+        return page
+
+
+def quoted(value: str) -> str:
+    """A text of a condition. OData doubles a quotation mark."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _told_to_wait(answer: httpx.Response, otherwise: float) -> float:
+    """Retry-After in seconds; a date is not followed."""
+    told = answer.headers.get("Retry-After", "")
+    return float(told) if told.isdigit() else otherwise
+
+
+def _place(link: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(link)
+    return parts.scheme, parts.hostname, parts.port or PORTS.get(parts.scheme)
+
 
 BEFORE = "prices/azure.before.yaml"
 """The list that the newest one replaced, below the home."""

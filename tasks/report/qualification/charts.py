@@ -1,7 +1,7 @@
 """The curves of a qualification's page as inline SVG: bandwidth against the size of the message, and rates against machines.
 
 Both axes are logarithms. Colours are classes of the page's style, so that a chart follows the page into dark mode. Without
-matplotlib: a page has two dozen of them, and a stage waits for it. The map of pairs is map.py.
+matplotlib: a page has two dozen of them, and a stage waits for it. The map of pairs is pairs.py.
 """
 
 from __future__ import annotations

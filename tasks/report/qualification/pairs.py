@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import statistics
+import struct
+import zlib
 from collections.abc import Sequence
+from functools import lru_cache
+from html import escape
 
 from tasks.qualification.limits import bandwidths
 from tasks.qualification.measured import Sweep
@@ -12,7 +17,124 @@ from tasks.report.data import number
 from tasks.report.markup import Html, folded, grid, join, tag
 from tasks.report.qualification.charts import size_text
 from tasks.report.qualification.data import SIGN, STYLES, Found, by_number, count, finite, four
-from tasks.report.qualification.map import pair_map, scale
+
+# The map of pairs: the bus bandwidth between any two machines, as one picture at any number of machines.
+#
+# The squares are pixels of a PNG inside the page (512 machines have 262,144 of them), names and marks are SVG above it.
+# Blue is what the pairs usually reach, orange and red are below; a pair without a value is a hole.
+
+
+SIDE, LARGEST_CELL = 720, 120
+"""Of the square, and of a pair in it, in units of the drawing."""
+ALL_NAMED = 36
+"""Machines up to which each row has its name."""
+WRITTEN = 12
+"""Machines up to which a square has its number."""
+NAME_CHARACTERS, LETTER = 22, 8.6
+MOST_MARKS = 30
+SMALLEST_ROW = 15.0
+COLOURS = (
+    (0.0, (120, 12, 34)),
+    (0.5, (203, 51, 45)),
+    (0.75, (240, 150, 60)),
+    (0.9, (150, 175, 214)),
+    (1.0, (84, 133, 197)),
+)
+"""By the share of the reference. Orange against blue is told apart also by who does not see red from green."""
+HOLE = (0, 0, 0, 0)
+
+
+def pair_map(names: Sequence[str], pairs: Sequence[PairVerdict], reference: float, marked: frozenset[str]) -> Html:
+    """The map of machines in this order; `reference` is drawn as blue. Marked ones are named, up to MOST_MARKS of them."""
+    count = len(names)
+    place = {name: index for index, name in enumerate(names)}
+    cells = {
+        (place[pair.a], place[pair.b]): finite(pair.busbw_gb_s) for pair in pairs if pair.a in place and pair.b in place
+    }
+    named = list(names) if count <= ALL_NAMED else [name for name in names if name in marked][:MOST_MARKS]
+    left = 14 + LETTER * max((len(_fit(name)) for name in named), default=0)
+    side = min(SIDE, LARGEST_CELL * count)
+    cell = side / count
+    shapes = [
+        f'<image x="{left:.1f}" y="8" width="{side}" height="{side}" preserveAspectRatio="none" class="pixels" '
+        f'href="data:image/png;base64,{base64.b64encode(_png(count, cells, reference)).decode()}"/>',
+        f'<rect x="{left:.1f}" y="8" width="{side}" height="{side}" class="frame"/>',
+        *_names(named, place, cell, left, marked),
+    ]
+    if count <= WRITTEN:
+        shapes += _written(cells, cell, left)
+    said = f"Bus bandwidth of {len(cells):,} pairs of {count:,} machines; blue is {number(reference)} GB/s"
+    size = f'viewBox="0 0 {left + side + 8:.0f} {side + 16}" style="max-width:{left + side + 8:.0f}px"'
+    head = (
+        f'<svg class="chart map" {size} role="img" aria-labelledby="pairs-t"><title id="pairs-t">{escape(said)}</title>'
+    )
+    return Html(f"{head}{''.join(shapes)}</svg>")
+
+
+def scale(reference: float) -> Html:
+    """What the colours mean."""
+    texts = [f"{number(float(f'{reference * share:.3g}'))} GB/s" for share, _ in COLOURS]
+    texts[0] += " and less"
+    items = (
+        tag("li", Html(f'<i style="background:rgb{colour}"></i>'), text)
+        for text, (_, colour) in zip(texts, COLOURS, strict=True)
+    )
+    return tag("ul", *items, tag("li", Html('<i class="hole"></i>'), "not measured"), class_="legend")
+
+
+@lru_cache
+def colour(share: float) -> tuple[int, int, int]:
+    """Of a share of the reference."""
+    low = max((stop for stop in COLOURS if stop[0] <= share), default=COLOURS[0])
+    high = min((stop for stop in COLOURS if stop[0] >= share), default=COLOURS[-1])
+    part = (share - low[0]) / (high[0] - low[0]) if high[0] > low[0] else 0.0
+    red, green, blue = (round(a + (b - a) * part) for a, b in zip(low[1], high[1], strict=True))
+    return red, green, blue
+
+
+def _png(count: int, cells: dict[tuple[int, int], float | None], reference: float) -> bytes:
+    """Red, green, blue and opacity of each square, eight bits each (PNG specification, colour type 6)."""
+    pixels = bytearray(count * (4 * count + 1))
+    for (a, b), value in cells.items():
+        rgba = HOLE if value is None else (*colour(round(value / reference, 2)), 255)
+        for row, column in ((a, b), (b, a)):
+            start = row * (4 * count + 1) + 1 + 4 * column
+            pixels[start : start + 4] = bytes(rgba)
+    header = struct.pack(">IIBBBBB", count, count, 8, 6, 0, 0, 0)
+    chunks = (_chunk(b"IHDR", header), _chunk(b"IDAT", zlib.compress(bytes(pixels), 9)), _chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def _names(named: Sequence[str], place: dict[str, int], cell: float, left: float, marked: frozenset[str]) -> list[str]:
+    """Names left of their rows, moved apart where rows are thin; a mark at the row of each marked one."""
+    shapes, last = [], -SMALLEST_ROW
+    for name in named:
+        middle = 8 + (place[name] + 0.5) * cell
+        last = text = max(middle, last + SMALLEST_ROW)
+        style = ' class="bad"' if name in marked else ""
+        x, y = f"{left - 10:.1f}", f"{text + 4:.1f}"
+        shapes.append(f'<text x="{x}" y="{y}" text-anchor="end"{style}>{escape(_fit(name))}</text>')
+        if name in marked:
+            shapes.append(f'<path class="mark" d="M{left - 8:.1f},{text:.1f} L{left - 1:.1f},{middle:.1f}"/>')
+    return shapes
+
+
+def _written(cells: dict[tuple[int, int], float | None], cell: float, left: float) -> list[str]:
+    return [
+        f'<text class="value" x="{left + (column + 0.5) * cell:.1f}" y="{8 + (row + 0.5) * cell + 5:.1f}" '
+        f'text-anchor="middle">{"–" if value is None else number(float(f"{value:.3g}"))}</text>'
+        for (a, b), value in cells.items()
+        for row, column in ((a, b), (b, a))
+    ]
+
+
+def _fit(name: str) -> str:
+    return name if len(name) <= NAME_CHARACTERS else f"…{name[1 - NAME_CHARACTERS :]}"
+
 
 PAIRS_LISTED = 20
 NAMES_SHOWN = 8

@@ -14,8 +14,10 @@ platform is up, the flow watch, `headway watch`; they share what they know. See 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from tasks.artifacts import parse_ref
@@ -24,14 +26,46 @@ from tasks.common.errors import IntegrityError
 from tasks.config.revalidation import ServiceConfig
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
+from tasks.formats.answers import Answer, Label
 from tasks.security.signatures import signed_config
 from tasks.serving.known import endpoint_of, known_endpoints
 from tasks.serving.local.endpoint import outputs_of
 from tasks.serving.monitor.accuracy import NAME as ACCURACY
 from tasks.serving.monitor.anomalies import anomalies
-from tasks.serving.monitor.reading import read
-from tasks.serving.monitor.series import series
+from tasks.serving.monitor.measures import MEASURES, mean
+from tasks.serving.monitor.reading import Told, ended, read
 from tasks.storage import open_store
+
+# Measures and accuracy of answers over time: a row a window of as many answers, the newest last. Pure; judges nothing.
+
+
+def series(told: Told, *, requests: int, windows: int) -> list[dict[str, Any]]:
+    """The last windows of so many requests each: `begins`, `ends` (seconds since the epoch), means, `labels` and `accuracy`.
+
+    The newest window may hold fewer. A label belongs to the window in which its request was asked: accuracy is that of the
+    answers of a time, whenever callers said so.
+    """
+    cut = [told.answers[place : place + requests] for place in range(0, len(told.answers), requests)]
+    edges = [window[0].time for window in cut[1:]] + [math.inf]
+    rows = [_row(window, _asked_in(told.labels, window, edge)) for window, edge in zip(cut, edges, strict=False)]
+    return rows[-windows:]
+
+
+def _row(window: Sequence[Answer], labels: Sequence[Label]) -> dict[str, Any]:
+    return {
+        "begins": window[0].time,
+        "ends": ended(window[-1]),
+        "requests": len(window),
+        **{measure.name: mean(measure, window) for measure in MEASURES},
+        "labels": len(labels),
+        "accuracy": fmean(label.right for label in labels) if labels else None,
+    }
+
+
+def _asked_in(labels: Sequence[Label], window: Sequence[Answer], edge: float) -> list[Label]:
+    first = window[0].time
+    return [label for label in labels if first <= label.asked < edge]
+
 
 COOL_DOWN_SECONDS = 1800.0
 SOURCE = "headway/watch"

@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-from tasks.compute.slurm.beeond import beeond_lines
+from tasks.compute.slurm.render import beeond_lines
 from tasks.config.cluster import ScratchConfig
 
 SCRATCH = ScratchConfig(path="/mnt/nvme disk/", size_gib=1, beeond=True)

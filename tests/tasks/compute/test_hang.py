@@ -11,8 +11,8 @@ import pytest
 from tasks.common import process
 from tasks.common.process import write_json
 from tasks.compute import open_backend
-from tasks.compute.hang import HangWatch
 from tasks.compute.job import Job, JobState
+from tasks.compute.job_monitor import HangWatch
 from tasks.compute.supervisor import run
 from tasks.compute.watching import Watch
 from tasks.config.cluster import ClusterConfig, RetryConfig, WatchConfig

@@ -13,8 +13,8 @@ from tasks.common import process
 from tasks.common.errors import Missing
 from tasks.compute import open_backend
 from tasks.compute.job import Job
+from tasks.compute.ray.backend import Told, state_of
 from tasks.compute.ray.local import spec
-from tasks.compute.ray.states import Told, state_of
 from tasks.compute.ray_driver import driver_spec, ray_on_nodes
 from tasks.config.cluster import ClusterConfig, ElasticConfig, RayConfig
 from tasks.jobs.ray.machines import Machine, lacking, machines, selector

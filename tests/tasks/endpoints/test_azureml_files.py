@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 from deployments.cli.endpoint import app
 from tasks.azure import arm_client
 from tasks.config.serving import DeploymentConfig
-from tasks.serving.azureml.around import autoscale, diagnostics, policy, require_policy
-from tasks.serving.azureml.files import files_of, require_loadable
+from tasks.serving.azureml.files import autoscale, diagnostics, files_of, policy, require_loadable, require_policy
 from tasks.serving.azureml.probes import counted, metrics_query
 from tasks.serving.azureml.render import LONGEST_NAME, Rendering, azure_name
 

@@ -19,8 +19,8 @@ from tasks.jobs.checkpoint.files import claim_attempt, digest, manifests, place_
 from tasks.jobs.checkpoint.folders import FolderSaver
 from tasks.jobs.checkpoint.pieces import read_into, shards_of
 from tasks.jobs.checkpoint.retention import pin, retain
-from tasks.jobs.checkpoint.scrub import scrub
 from tasks.jobs.checkpoint.snapshot import restore, training_tensors
+from tasks.jobs.checkpoint.writer import scrub
 from tasks.jobs.training.pieces import Piece
 from tasks.planning.interval import corrected_every_steps
 

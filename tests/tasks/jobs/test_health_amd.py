@@ -4,7 +4,7 @@ import pytest
 from machine_material import RecordedMachine, bench_of, report_of
 
 from tasks.formats import rocm
-from tasks.jobs.qualify import health, throttling
+from tasks.jobs.qualify import health, soak
 
 UNCORRECTED = "[ 89000.5] amdgpu 0000:1b:00.0: amdgpu: 2 uncorrectable hardware errors detected in umc block"
 SCLK = "0: 132Mhz *\n1: 2100Mhz"
@@ -68,7 +68,7 @@ def test_what_is_broken_is_found_on_its_gpu(recorded):
         "throttle": ["warn"],
     }
     assert [probe.where for probe in found["ecc"] if probe.finding] == ["GPU 4", "GPU 0000:1b:00.0"]
-    assert throttling.amd(recorded.machine()) == {"GPU 7": "THROTTLED"}
+    assert soak.amd(recorded.machine()) == {"GPU 7": "THROTTLED"}
 
 
 def test_what_is_not_there_is_missing(recorded):

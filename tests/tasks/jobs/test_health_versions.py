@@ -9,7 +9,7 @@ from machine_material import RecordedMachine, bench_of, load_sku, report_of
 
 from tasks.formats import azure_machine
 from tasks.jobs.qualify import versions
-from tasks.qualification.versions import unlike_image
+from tasks.qualification.judge import unlike_image
 
 COMPUTE = {
     "vmSize": "Standard_ND96isr_H100_v5",

@@ -19,8 +19,7 @@ from waiting import limit
 
 from tasks.common.errors import IntegrityError
 from tasks.common.process import read_json, write_json
-from tasks.jobs.node.mirror import Mirror
-from tasks.jobs.node.mirror_place import Where, environment, where_we_are
+from tasks.jobs.node.mirror import Mirror, Where, environment, where_we_are
 from tasks.jobs.node.runtime import Rank
 from tasks.jobs.qualify.storage_blob import through
 from tasks.storage.blob.client import open_container

@@ -10,7 +10,8 @@ import pytest
 import torch
 from bench_stand import bench, measured, probes
 
-from tasks.jobs.qualify import gpus, memory, soak, temperatures
+from tasks.jobs.qualify import gpus, memory, soak
+from tasks.jobs.qualify import soak as temperatures
 from tasks.jobs.qualify.bench import switch_of
 from tasks.jobs.qualify.compute import matmul_windows
 from tasks.jobs.qualify.rates import Outcome, Rate, Together, any_behind

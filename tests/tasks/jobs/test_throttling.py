@@ -6,13 +6,13 @@ import pytest
 from machine_material import H100, RecordedMachine, bench_of, report_of
 from waiting import limit
 
-from tasks.jobs.qualify import throttling
-from tasks.jobs.qualify.throttling import watched
+from tasks.jobs.qualify import soak
+from tasks.jobs.qualify.soak import watched
 
 
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
-    monkeypatch.setattr(throttling, "EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(soak, "EVERY_SECONDS", 0.02)
     return RecordedMachine(tmp_path / "machine", monkeypatch).nvidia(H100, gpus=2)
 
 
@@ -43,7 +43,7 @@ def test_idle_application_clocks_and_the_power_cap_are_none(recorded):
 
 
 def test_a_moment_of_it_warns():
-    watch = throttling.Watch(None, None)
+    watch = soak.Watch(None, None)
     watch.looks, watch.times["GPU 0"], watch.why["GPU 0"] = 30, 3, "hardware power brake"
     assert [probe.finding for probe in watch.probes("soak")] == ["warn"]
     watch.times["GPU 0"] = 4

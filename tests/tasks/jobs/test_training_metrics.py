@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 from tasks.config.training import LoraConfig
 from tasks.formats.mmididx import TokenWriter, open_tokens
 from tasks.jobs.data.samples import Shares
-from tasks.jobs.training import machine_use, meter
+from tasks.jobs.training import meter, metrics_logger
 from tasks.jobs.training.flops import flops_of
 from tasks.jobs.training.heldout import Heldout
-from tasks.jobs.training.machine_use import MachineUse
 from tasks.jobs.training.meter import Meter
+from tasks.jobs.training.metrics_logger import MachineUse
 from tasks.planning.size import flops_per_token_megatron
 
 CPU = torch.device("cpu")
@@ -222,7 +222,7 @@ def test_flops_name_their_convention():
 def test_the_machine_is_looked_at_every_ten_seconds(monkeypatch):
     now = SimpleNamespace(time=0.0)
     ticks = iter([(100, 1000), (150, 1100)])
-    monkeypatch.setattr(machine_use, "_processors", lambda: next(ticks))
+    monkeypatch.setattr(metrics_logger, "_processors", lambda: next(ticks))
     use = MachineUse(CPU, clock=lambda: now.time)
     now.time = 9.9
     assert use.look() == {}

@@ -34,10 +34,9 @@ from tasks.jobs.data.samples import open_samples
 from tasks.jobs.node.elastic import SAVED_AND_STOPPED, process_age
 from tasks.jobs.training.machine_time import Held
 from tasks.jobs.training.reactions import Reaction, next_position
-from tasks.jobs.training.repeat import bits
 from tasks.jobs.training.safety import Guard
 from tasks.jobs.training.stops import reached
-from tasks.jobs.training.stragglers import WINDOW, Stragglers
+from tasks.jobs.training.watch import WINDOW, Stragglers, bits
 
 BAD_STEP = 22
 BATCH = CONFIG.global_batch_size
@@ -344,7 +343,7 @@ def test_who_is_slow_is_judged_by_the_median_of_many_steps():
 
 
 FLIPPED = """
-import os, torch, tasks.jobs.training.repeat as repeat
+import os, torch, tasks.jobs.training.watch as repeat
 plain, calls = repeat._gradient, []
 def gradient(network, batch):
     found = plain(network, batch)

@@ -9,8 +9,7 @@ from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import load_sku
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement, Probe, RankReport, Row, Sweep
-from tasks.qualification.record import record
-from tasks.qualification.recorded import collectives, limits
+from tasks.qualification.record import collectives, limits, record
 
 pytestmark = pytest.mark.unit
 
