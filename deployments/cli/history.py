@@ -13,7 +13,7 @@ import typer
 from deployments.cli import endpoint_rollback
 from deployments.cli.models import tell
 from deployments.cli.output import CommandError, say, short_ref
-from deployments.cli.users import As, asked
+from deployments.cli.users import As, HistoryReason, asked
 
 if TYPE_CHECKING:
     from tasks.registry.difference import Difference
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 SHOWN = 20
 """Lines of each part of a difference that people are shown; --json has all."""
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why, for the audit log and the history.")]
 
 
 def diff(
@@ -57,7 +56,7 @@ def rollback(
         str, typer.Option("--to", metavar="VERSION", help="The version to go to; without it, what stood before.")
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")] = False,
-    reason: Reason = "",
+    reason: HistoryReason = "",
     as_: As = "",
     as_json: Json = False,
 ) -> None:
@@ -98,7 +97,7 @@ def prune(
     keep: Annotated[int, typer.Option(help="Keep the last K of each name, 2 or more.")] = 3,
     every: Annotated[int, typer.Option(min=0, help="And every Nth that was ever published; 0 for none.")] = 0,
     apply: Annotated[bool, typer.Option("--apply", help="Delete. Without it, only say what would go.")] = False,
-    reason: Reason = "",
+    reason: HistoryReason = "",
     as_: As = "",
     as_json: Json = False,
 ) -> None:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.history import Reason
 from deployments.cli.output import say, short_ref
-from deployments.cli.users import As, asked
+from deployments.cli.users import As, HistoryReason, asked
 
 if TYPE_CHECKING:
     from tasks.storage.manifest import Manifest
@@ -84,7 +83,7 @@ def models(
 def promote(
     ref: Annotated[str, typer.Argument(help="model/NAME@VERSION; without a version, the current one.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")] = False,
-    reason: Reason = "",
+    reason: HistoryReason = "",
     as_: As = "",
     as_json: Json = False,
 ) -> None:

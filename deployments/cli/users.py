@@ -29,6 +29,8 @@ Reason = Annotated[
     str, typer.Option("--reason", help="Why, for the audit log; needed where the policy asks who you are.")
 ]
 
+HistoryReason = Annotated[str, typer.Option("--reason", help="Why, for the audit log and the history.")]
+
 
 @contextmanager
 def asked(right: Right, name: str, *, what: str, reason: str | None = None) -> Iterator[None]:

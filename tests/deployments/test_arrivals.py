@@ -185,7 +185,7 @@ def test_what_can_be_no_dataset_is_noted_and_tried_again_when_more_comes(watched
 def test_a_dataset_that_nothing_makes_any_more_is_noted(watched, tmp_path):
     stand = Stand(tmp_path / "home", of_folder(watched))
     (watched / "a.txt").write_text("text")
-    stand.tick_until(lambda: rows(stand.ledger))
+    ticking(Folders(stand.home, stand.events, stand.ledger), until_done=lambda: rows(stand.ledger))
     ticking(Arrivals(stand.home, config(), stand.ledger), until_done=stand.settled)
     assert "nothing that is watched" in rows(stand.ledger)[0]["reason"]
 

@@ -424,7 +424,10 @@ def test_a_process_that_down_stops_tells_of_no_crash_and_goes_on_at_the_next_up(
     pid = started(tmp_path, 1)
     worker.stopped(run)
     os.kill(pid, signal.SIGTERM)
-    until(lambda: client.read_flow_run(run).state.name == "AwaitingRetry")
+    until(
+        lambda: client.read_flow_run(run).state.name == "AwaitingRetry",
+        why=lambda: [(state.name, state.message) for state in history(client, run)],
+    )
     assert client.read_flow_run(run).next_scheduled_start_time > datetime.now(UTC) + timedelta(seconds=30)
     (tmp_path / "go").touch()
     DeadRuns(worker.home, PlatformConfig(max_resumes=0)).tick(client, time.time())

@@ -107,7 +107,7 @@ def test_fault_61_overload_is_refused_and_what_is_accepted_is_answered(model, tm
     with serving(tmp_path / "server", model, limits=limits) as server:
         closed_loop(server.url, 40, 2)
         before = memory(server.process.pid)
-        found = closed_loop(server.url, 40, 4)
+        found = closed_loop(server.url, 40, limit(4))
         grown = memory(server.process.pid) - before
         assert server.complete(max_tokens=1).status_code == 200
         assert server.figure('refused_total{status="429",why="waiting"}') > 0
