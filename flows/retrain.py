@@ -23,7 +23,7 @@ from flows.support.data import tokenized, validated
 from flows.support.evaluated import read_by_suites, with_suites
 from flows.support.inputs import checked, configured
 from flows.support.mixture import beside, mixed_in
-from flows.support.prefect_run import cancelled, flow_run, named, setting, started_by
+from flows.support.prefect_run import cancelled, flow_run, named, setting, started_by, starters
 from flows.support.progress import PrefectProgress
 from tasks.artifacts import Cluster, Endpoint, Evaluation, Model, Pending, Tokens, as_configured
 from tasks.benchmark import benchmark
@@ -76,22 +76,21 @@ def retrain(
         if holder := covered_elsewhere(cause):
             return Completed(message=f"nothing done: flow run {holder} covers the same events")  # type: ignore[no-any-return]
         require_dataset(cause, dataset)
-        with (
-            lifecycle(
-                "retrain",
-                config,
-                subject=config.training.model,
-                stages=STAGES,
-                first=from_stage,
-                last=to_stage,
-                cancelled=cancelled,
-                flow_run=flow_run(),
-                observers=(PrefectProgress(),),
-                at_end=close,
-            ),
-            agreed(dataset, config, cause, continue_from) as agreed_on,
-        ):
-            return served(agreed_on, config, continue_from)
+        with lifecycle(
+            "retrain",
+            config,
+            subject=config.training.model,
+            stages=STAGES,
+            first=from_stage,
+            last=to_stage,
+            cancelled=cancelled,
+            flow_run=flow_run(),
+            observers=(PrefectProgress(),),
+            at_end=close,
+        ) as run:
+            run.starters = starters(run.store)
+            with agreed(dataset, config, cause, continue_from) as agreed_on:
+                return served(agreed_on, config, continue_from)
 
 
 def served(dataset: str, config: RetrainConfig, continue_from: ContinueFrom | None) -> Endpoint | None:

@@ -7,12 +7,13 @@ See docs/DESIGN.md, "Words".
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.common.errors import GateFailed
 from tasks.common.names import Verdict
+from tasks.config.base import NodeName
 from tasks.config.cluster import ClusterConfig
 
 KINDS = (
@@ -44,8 +45,9 @@ class Artifact(Value):
     KIND: ClassVar[str] = ""
 
     name: str
-    version: str
-    """64 hex digits: sha256 of the content part of the manifest."""
+    version: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """64 hex digits: sha256 of the content part of the manifest. Fewer would mean another artifact as soon as somebody publishes
+    one that begins with them."""
     uri: str
     metrics: dict[str, float] = {}
 
@@ -168,7 +170,7 @@ class Cluster(Value):
     """The hardware that it was judged as, as `headway hardware` lists it."""
     qualification: str = ""
     """Reference of the qualification that vouches for it."""
-    proven: tuple[str, ...] = ()
+    proven: tuple[NodeName, ...] = ()
     """Machines that proved themselves, healthiest first: jobs run on these only. None: whatever the backend gives."""
     config: ClusterConfig = ClusterConfig()
     """How it is reached, and how jobs run on it."""

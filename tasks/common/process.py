@@ -9,12 +9,14 @@ progress, and takes the program with it when it dies. Standard library only: the
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -211,19 +213,27 @@ def locked(path: Path, *, waiting: Callable[[], None] = lambda: None, folder: in
     """Hold a file's lock against other processes; it is let go when this process dies. `folder` is the open one that it lies in.
 
     While somebody else holds it, `waiting` is called again and again; what it raises ends the wait. A link is not followed, and
-    what the file holds stays: in a shared folder somebody else may have put it there. Raises OSError for a link.
+    what the file holds stays: in a shared folder somebody else may have put it there. Raises OSError for a link, and for what is
+    no plain file.
     """
     if folder is None:
         path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o666, dir_fd=folder), "r+") as file:
-        while not _lock(file):
+    lock = os.open(path, flags, 0o666, dir_fd=folder)
+    try:
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            raise OSError(
+                errno.EINVAL, "a lock must be a plain file: find out who made this one, and remove it", str(path)
+            )
+        while not _lock(lock):
             waiting()
             time.sleep(POLL_SECONDS)
         yield
+    finally:
+        os.close(lock)
 
 
-def _lock(file: IO[str]) -> bool:
+def _lock(file: IO[str] | int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -237,9 +247,9 @@ def _parents() -> Iterator[tuple[int, int]]:
         said = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=False)
         yield from ((int(child), int(parent)) for child, parent in map(str.split, said.stdout.splitlines()))
         return
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            yield int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])
+            yield int(path.parent.name), int(path.read_text().rpartition(")")[2].split()[1])
 
 
 def descendants(pid: int) -> list[int]:

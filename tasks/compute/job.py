@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from tasks.common.process import write_json
-from tasks.config.base import digest
+from tasks.config.base import NodeName, digest
 from tasks.config.cluster import ElasticConfig, RetryConfig, ScratchConfig, WatchConfig
 
 Failure = Literal[
@@ -68,8 +68,8 @@ class Job(BaseModel):
     environment: dict[str, str] = {}
     exclusive: bool = False
     preemptible: bool = False
-    excluded_nodes: tuple[str, ...] = ()
-    only_nodes: tuple[str, ...] = ()
+    excluded_nodes: tuple[NodeName, ...] = ()
+    only_nodes: tuple[NodeName, ...] = ()
     """The machines that it may run on, such as those that proved themselves; none: any. Azure ML and local choose none."""
     launcher: Literal["torchrun", "mpi"] = "torchrun"
     elastic: ElasticConfig | None = None

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.common.errors import Cancelled, JobFailed, Missing
+from pydantic import TypeAdapter, ValidationError
+
+from tasks.common.errors import Cancelled, IntegrityError, JobFailed, Missing
 from tasks.common.process import write_json
 from tasks.compute.clock import CLOCK, Clock
 from tasks.compute.job import Backend, Job, JobState, Journal, require_enough, write_folder
@@ -19,9 +21,11 @@ from tasks.compute.marks import read_mark
 from tasks.compute.nodes import ended_state
 from tasks.compute.submission import CANCELLED, Generation, intend, note_handle, set_aside, settle
 from tasks.compute.watching import Event, Watch
+from tasks.config.base import NodeName
 from tasks.config.cluster import ClusterConfig
 
 PAUSE_SECONDS = 0.2
+NODE_NAMES = TypeAdapter(tuple[NodeName, ...])
 
 
 @dataclass
@@ -168,5 +172,12 @@ def with_lessons(job: Job, learned: dict[str, Any] | None) -> Job:
     """The job with what failures taught: further excluded nodes, smaller batches."""
     if not learned:
         return job
-    nodes = tuple(dict.fromkeys([*job.excluded_nodes, *learned.get("excluded_nodes", ())]))
+    try:
+        further = NODE_NAMES.validate_python(learned.get("excluded_nodes", ()))
+    except ValidationError as error:
+        raise IntegrityError(
+            f"the journal of {job.id} names a machine {error.errors()[0]['input']!r}, which is no name of one",
+            remedy="Nothing was submitted. Find out who wrote journal/jobs in the store, and cancel the job.",
+        ) from error
+    nodes = tuple(dict.fromkeys([*job.excluded_nodes, *further]))
     return job.model_copy(update={"excluded_nodes": nodes, "smaller_batches": int(learned.get("smaller_batches", 0))})

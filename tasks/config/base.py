@@ -16,6 +16,10 @@ from tasks.common.home import home
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 Positive = Annotated[int, Field(gt=0)]
+NodeName = Annotated[str, Field(pattern=r"^[A-Za-z0-9\[][A-Za-z0-9_.:@,\[\]-]{0,254}$")]
+"""A machine as a scheduler or a host list calls it, or a Slurm list of them (`n[1-4],n7`). It is written into scripts and
+commands, and
+some come from the store: nothing in it may mean anything to a shell, or begin a line."""
 
 
 class Settings(BaseModel):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from tasks.config.base import Name, Positive, Settings
+from tasks.config.base import Name, NodeName, Positive, Settings
 from tasks.config.elasticity import refusal
 
 RANGE = re.compile(r"(\d+):(\d+)")
@@ -205,7 +205,7 @@ class ClusterConfig(Settings):
     """Further environment variables of jobs. No secrets: they are written into the job's folder."""
     exclusive: bool = False
     """Whether a job has its machines alone."""
-    exclude: tuple[str, ...] = ()
+    exclude: tuple[NodeName, ...] = ()
     """Machines that no job runs on."""
     preemptible: bool = False
     """Whether jobs run on machines that may be taken away: Azure ML's low priority tier, spot VMs."""

@@ -19,7 +19,7 @@ from tasks.registry.refs import aliases, move_ref
 from tasks.registry.served import untrusted
 from tasks.security import signatures
 from tasks.security.audit import audited
-from tasks.security.policy import require
+from tasks.security.policy import require, require_of
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Document, find
 
@@ -33,7 +33,8 @@ def logged(action: str, **details: Any) -> Iterator[None]:
 
 
 def require_right(kind: str, subject: Artifact, terms: Mapping[str, str], *, what: str) -> str:
-    """Raise Refused unless a person approved exactly this in this run, and that counts still, or who acts may promote.
+    """Raise Refused unless a person approved exactly this in this run, and that counts still, or who acts may promote and so may
+    everybody who handed the run to the platform.
 
     Gives what the audit log calls the approval by; empty where who acts may.
     """
@@ -41,6 +42,7 @@ def require_right(kind: str, subject: Artifact, terms: Mapping[str, str], *, wha
     found = run.approved.get(asked_about(kind, subject.ref, terms))
     if found is None or dict(found[0].terms) != dict(terms):
         require(run.home, "promote", what=what)
+        require_of(run.home, run.starters, "promote", what=what)
         return ""
     asked, given = found
     require_standing(run.home, run.store, asked, given)

@@ -73,6 +73,8 @@ class Lifecycle:
     error: BaseException | None = None
     champion_place: Document | Literal["now"] | None = "now"
     """Where the champion's ref stood when the model was compared with it; `now`: it was not compared."""
+    starters: frozenset[str] | None = frozenset()
+    """Persons who handed the run to the platform; None where somebody did, and nobody can tell who."""
     approved: dict[str, tuple[Asked, Approval]] = field(default_factory=dict)
     """What a person said yes to in this run, by its place."""
     place: ExitStack = field(default_factory=ExitStack)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property, update_wrapper
 from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from tasks.artifacts import Artifact, Cluster, Gate, Pending, parse_ref, plain
-from tasks.common.errors import Cancelled, GateFailed, Unknown
+from tasks.common.errors import Cancelled, GateFailed, IntegrityError, Unknown
 from tasks.common.process import locked
 from tasks.config.base import Settings, digest
 from tasks.config.environment import surroundings
@@ -257,7 +257,14 @@ class Stage:
 
     def _value(self, record: Record) -> Any:
         kind: type[BaseModel] = get_type_hints(self.body)["return"]
-        return kind.model_validate(record.value)
+        try:
+            return kind.model_validate(record.value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise IntegrityError(
+                f"the record of {self.name} {record.key[:12]} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}",
+                remedy=f"Run it again: `--from {self.name}`. Find out who wrote the record.",
+            ) from error
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         bound = inspect.signature(self.body).bind(*args, **kwargs)

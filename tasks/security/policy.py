@@ -186,6 +186,27 @@ def require(home: Path, right: Right, *, what: str, reason: str = "") -> None:
         raise
 
 
+def require_of(home: Path, names: frozenset[str] | None, right: Right, *, what: str) -> None:
+    """Raise Refused, and note it in the audit log, unless all of some persons have a right, or nobody asks for it.
+
+    They stand behind something that goes on in another name; None: somebody does, and nobody can tell who.
+    """
+    policy = load_policy(home)
+    lacking = sorted(name for name in names or () if not policy.may(name, right))
+    if not policy.asks(right) or (names is not None and not lacking):
+        return
+    error = (
+        _without_right(lacking[0], right)
+        if lacking
+        else Refused(
+            f"nobody can tell who handed this run to the platform, and it would {right}",
+            remedy=f"Have somebody who may {right} approve it (approval.before_deploy), or run it.",
+        )
+    )
+    audit(open_store(home), "require", outcome="refused", right=right, what=what, why=error.message)
+    raise error
+
+
 def add_person(home: Path, name: str, may: Rights) -> str:
     """Let somebody in; returns the new token. The first person gets every right, for somebody must be able to add others."""
 

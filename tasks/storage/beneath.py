@@ -1,4 +1,4 @@
-"""Writing below a folder that others may write to as well: no link on the way is followed, whenever somebody puts it there.
+"""Reading and writing below a folder that others may write to as well: no link on the way is followed by a write.
 
 Each folder on the way is opened from the one above it, without following links (openat(2), O_NOFOLLOW), and what is written is
 written by that open folder. A look at the path before it is used would not do: a link can appear in between.
@@ -10,6 +10,7 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,6 +52,15 @@ def _open_folder(folder: int, *way: str) -> int:
             f"{'/'.join(way)} in the store is a link, which may lead out of it, or no folder",
             remedy="Find out who made it, and remove it.",
         ) from error
+
+
+def read(path: Path) -> bytes:
+    """What a plain file holds. Raises IntegrityError for anything else in its place: a FIFO would have its reader wait for
+    ever."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise IntegrityError(f"{path} is no plain file", remedy="Find out who made it, and remove it.")
+        return file.read()
 
 
 def write(folder: int, name: str, data: bytes) -> None:

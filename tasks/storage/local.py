@@ -57,7 +57,8 @@ class LocalStore:
         content = Content(kind=kind, files=files, inputs=tuple(sorted(inputs)))
         manifest = Manifest(content=content, provenance=provenance)
         if self._sound(manifest):
-            os.utime(self._place(manifest) / "manifest.json")
+            with self._among_versions(manifest) as versions, beneath.opened(versions, manifest.version) as place:
+                os.utime("manifest.json", dir_fd=place, follow_symlinks=False)
         else:
             self._bring_in(folder, manifest, link=link and self.home is None)
         return self.manifest(kind, provenance.name, manifest.version) or manifest
@@ -165,11 +166,11 @@ class LocalStore:
 
     def attachment(self, manifest: Manifest, name: str) -> bytes | None:
         path = self._place(manifest) / name
-        return self._own(path).read_bytes() if path.is_file() else None
+        return beneath.read(self._own(path)) if path.is_file() else None
 
     def read(self, key: str) -> Document | None:
         try:
-            data = self._own(self._document(key)).read_bytes()
+            data = beneath.read(self._own(self._document(key)))
         except FileNotFoundError:
             return None
         return Document(key, data, _etag(data))
@@ -245,7 +246,7 @@ def _remove(versions: int, version: str) -> None:
 
 def _read_manifest(path: Path) -> Manifest | None:
     try:
-        data = path.read_bytes()
+        data = beneath.read(path)
     except FileNotFoundError:
         return None
     kind, name, version = path.parts[-4:-1]

@@ -17,7 +17,7 @@ from tasks.common.errors import HeadwayError, JobFailed, Missing
 from tasks.common.process import write_text
 from tasks.compute.azureml.client import Workspace
 from tasks.compute.azureml.code import code_name, write_code
-from tasks.compute.azureml.folder import Files, Folders
+from tasks.compute.azureml.folder import Files, Folders, prefix_of
 from tasks.compute.azureml.render import OURS, SERVERLESS, Rendering, job_name, rendering, rest
 from tasks.compute.job import Failure, Job, JobState, Rendered
 from tasks.compute.nodes import ended_state
@@ -163,7 +163,10 @@ class AzureMlBackend:
 
     def _state(self, handle: dict[str, Any], folder: Path, found: dict[str, Any] | None) -> JobState:
         """The state; before it is told, the folder is brought up to date, and all of it when the job is over."""
-        name, prefix = str(handle["name"]), str(handle["prefix"])
+        name, prefix = (
+            str(handle["name"]),
+            prefix_of(folder),
+        )  # the handle's lies in the store, which others may write to
         status = found["properties"].get("status") if found else None
         over = found is None or status in OVER
         self._folders.pull(prefix, folder, ended=over)

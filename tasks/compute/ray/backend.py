@@ -208,6 +208,8 @@ class RayBackend:
         address, name = handle["address"], handle["submission_id"]
         if self._gone(address):
             return
+        if why := self._elsewhere(address):
+            raise Missing(why, remedy="Run the command with the settings of the cluster that the job was started with.")
         try:
             client = self._client(address)
             client.stop_job(name)
@@ -236,6 +238,8 @@ class RayBackend:
         """What the cluster says of all jobs, in one call."""
         if self._gone(address):
             return Told(gone=True)
+        if why := self._elsewhere(address):
+            return Told(why=why)
         try:
             jobs = self._client(address).list_jobs()
         except (OSError, RuntimeError) as error:
@@ -246,6 +250,14 @@ class RayBackend:
         """Whether it was a cluster of this machine that has ended."""
         local = None if self._config.ray.address else living_cluster(home())
         return not self._config.ray.address and (local is None or local.address != address)
+
+    def _elsewhere(self, address: str) -> str:
+        """Why a cluster is not asked: the settings name another one. A handle lies in the store, and whoever can write to it
+        would be
+        sent the cluster's token."""
+        named = self._config.ray.address
+        same = not named or address == named
+        return "" if same else f"the job was submitted to {address}, and cluster.ray.address is {named}"
 
     def _client(self, address: str) -> RayJobs:
         if address not in self._clients:

@@ -208,7 +208,7 @@ def test_a_job_that_an_administrator_deleted_is_lost(stand, service, job):
     backend, folder = stand.backend(), folder_of(stand, work)
     handle = backend.submit(work, folder)
     service.delete(work.submission_id)
-    state = backend.states([(handle, folder)])[0]
+    state = backend.states([({**handle, "prefix": "jobs/of-another"}, folder)])[0]
     assert (state.state, "deleted" in state.reason) == ("lost", True)
 
 
