@@ -22,7 +22,7 @@ FLOW = """
 import os, time
 from pathlib import Path
 from prefect import flow
-from flows.support.cause import covered_elsewhere
+from flows.support.prefect_run import covered_elsewhere
 
 
 @flow(name="timed", validate_parameters=False)

@@ -80,7 +80,7 @@ MUTANTS = (
         'problems = [Problem(path=path, problem="extra") for path in sorted(found.keys() - expected.keys())]',
         "problems: list[Problem] = []",
         "A file that somebody put into a published artifact, or into the folder a model serves from, is no problem."),
-    Mutant("gate-open-on-too-little", "tasks/evaluation/comparison_rules.py",
+    Mutant("gate-open-on-too-little", "tasks/evaluation/comparison.py",
         "yield _too_few(rule, slice, count, fewest, passed=False)",
         "yield _too_few(rule, slice, count, fewest, passed=True)",
         "A rule whose metric rests on too few documents or samples passes, and its limits are never looked at."),

@@ -15,15 +15,21 @@ from prefect import flow
 from prefect.states import Completed
 
 from flows.support.agreement import agreed, agreed_to_train
-from flows.support.base import base_of, tokenizer_of_base
-from flows.support.cause import covered_elsewhere, require_dataset
 from flows.support.closing import close
 from flows.support.continuing import require_possible, start_of, with_origin
 from flows.support.data import tokenized, validated
 from flows.support.evaluated import read_by_suites, with_suites
-from flows.support.inputs import checked, configured
-from flows.support.mixture import beside, mixed_in
-from flows.support.prefect_run import cancelled, flow_run, named, setting, started_by, starters
+from flows.support.inputs import base_of, beside, checked, configured, mixed_in, tokenizer_of_base
+from flows.support.prefect_run import (
+    cancelled,
+    covered_elsewhere,
+    flow_run,
+    named,
+    require_dataset,
+    setting,
+    started_by,
+    starters,
+)
 from flows.support.progress import PrefectProgress
 from tasks.artifacts import Cluster, Endpoint, Evaluation, Model, Pending, Tokens, as_configured
 from tasks.benchmark import benchmark

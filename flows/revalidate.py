@@ -12,13 +12,19 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed
 
-from flows.support.base import tokenizer_given, tokenizer_of_tuned
-from flows.support.cause import covered_elsewhere, require_dataset
 from flows.support.closing import close
 from flows.support.data import tokenized, validated
 from flows.support.evaluated import read_by_suites, with_suites
-from flows.support.inputs import configured, datasets, resolve
-from flows.support.prefect_run import cancelled, flow_run, named, setting, started_by
+from flows.support.inputs import configured, datasets, resolve, tokenizer_given, tokenizer_of_tuned
+from flows.support.prefect_run import (
+    cancelled,
+    covered_elsewhere,
+    flow_run,
+    named,
+    require_dataset,
+    setting,
+    started_by,
+)
 from flows.support.progress import PrefectProgress
 from flows.support.revalidated import concluded
 from tasks.artifacts import (

@@ -25,10 +25,8 @@ from tasks.artifacts import (
 from tasks.common.errors import IntegrityError
 from tasks.config.evaluation import ComparisonConfig, EvaluationConfig
 from tasks.data.tokenizing.tokenizer import open_tokenizer
-from tasks.evaluation.comparison_against import against, in_words
-from tasks.evaluation.comparison_rules import relative_check, rule_checks
-from tasks.evaluation.comparison_sides import Side
-from tasks.evaluation.performance_compared import bigram_checks
+from tasks.evaluation.comparison import Side, against, in_words, relative_check, rule_checks
+from tasks.evaluation.performance import bigram_checks
 from tasks.formats.model_folder import declared_context
 from tasks.orchestration.job_spec import Program
 from tasks.orchestration.run import current

@@ -16,7 +16,7 @@ from pydantic import Field
 from tasks.artifacts import Check, Dataset, Drift, Evaluation, Model, Revalidation, Value
 from tasks.config.evaluation import ComparisonConfig, EvaluationConfig
 from tasks.config.revalidation import RevalidationConfig
-from tasks.evaluation.performance_compared import bigram_checks, compared, loss_checks
+from tasks.evaluation.performance import bigram_checks, compared, loss_checks
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import fetch, publish, scratch
 from tasks.report.revalidation.report import figures, write_evidence

@@ -9,7 +9,7 @@ import os, time
 from pathlib import Path
 from prefect import flow
 from prefect.runtime import flow_run
-from flows.support.cause import covered_elsewhere
+from flows.support.prefect_run import covered_elsewhere
 from flows.support.prefect_run import started_by
 from tasks.security.audit import actor
 

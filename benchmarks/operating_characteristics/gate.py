@@ -14,8 +14,7 @@ import numpy as np
 
 from benchmarks.operating_characteristics import Line
 from tasks.config.evaluation import ComparisonConfig, EvaluationConfig
-from tasks.evaluation.comparison_rules import relative_check
-from tasks.evaluation.comparison_sides import Side
+from tasks.evaluation.comparison import Side, relative_check
 from tasks.report.seeds import noise as estimated
 
 SEED = 20

@@ -15,8 +15,7 @@ import numpy as np
 from benchmarks.operating_characteristics import Line
 from tasks.config.evaluation import ComparisonConfig, EvaluationConfig
 from tasks.config.revalidation import PerformanceConfig
-from tasks.evaluation.performance_compared import loss_status
-from tasks.evaluation.performance_loss import Measured, loss_since
+from tasks.evaluation.performance import Measured, loss_since, loss_status
 
 SEED = 20
 CONFIG, LIMITS, DRAWN = PerformanceConfig(), ComparisonConfig(), EvaluationConfig()

@@ -21,7 +21,7 @@ from typing import Any
 from deployments.configuration.events import EventsConfig
 from deployments.configuration.platform import current_settings, load_settings
 from deployments.services import bridge, prefect_server
-from deployments.services.periodic_task import Duty, take
+from deployments.services.parts import Duty, take
 from tasks.common.redaction import clean_logs
 from tasks.events.ledger import Ledger
 

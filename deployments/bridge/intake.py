@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sqlite3
 import threading
 import time
@@ -17,16 +18,55 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from starlette.datastructures import Headers
+
 from deployments.bridge.clients import WORKERS
-from deployments.bridge.handshake import listed
-from deployments.bridge.messages import BLOB_CREATED, NotAllowed, Told, to_event
+from deployments.bridge.messages import BLOB_CREATED, VALIDATION, NotAllowed, Told, to_event
 from deployments.bridge.objects import allowed
-from deployments.bridge.refusals import Notes, Unable
+from deployments.bridge.refusals import Notes, NotTaken, Unable
 from deployments.bridge.signatures import Signature, remember
-from deployments.configuration.events import EventsConfig
+from deployments.configuration.events import EventsConfig, WebhookConfig
 from tasks.common.errors import HeadwayError
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
+
+# Handshakes: what Event Grid asks before it delivers. They prove to it that we want events, and prove nothing to us.
+#
+# Event Grid's own schema sends a validation event whose code is sent back; CloudEvents asks with HTTP OPTIONS. Both
+# name an address that could be opened instead (`validationUrl`, `WebHook-Request-Callback`): it is never read, let
+# alone opened. https://learn.microsoft.com/azure/event-grid/end-point-validation-event-grid-events-schema and
+# https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/http-webhook.md#4-abuse-protection
+
+
+CODE = re.compile(r"[\w.:-]{1,256}", re.ASCII)
+
+
+def code_of(told: Sequence[Told], config: WebhookConfig) -> str:
+    """The code to send back, when what was sent is a validation and nothing else; else nothing.
+
+    Raises NotTaken: 403 for a topic that is not listed, 400 for a validation without a code.
+    """
+    if len(told) != 1 or told[0].type != VALIDATION:
+        return ""
+    if not listed(told[0].source, config):
+        raise NotTaken(403, f"the topic {told[0].source[:200]!r} is not listed, and may not subscribe")
+    if not CODE.fullmatch(told[0].handshake):
+        raise NotTaken(400, "the validation event has no code to send back")
+    return told[0].handshake
+
+
+def permission(headers: Headers, config: WebhookConfig) -> dict[str, str]:
+    """The headers that let a sender of CloudEvents send here. Raises NotTaken (403) for one that is not listed."""
+    origin = headers.get("webhook-request-origin", "").lower()
+    if origin not in config.origins:
+        raise NotTaken(403, f"CloudEvents are not taken from the origin {origin[:100]!r}")
+    return {"WebHook-Allowed-Origin": origin, "WebHook-Allowed-Rate": "*"}
+
+
+def listed(topic: str, config: WebhookConfig) -> bool:
+    """Whether a topic may send and subscribe. Azure does not tell upper from lower case in its names."""
+    return not config.topics or topic.casefold() in {each.casefold() for each in config.topics}
+
 
 TABLE = """CREATE TABLE IF NOT EXISTS waiting (number INTEGER PRIMARY KEY AUTOINCREMENT, received REAL NOT NULL,
     told TEXT NOT NULL, due REAL NOT NULL, tries INTEGER NOT NULL DEFAULT 0, why TEXT NOT NULL DEFAULT '')"""

@@ -23,8 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from deployments.bridge.handshake import code_of, listed, permission
-from deployments.bridge.intake import Intake
+from deployments.bridge.intake import Intake, code_of, listed, permission
 from deployments.bridge.messages import Told, cloud_event, read_events
 from deployments.bridge.refusals import Notes, NotTaken, Unable
 from deployments.bridge.senders import Senders, unset

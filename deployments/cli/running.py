@@ -20,7 +20,7 @@ from deployments.services import prefect_server
 from tasks.artifacts import Endpoint
 from tasks.common.home import home
 from tasks.config.base import Settings, config_digest
-from tasks.lineage.links import run_page
+from tasks.lineage.messages import run_page
 from tasks.orchestration.observers import Outcome, status_of
 from tasks.orchestration.run import Lifecycle, watched
 

@@ -26,7 +26,7 @@ from tasks.config.base import experiment, tracking_uri
 from tasks.config.cluster import ClusterConfig
 from tasks.config.environment import surroundings
 from tasks.lineage import messages
-from tasks.lineage.links import run_page
+from tasks.lineage.messages import run_page
 from tasks.lineage.spool import Spool
 from tasks.orchestration.observers import Outcome, interrupted
 from tasks.registry.journal import StoreJournal

@@ -14,7 +14,7 @@ from flows.support import messages
 from flows.support.evaluated import tell_comparison
 from tasks.artifacts import Endpoint, parse_ref
 from tasks.common.errors import HeadwayError
-from tasks.lineage.links import run_page
+from tasks.lineage.messages import run_page
 from tasks.orchestration.observers import interrupted
 from tasks.orchestration.prefect_artifacts import flush, hand_in, new_artifact
 from tasks.orchestration.run import Lifecycle, code_version

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from flows.support.base import tokenizer_given
-from flows.support.inputs import accepted_before, datasets, resolve
+from flows.support.inputs import accepted_before, datasets, resolve, tokenizer_given
 from tasks.artifacts import Tokenizer, Tokens, Validation, unqualified
 from tasks.config.cluster import ClusterConfig
 from tasks.config.data import PreprocessingConfig, ValidationConfig

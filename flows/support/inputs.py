@@ -1,4 +1,5 @@
-"""What flows are called with: a configuration, which may come from a schedule of another release, and datasets."""
+"""What flows are called with: a configuration, which may come from a schedule of another release, datasets, the base model that
+training starts from, and the other corpora of a mixture."""
 
 from __future__ import annotations
 
@@ -9,12 +10,147 @@ from typing import Any, TypeVar, get_args
 from pydantic import ValidationError
 
 from flows.support.prefect_run import config_of_deployment
-from tasks.artifacts import Check, Dataset, Validation, parse_ref
-from tasks.common.errors import Unknown
+from tasks.artifacts import Check, Checkpoint, Dataset, Tokenizer, Tokens, Validation, parse_ref
+from tasks.common.errors import IntegrityError, Unknown
 from tasks.config.base import Settings
+from tasks.config.data import PreprocessingConfig
+from tasks.config.flows import RetrainConfig
+from tasks.config.training import TrainingConfig
+from tasks.formats.model_folder import require_positions
 from tasks.orchestration.run import current, pinned
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find
+
+# The base model of a run: the checkpoint that `training.base` names, and the tokenizer that its tokens must be of.
+#
+# What makes a version of one is `headway checkpoint publish`; what training does with it is
+# tasks/jobs/training/starting.py. See docs/fine-tuning.md.
+
+
+def base_of(store: Store, config: RetrainConfig) -> tuple[Checkpoint, ...]:
+    """The base model, alone, or nothing: what is handed to a stage only where there is one.
+
+    Raises Unknown; ValueError where its learnt positions end before the context that the export is to declare.
+    """
+    if not config.training.base:
+        return ()
+    manifest = pinned(store, config.training.base, kind="checkpoint")
+    if config.export.context_length:
+        require_positions(store.fetch(manifest), config.export.context_length)
+    return (Checkpoint(name=manifest.provenance.name, version=manifest.version, uri=store.uri_of(manifest)),)
+
+
+def tokenizer_of_base(store: Store, config: RetrainConfig) -> Tokenizer | None:
+    """The tokenizer of the run's base model; None: it has none.
+
+    Raises ValueError when another one is configured, Unknown or IntegrityError when nobody knows it.
+    """
+    for base in base_of(store, config):
+        found, given = _tokenizer(store, _tokenizer_ref(store, base.ref)), tokenizer_given(store, config.preprocessing)
+        if given and given.version != found.version:
+            raise ValueError(
+                f"preprocessing.tokenizer.ref {given.ref} is not the tokenizer of {config.training.base}, "
+                f"which is {found.ref}: leave it empty"
+            )
+        return found
+    return None
+
+
+def tokenizer_of_tuned(store: Store, checkpoint: Checkpoint) -> Tokenizer | None:
+    """The tokenizer of the base model that a checkpoint was fine-tuned from; None: it was trained from nothing.
+
+    Raises Unknown or IntegrityError when nobody knows it.
+    """
+    bases = _inputs(find(store, *parse_ref(checkpoint.ref)), "checkpoint")
+    return _tokenizer(store, _tokenizer_ref(store, bases[0])) if bases else None
+
+
+def tokenizer_given(store: Store, config: PreprocessingConfig) -> Tokenizer | None:
+    """The tokenizer that is configured; None: one is trained. Raises Unknown."""
+    return _tokenizer(store, config.tokenizer.ref) if config.tokenizer.ref else None
+
+
+def _tokenizer(store: Store, ref: str) -> Tokenizer:
+    manifest = pinned(store, ref, kind="tokenizer")
+    return Tokenizer(name=manifest.provenance.name, version=manifest.version, uri=store.uri_of(manifest))
+
+
+def _tokenizer_ref(store: Store, ref: str) -> str:
+    """The tokenizer that a checkpoint descends from: one that was published is made from it, a trained one from its tokens."""
+    manifest = find(store, *parse_ref(ref))
+    for made_from in _inputs(manifest, "tokenizer"):
+        return made_from
+    for tokens in _inputs(manifest, "tokens"):
+        try:
+            return _tokenizer_ref(store, tokens)
+        except Unknown as error:
+            raise IntegrityError(
+                f"{tokens}, which {ref} was trained on, is gone, and with it which tokenizer that was",
+                remedy="Publish the model again with its tokenizer: headway checkpoint publish NAME FOLDER.",
+            ) from error
+    raise IntegrityError(
+        f"no tokenizer is known of {ref}",
+        remedy="Publish the model with its tokenizer: headway checkpoint publish NAME FOLDER.",
+    )
+
+
+def _inputs(manifest: Manifest, kind: str) -> list[str]:
+    return [ref for ref in manifest.provenance.inputs if ref.startswith(f"{kind}/")]
+
+
+# The other corpora of a run that trains on a mixture: the tokens artifacts that `training.mixture` names beside its
+# own.
+#
+# How samples are drawn of them is tasks/jobs/data/sources.py, which also refuses tokens of another tokenizer; near
+# duplicates across the split are tasks/jobs/data/crossing.py's. See docs/training.md, "Data".
+
+
+def others(dataset: str, config: TrainingConfig) -> dict[str, str]:
+    """References of the other corpora by their names. Raises ValueError when two have one name, or the run's own is not there."""
+    if not config.mixture:
+        return {}
+    _, own, _ = parse_ref(dataset, kind="dataset")
+    names = [parse_ref(ref, kind="tokens")[1] for ref in config.mixture]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"training.mixture names tokens/{name} twice: give one share to one version of it")
+    if own not in names:
+        raise ValueError(f"training.mixture has no share for the run's own tokens: add {own}, the name of its dataset")
+    return {name: ref for name, ref in zip(names, config.mixture, strict=True) if name != own}
+
+
+def mixed_in(store: Store, dataset: str, config: TrainingConfig, *, heldout_fraction: float) -> tuple[Tokens, ...]:
+    """The other corpora, in the order of the shares; `heldout_fraction` is that of the run's own tokens.
+
+    Raises Unknown for one that there is not, ValueError for one that holds out another fraction of its documents.
+    """
+    found = [pinned(store, ref, kind="tokens") for ref in others(dataset, config).values()]
+    for manifest in found:
+        _require_same_split(manifest, dataset, heldout_fraction)
+    return tuple(Tokens(name=m.provenance.name, version=m.version, uri=store.uri_of(m)) for m in found)
+
+
+def _require_same_split(manifest: Manifest, dataset: str, fraction: float) -> None:
+    """Of a document that two corpora have, the fraction decides where it is: with two, one trains on what the other holds out.
+
+    Tokens of whose fraction nothing is known pass.
+    """
+    preprocessing = (manifest.provenance.config or {}).get("preprocessing") or {}
+    theirs = preprocessing.get("heldout_fraction", fraction)
+    if theirs == fraction:
+        return
+    name, (_, own, _) = manifest.provenance.name, parse_ref(dataset, kind="dataset")
+    raise ValueError(
+        f"training.mixture mixes dataset/{own}, which holds out {fraction:g} of its documents, with dataset/{name}, which holds "
+        f"out {theirs:g}: a document of both may be trained on in one and measured in the other. Set "
+        f"preprocessing.heldout_fraction = {theirs:g}, or preprocess {name} again with {fraction:g}"
+    )
+
+
+def beside(base: tuple[Checkpoint, ...], mixed: tuple[Tokens, ...]) -> tuple[Any, ...]:
+    """What train is handed after its tokens and settings: only what there is, so that the key of a run without is what it was."""
+    return (*(base or (None,)), mixed) if mixed else base
+
 
 C = TypeVar("C", bound=Settings)
 REMEDY = (

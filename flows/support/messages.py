@@ -9,7 +9,7 @@ from tasks.artifacts import Endpoint, Evaluation, Model
 from tasks.config.serving import DeploymentConfig
 from tasks.orchestration.prefect_artifacts import number, table
 from tasks.orchestration.run import Lifecycle
-from tasks.registry.changes import flat
+from tasks.registry.difference import flat
 from tasks.report.data import duration, short
 
 SHOWN = {

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from flows.retrain import STAGES, chain
-from flows.support.base import tokenizer_of_base
-from flows.support.inputs import resolve
-from flows.support.mixture import others
+from flows.support.inputs import others, resolve, tokenizer_of_base
 from tasks import benchmark, evaluate, export, preprocess, train, validate
 from tasks import plan as plan_stage
 from tasks.artifacts import Artifact, Checkpoint, Cluster, Dataset, Tokenizer, Tokens, parse_ref, unqualified

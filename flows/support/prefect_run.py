@@ -20,17 +20,42 @@ from prefect.runtime import flow_run as runtime
 from prefect.settings import PREFECT_UI_URL
 from prefect.states import AwaitingRetry, Cancelled
 
-from flows.support.cause import covered_elsewhere
 from flows.support.pause import withdraw
+from tasks.artifacts import parse_ref
 from tasks.common import process
-from tasks.common.errors import Suspended
+from tasks.common.errors import Suspended, Unknown
 from tasks.common.home import home
+from tasks.events.ledger import Ledger
 from tasks.orchestration.prefect_artifacts import Away, ask
 from tasks.orchestration.run_log import read_question, read_run
 from tasks.security import audit_chain
 from tasks.security.audit import Actor, acting, actor, entries, noted
 from tasks.security.policy import Right, require
-from tasks.storage.store import Store
+from tasks.storage import open_store
+from tasks.storage.store import Store, find
+
+# Why a flow run was started: the batch of events that it covers (tasks/events/ledger.py). A batch has one run.
+
+
+def covered_elsewhere(cause: str) -> str:
+    """Take the batch of events that asked for this run; the id of the flow run that has it, when that is another one.
+
+    Empty without a cause, and when this run has the batch: also after it was resumed. Raises Unknown for no such batch.
+    """
+    if not cause:
+        return ""
+    mine = str(runtime.get_id())
+    holder = Ledger(home()).claim(cause, mine)
+    if holder is None:
+        raise Unknown(f"no events asked for a run as {cause!r}", remedy="Leave `cause` empty: the bridge fills it in.")
+    return "" if holder == mine else holder
+
+
+def require_dataset(cause: str, dataset: str) -> None:
+    """Raise Unknown for events about a dataset that is not there: before our run begins, for it is no failure of the model's."""
+    if cause:
+        find(open_store(home()), *parse_ref(dataset, kind="dataset"))
+
 
 ASK_EVERY_SECONDS = 3.0
 STOPPED = "Stopped by `headway down`"

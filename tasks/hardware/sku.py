@@ -120,7 +120,7 @@ class Sku(Data):
     section_sources: dict[Literal["family", "topology", "environment", "transports"], str] = {}
     """Keys of `sources`, of the sections that are no numbers."""
     specs: dict[str, Number] = {}
-    """By a name of units.py: gpus, gpu_memory_gb, peak_bf16_tflops, achievable_bf16_tflops, vcpus, nvme_disks, ..."""
+    """By a name of files.py: gpus, gpu_memory_gb, peak_bf16_tflops, achievable_bf16_tflops, vcpus, nvme_disks, ..."""
     limits: dict[str, Limit] = {}
     """By the name of the check."""
     collectives: tuple[BusBandwidth, ...] = ()

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from tasks.common.process import read_json, write_json
 from tasks.config.evaluation import EvaluationConfig
-from tasks.evaluation.performance_kinds import kind_of
+from tasks.evaluation.performance import kind_of
 from tasks.formats.mmididx import open_tokens
 from tasks.jobs.evaluation import ngram
 from tasks.jobs.evaluation.figures import figures, metrics

@@ -30,7 +30,7 @@ from tasks.lineage.spool import Spool
 from tasks.orchestration.observers import Observer, Observers, Outcome, Unobserved, interrupted, status_of
 from tasks.orchestration.run_log import RunLog, read_question
 from tasks.registry.approvals import Approval, Asked
-from tasks.registry.changes import flat
+from tasks.registry.difference import flat
 from tasks.registry.journal import StoreJournal
 from tasks.security.audit import actor
 from tasks.storage import open_files, open_store

@@ -17,8 +17,7 @@ from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Sku
 from tasks.qualification import megatron_findings
 from tasks.qualification.judge import judge
-from tasks.qualification.log_files import Log
-from tasks.qualification.log_names import one_name
+from tasks.qualification.log_files import Log, one_name
 from tasks.qualification.measured import Measurement
 from tasks.qualification.one_log import FEWER, SOURCE, JudgedLog, judged_log, seen
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, PairVerdict, Reason, worst

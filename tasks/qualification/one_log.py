@@ -13,8 +13,7 @@ from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Sku, plain_name
 from tasks.qualification import aznhc_findings, megatron_findings, nccl_findings
 from tasks.qualification.limits import all_gpus, bandwidths
-from tasks.qualification.log_files import Log
-from tasks.qualification.log_names import one_name
+from tasks.qualification.log_files import Log, one_name
 from tasks.qualification.measured import Measurement, RankReport, Sweep
 from tasks.qualification.merged import Merged, merged
 from tasks.qualification.probes import of_probe

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from tasks.config.qualification import FULL, BenchmarkConfig
-from tasks.hardware.files import known_skus, read_sku
+from tasks.hardware.files import CHECKS, known_skus, read_sku
 from tasks.hardware.sku import BusBandwidth, Limit, Sku, Source, plain_name
-from tasks.hardware.units import CHECKS
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement, Sweep
 from tasks.qualification.verdicts import ClusterVerdict

@@ -13,7 +13,7 @@ from tiny_model import PROMPTS, export_tiny
 from waiting import limit
 
 from deployments.configuration.platform import PlatformConfig
-from deployments.services.periodic_task import take
+from deployments.services.parts import take
 from deployments.watch.__main__ import duties
 from deployments.watch.alerts import SLOW_SECONDS, Alerts, Sources, firing
 from deployments.watch.anomalies import EVERY_SECONDS, Anomalies

@@ -11,7 +11,7 @@ from base_material import ROWS, make_base
 from tiny_model import make_gpt2
 
 from deployments.publishing.base_models import make_base as publish_base
-from flows.support.base import base_of, tokenizer_of_base, tokenizer_of_tuned
+from flows.support.inputs import base_of, tokenizer_of_base, tokenizer_of_tuned
 from flows.support.planned_jobs import planned_job
 from tasks.artifacts import Checkpoint, unqualified
 from tasks.common.errors import IntegrityError, Unknown

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.support.mixture import beside, mixed_in, others
+from flows.support.inputs import beside, mixed_in, others
 from flows.support.planned_jobs import planned_job
 from tasks.artifacts import Checkpoint, Tokens
 from tasks.common.errors import Unknown

@@ -14,7 +14,7 @@ from tasks.formats.reference import FILE, summary
 from tasks.serving.local.endpoint import outputs_of
 from tasks.serving.monitor.accuracy import accuracy_column
 from tasks.serving.monitor.anomalies import anomalies, compare
-from tasks.serving.monitor.reading import Told, read
+from tasks.serving.monitor.measures import Told, read
 from tasks.serving.monitor.reference import answers_of_reference
 from tasks.serving.monitor.watch import series
 

@@ -16,8 +16,7 @@ from support import HEADWAY
 from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.files import find_sku, read_sku
 from tasks.qualification import from_logs
-from tasks.qualification.log_files import read_logs
-from tasks.qualification.log_names import machines_of
+from tasks.qualification.log_files import machines_of, read_logs
 
 pytestmark = pytest.mark.unit
 

@@ -18,8 +18,7 @@ import pytest
 from waiting import limit
 
 from tasks.common.process import boot_id, locked, process_started, read_json, stop, write_json
-from tasks.lineage.links import TRAINING, run_page
-from tasks.lineage.messages import RUN_PAGE, as_input, output_tags, surroundings_tags
+from tasks.lineage.messages import RUN_PAGE, TRAINING, as_input, output_tags, run_page, surroundings_tags
 from tasks.lineage.publish import Publisher
 from tasks.lineage.spool import Spool, refused, sync, unpublished
 

@@ -5,10 +5,21 @@ import pytest
 
 from tasks.config.evaluation import ComparisonConfig, EvaluationConfig
 from tasks.config.revalidation import PerformanceConfig
-from tasks.evaluation.performance_compared import bigram_checks, compared, loss_checks, loss_status
-from tasks.evaluation.performance_kinds import kind_of
-from tasks.evaluation.performance_loss import Measured, loss_since, measured, pairs
-from tasks.evaluation.performance_slices import by_kind, by_length, judge_slices, plain
+from tasks.evaluation.performance import (
+    Measured,
+    bigram_checks,
+    by_kind,
+    by_length,
+    compared,
+    judge_slices,
+    kind_of,
+    loss_checks,
+    loss_since,
+    loss_status,
+    measured,
+    pairs,
+    plain,
+)
 
 DRAWN = {"samples": 400, "confidence": 0.95, "seed": 7}
 

@@ -1,6 +1,6 @@
 """The corpora of a run: its own tokens, or a mixture of several tokens artifacts in one order.
 
-One corpus in its order is samples.py, the shares are order.py. Which artifacts a run is given: flows/support/mixture.py.
+One corpus in its order is samples.py, the shares are order.py. Which artifacts a run is given: flows/support/inputs.py.
 See docs/training.md, "Data".
 """
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tasks.config.evaluation import EvaluationConfig
 from tasks.evaluation import scores
-from tasks.evaluation.comparison_slices import Sums, masks, sums
+from tasks.evaluation.comparison import Sums, masks, sums
 
 Columns = Mapping[str, Any]
 Certainty = NDArray[np.float64]

@@ -18,7 +18,8 @@ from tasks.formats.gpu_health import Port
 from tasks.formats.links import DAY, Interface
 from tasks.jobs.node.probes import ports
 from tasks.jobs.node.vendor_commands import Hangs
-from tasks.jobs.qualify import health_amd, health_aznhc, health_nvidia, machine_logs, skew, versions
+from tasks.jobs.qualify import health_amd, health_aznhc, health_nvidia, skew, versions
+from tasks.jobs.qualify import machine as machine_logs
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing
 from tasks.qualification.measured import Probe, Status

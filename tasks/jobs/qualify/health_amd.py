@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.formats import rocm
-from tasks.jobs.qualify import machine_logs
+from tasks.jobs.qualify import machine as machine_logs
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing
 from tasks.qualification.measured import Probe

@@ -17,8 +17,7 @@ from pathlib import Path
 from tasks.formats.aznhc import read_aznhc
 from tasks.jobs.node.vendor_commands import Hangs
 from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.qualify.machine import Machine, Missing
-from tasks.jobs.qualify.machine_logs import LOGS
+from tasks.jobs.qualify.machine import LOGS, Machine, Missing
 from tasks.qualification.aznhc_findings import probes_of
 from tasks.qualification.measured import Probe
 

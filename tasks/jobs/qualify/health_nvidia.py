@@ -12,10 +12,9 @@ from typing import Literal
 from tasks.formats import gpu_health, smi
 from tasks.formats.gpu_health import Finding, Rules
 from tasks.formats.links import DAY
-from tasks.jobs.qualify import machine_logs
+from tasks.jobs.qualify import machine as machine_logs
 from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.qualify.machine import Machine, Missing
-from tasks.jobs.qualify.nvidia_smi import ask_gpus, ask_rows, failure
+from tasks.jobs.qualify.machine import Machine, Missing, ask_gpus, ask_rows, failure
 from tasks.qualification.measured import Probe
 
 # Application clocks of NVIDIA's GPUs against their maximum; set to it first where benchmark.set_clocks asks for that.

@@ -22,8 +22,7 @@ from tasks.jobs.node.vendor_commands import Hangs, ask
 from tasks.jobs.qualify import gpus
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.compute import GPU_SIZES, formats_of, matmul_windows, product_on
-from tasks.jobs.qualify.machine import Machine, Missing
-from tasks.jobs.qualify.nvidia_smi import ask_gpus, failure
+from tasks.jobs.qualify.machine import Machine, Missing, ask_gpus, failure
 from tasks.jobs.qualify.rates import Outcome, Rate, Together, tried
 from tasks.qualification.measured import Probe
 

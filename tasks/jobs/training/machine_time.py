@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tasks.common.process import read_json, write_json
 from tasks.jobs.node.elastic import process_age
-from tasks.jobs.training.reactions import FOLDER
+from tasks.jobs.training.safety import FOLDER
 
 EVERY_SECONDS = 5.0
 """How often it is written; what a submission's last process did after that is not counted."""

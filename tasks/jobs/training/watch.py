@@ -1,6 +1,6 @@
 """One rank's eye on safety, as the loop uses it: bad steps, reasons to stop, stragglers, the probe for wrong machines.
 
-Bad steps are safety.py and reactions.py, reasons to stop stops.py. This file has the others, holds them together and makes ranks
+Bad steps are safety.py and safety.py, reasons to stop stops.py. This file has the others, holds them together and makes ranks
 agree. See docs/training.md, "Safety".
 """
 
@@ -31,8 +31,7 @@ from tasks.jobs.training.machine_time import Held
 from tasks.jobs.training.meter import Meter
 from tasks.jobs.training.network import next_token_loss
 from tasks.jobs.training.pieces import piece_of
-from tasks.jobs.training.reactions import Reaction, losses_before, next_position, note, noted
-from tasks.jobs.training.safety import Guard, Verdict
+from tasks.jobs.training.safety import Guard, Reaction, Verdict, losses_before, next_position, note, noted
 from tasks.jobs.training.stops import Stops
 
 # The probe for silent data corruption: a machine that computes the same thing twice must get the same bits.

@@ -1,6 +1,6 @@
 """What the report of a run shows of an evaluation beside its bits per byte, and of champion against challenger. Read leniently.
 
-Written by tasks/jobs/evaluation/figures.py and tasks/evaluation/comparison_against.py; how it looks is section.py.
+Written by tasks/jobs/evaluation/figures.py and tasks/evaluation/comparison.py; how it looks is section.py.
 """
 
 from __future__ import annotations

@@ -1,29 +1,150 @@
 """The page of a qualification: one self-contained HTML text, light and dark, without script. The verdict stands first.
 
-Curves are bandwidth.py's, pairs pairs.py's, rates, versions and what is missing
-rates.py's, the training probe training.py's, what follows acts.py's. Elements are
+Curves are bandwidth.py's, pairs pairs.py's, rates, versions and what is missing rates.py's. Elements are
 tasks/report/markup.py's, the frame that of a run's report.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from tasks.common.names import Verdict
+from tasks.qualification.measured import TrainingPoint
 from tasks.qualification.verdicts import NodeVerdict, Reason
-from tasks.report.data import duration, number
-from tasks.report.markup import Html, folded, grid, join, tag
-from tasks.report.qualification.acts import acts
+from tasks.report.data import duration, number, percent
+from tasks.report.markup import Html, figure, folded, grid, join, tag
 from tasks.report.qualification.bandwidth import bandwidth
-from tasks.report.qualification.data import SIGN, STYLES, Found, by_number, count, until
+from tasks.report.qualification.charts import Line, chart
+from tasks.report.qualification.data import SIGN, STYLES, Found, by_number, count, finite, four, until
 from tasks.report.qualification.pairs import pairs
 from tasks.report.qualification.rates import missing, rates, versions, words
-from tasks.report.qualification.training import training
 from tasks.report.revalidation.markup import said
+
+# Of a qualification's page: which machines are used, which are left out, and what was done about them, or can be.
+
+
+NAMES_SHOWN = 24
+
+
+def acts(found: Found) -> Html:
+    """Sentences, and the requests that nobody has sent yet; nothing where nothing is known of it."""
+    told = tag("ul", *(tag("li", one) for one in sentences(found)))
+    asked = tag("ul", *(tag("li", *_request(one)) for one in found.requests), class_="requests")
+    said = f"{count(len(found.requests), 'request')} to Azure that somebody may send; Headway sends none"
+    return join(tag("h3", "What follows"), told, folded(said, asked)) if told or asked else Html()
+
+
+def sentences(found: Found) -> list[str]:
+    """What was done with the machines."""
+    told = []
+    if found.usable and found.open:
+        told.append(f"Jobs run on {count(len(found.usable), 'machine')}: {named(found.usable)}.")
+    if found.excluded:
+        told.append(f"Left out of the jobs to come: {named(found.excluded)}.")
+    if done := [node for node, done, _ in found.drained if done]:
+        told.append(f"Drained, until headway qualify --resume puts them back: {named(done)}.")
+    told += [f"{node} was not drained: {said}." for node, done, said in found.drained if not done]
+    return told
+
+
+def named(names: tuple[str, ...] | list[str] | Mapping[str, str]) -> str:
+    """The first of them, and how many more."""
+    known = sorted(names, key=by_number)
+    more = f" and {len(known) - NAMES_SHOWN:,} more" if len(known) > NAMES_SHOWN else ""
+    return ", ".join(known[:NAMES_SHOWN]) + more
+
+
+def _request(one: Mapping[str, Any]) -> tuple[Html, ...]:
+    body = one.get("body")
+    return (
+        tag("strong", f"{one.get('node', '')}: {one.get('what', '')} "),
+        tag("code", f"{one.get('method', '')} {one.get('url', '')}"),
+        tag("pre", json.dumps(body, indent=1)) if body else Html(),
+    )
+
+
+# Of a qualification's page: the training probe, as a scaling curve with its efficiency and the shares of a step.
+
+
+SHARES = {"compute": "compute_share", "communication": "communication_share", "data": "data_share"}
+HEADS = ("Machines", "Ranks", "Step, s", "TFLOP/s a rank", "Tokens a second", "Efficiency", "Share of a step")
+
+
+def training(found: Found) -> Html:
+    """A curve where there are several sizes, a row a size."""
+    points = sorted(
+        (point for point in found.measured.training if finite(point.tflops_per_rank)), key=lambda point: point.ranks
+    )
+    if not points:
+        return Html()
+    first = points[0]
+    said = (
+        f"FLOPs as {first.convention or 'nobody said'} counts them; {first.engine}. Efficiency is against the smallest."
+    )
+    table = grid(HEADS, [_row(point, first) for point in points], class_="training")
+    return join(tag("div", _curve(points), class_="figures"), tag("p", said, class_="note"), _legend(), table)
+
+
+def efficiency(point: TrainingPoint, first: TrainingPoint) -> float:
+    """Rate a rank by that of the smallest size."""
+    return (point.tflops_per_rank or 0.0) / (first.tflops_per_rank or 1.0)
+
+
+def _curve(points: Sequence[TrainingPoint]) -> Html:
+    if len(points) < 2:
+        return Html()
+    first, last = points[0], points[-1]
+    total = [(len(point.nodes), (point.tflops_per_rank or 0.0) * point.ranks) for point in points]
+    ideal = [(len(point.nodes), (first.tflops_per_rank or 0.0) * point.ranks) for point in points]
+    lines = [
+        Line("ideal", tuple((float(nodes), rate) for nodes, rate in ideal)),
+        Line("out", tuple((float(nodes), rate) for nodes, rate in total), dots=True),
+    ]
+    kept = f"{percent(efficiency(last, first))} at {len(last.nodes):,}"
+    said = f"TFLOP/s of all ranks by machines; dashed: as many times the first. {kept}"
+    drawn = chart("scaling", f"Training rate on up to {len(last.nodes):,} machines", lines, bytes_=False)
+    return figure(drawn, "Scaling", said)
+
+
+def _row(point: TrainingPoint, first: TrainingPoint) -> tuple[str, ...]:
+    step = finite(point.step_seconds)
+    return (
+        number(len(point.nodes)),
+        number(point.ranks),
+        number(four(step)) if step else "N/A",
+        number(four(point.tflops_per_rank or 0.0)),
+        number(round(point.tokens_per_step / step)) if step else "N/A",
+        percent(efficiency(point, first)),
+        _shares(point),
+    )
+
+
+def _shares(point: TrainingPoint) -> Html:
+    """A bar of the three parts; nothing where they were not measured."""
+    told = {name: finite(getattr(point, field)) for name, field in SHARES.items()}
+    known = {name: value for name, value in told.items() if value is not None}
+    if not known:
+        return Html()
+    left, shapes = 0.0, []
+    for name, value in known.items():
+        wide = 100 * min(max(value, 0.0), 1.0)
+        shapes.append(f'<rect x="{left:.2f}%" width="{wide:.2f}%" height="14" class="{name}"/>')
+        left += wide
+    bar = Html(f'<svg class="shares" width="100%" height="14" aria-hidden="true">{"".join(shapes)}</svg>')
+    return join(bar, tag("small", ", ".join(f"{name} {percent(value)}" for name, value in known.items())))
+
+
+def _legend() -> Html:
+    head = '<svg class="shares key" width="26" height="14" aria-hidden="true"><rect width="26" height="14"'
+    items = (f'<li>{head} class="{name}"/></svg>{name}</li>' for name in SHARES)
+    return Html(f'<ul class="legend">{"".join(items)}</ul>')
+
 
 FOLDER = Path(__file__).parents[1]
 SENTENCES_OPEN = 12

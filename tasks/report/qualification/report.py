@@ -12,10 +12,9 @@ from typing import Any
 
 from tasks.common.redaction import redact
 from tasks.report.data import duration
-from tasks.report.qualification.acts import sentences
 from tasks.report.qualification.data import Found, count
 from tasks.report.qualification.data import found as read
-from tasks.report.qualification.page import MEANS, qualification_page
+from tasks.report.qualification.page import MEANS, qualification_page, sentences
 
 FILE = "qualification.html"
 SENTENCES_SHOWN = 20

@@ -35,14 +35,15 @@ from tasks.serving.monitor.measures import (
     FINISHED,
     MEASURES,
     Measure,
+    ended,
     failed,
     filled,
     how_ended,
     known,
     mean,
     present,
+    read,
 )
-from tasks.serving.monitor.reading import ended, read
 from tasks.serving.monitor.reference import answers_of_reference
 
 T = TypeVar("T")

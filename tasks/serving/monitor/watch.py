@@ -32,8 +32,7 @@ from tasks.serving.known import endpoint_of, known_endpoints
 from tasks.serving.local.endpoint import outputs_of
 from tasks.serving.monitor.accuracy import NAME as ACCURACY
 from tasks.serving.monitor.anomalies import anomalies
-from tasks.serving.monitor.measures import MEASURES, mean
-from tasks.serving.monitor.reading import Told, ended, read
+from tasks.serving.monitor.measures import MEASURES, Told, ended, mean, read
 from tasks.storage import open_store
 
 # Measures and accuracy of answers over time: a row a window of as many answers, the newest last. Pure; judges nothing.

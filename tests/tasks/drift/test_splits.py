@@ -8,7 +8,7 @@ from scipy.stats import ks_2samp
 from sklearn.metrics import roc_auc_score
 from sklearn.naive_bayes import BernoulliNB
 
-from tasks.data.drift.classifier import areas, odds
+from tasks.data.drift.comparison import areas, odds
 from tasks.data.drift.splits import SMOOTHING, area_under_curve, deviations, divergence, greatest_step, split
 
 

@@ -13,7 +13,7 @@ from tasks.formats.answers import Answer, Expected, line, refuses, unparsed
 from tasks.jobs.serving import feedback
 from tasks.jobs.serving.feedback import MOST_LABEL_SEGMENTS, router
 from tasks.jobs.serving.outputs import REMEMBERED, Outputs, looked_at
-from tasks.serving.monitor.reading import read
+from tasks.serving.monitor.measures import read
 
 pytestmark = pytest.mark.unit
 

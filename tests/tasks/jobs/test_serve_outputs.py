@@ -23,7 +23,7 @@ from tasks.jobs.serving.segments import SEGMENT_BYTES
 from tasks.serving import open_endpoint
 from tasks.serving.client import Sampling, complete, ready_state
 from tasks.serving.local.endpoint import outputs_of
-from tasks.serving.monitor.reading import read
+from tasks.serving.monitor.measures import read
 
 ONE, TWO = "model/tiny@" + "a" * 64, "model/tiny@" + "b" * 64
 SECRET = "sesame_open_the_door"

@@ -4,7 +4,7 @@ import pytest
 from api_stand import serving
 
 from tasks.serving.keys import add_key, keys_file
-from tasks.serving.monitor.reading import read
+from tasks.serving.monitor.measures import read
 
 
 @pytest.fixture(scope="module")
