@@ -3,7 +3,7 @@
 Every few seconds it takes its duties in turn, each in a file beside this one: flow runs whose process died, schedules, what
 MLflow missed, files of models, answers of endpoints, champions that nobody looked at, alerts, telemetry, the audit log's copy,
 and the other parts of the platform. A duty that fails is logged and taken again at the next turn; what takes long is done in the
-background (background.py). The process itself is supervised. Nothing here decides about a model.
+background (duties.py). The process itself is supervised. Nothing here decides about a model.
 """
 
 from __future__ import annotations
@@ -33,15 +33,9 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
     from deployments.telemetry.export import Telemetry
     from deployments.watch.alert_sources import platform_sources
     from deployments.watch.alerts import Alerts
-    from deployments.watch.anomalies import Anomalies
-    from deployments.watch.audit_copy import AuditCopy
-    from deployments.watch.cloud_endpoints import CloudEndpoints
     from deployments.watch.dead_runs import DeadRuns
-    from deployments.watch.integrity import Integrity
+    from deployments.watch.duties import Anomalies, AuditCopy, CloudEndpoints, Integrity, Periods, Spools, Trusted
     from deployments.watch.schedules import Schedules
-    from deployments.watch.spools import Spools
-    from deployments.watch.stale_champions import Periods
-    from deployments.watch.trusted import Trusted
     from deployments.watch.waiting import Waiting
 
     dead, schedules, spools = DeadRuns(home, config), Schedules(home, config), Spools(home, SPOOLS_EVERY_SECONDS)

@@ -1,7 +1,7 @@
 """A model's files where they lie and where they are served from, against what was signed; and what is done when they differ.
 
 One finding is one event, `model.tampered`, however often and by whomever it is found: what stands is kept in `integrity/` of
-the home until the bytes are right again. Who looks, and when, does not live here (deployments/watch/integrity.py and the flow
+the home until the bytes are right again. Who looks, and when, does not live here (deployments/watch/duties.py and the flow
 revalidate). See docs/endpoint.md.
 """
 

@@ -1,7 +1,7 @@
 """A copy of the audit log elsewhere, in lines that only grow: what whoever can rewrite the log here cannot rewrite there.
 
 How far the copy goes is asked of the copy itself, so nothing is sent twice, and what was missed while it was away is sent later,
-in its order. Who sends is the watch (deployments/watch/audit_copy.py). See docs/audit.md.
+in its order. Who sends is the watch (deployments/watch/duties.py). See docs/audit.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from support import Home
 from tiny_model import export_tiny, files_of
 from waiting import limit, until
 
-from deployments.watch.trusted import Trusted
+from deployments.watch.duties import Trusted
 from tasks.artifacts import Model
 from tasks.common.errors import GateFailed
 from tasks.common.process import read_json

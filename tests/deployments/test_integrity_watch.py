@@ -16,10 +16,7 @@ from deployments.configuration.platform import PlatformConfig
 from deployments.services.parts import take
 from deployments.watch.__main__ import duties
 from deployments.watch.alerts import SLOW_SECONDS, Alerts, Sources, firing
-from deployments.watch.anomalies import EVERY_SECONDS, Anomalies
-from deployments.watch.background import LOWEST, Background
-from deployments.watch.integrity import Integrity
-from deployments.watch.stale_champions import DAY, Periods
+from deployments.watch.duties import ANOMALIES_SECONDS, DAY, LOWEST, Anomalies, Background, Integrity, Periods
 from tasks.common import process
 from tasks.common.errors import IntegrityError, Missing
 from tasks.common.process import read_json, write_json
@@ -394,7 +391,7 @@ def test_a_look_is_every_few_minutes(made):
     made.duty.tick(made.now)
     made.duty.work.wait(limit(60))
     kept = read_json(made.home / "platform" / "anomalies.json")
-    made.duty.tick(made.now + EVERY_SECONDS / 2)
+    made.duty.tick(made.now + ANOMALIES_SECONDS / 2)
     made.duty.work.wait(limit(60))
     assert read_json(made.home / "platform" / "anomalies.json") == kept
 

@@ -12,7 +12,7 @@ from azure.storage.blob import BlobServiceClient
 from support import Home
 from waiting import limit
 
-from deployments.watch.audit_copy import EVERY_SECONDS, AuditCopy
+from deployments.watch.duties import AUDIT_COPY_SECONDS, AuditCopy
 from tasks.common.errors import Conflict, IntegrityError, Missing
 from tasks.security import audit_chain
 from tasks.security.audit import audit
@@ -96,14 +96,14 @@ def test_the_watch_sends_now_and_then_and_catches_up_after_an_outage(home, conta
     duty = AuditCopy(home)
     duty.tick(1000.0)
     write(home, 1)
-    duty.tick(1000.0 + EVERY_SECONDS - 1)
+    duty.tick(1000.0 + AUDIT_COPY_SECONDS - 1)
     assert is_whole(home, container, 3)
     monkeypatch.delenv("AUDIT_SECRET")
     with pytest.raises(Missing):
-        duty.tick(1000.0 + EVERY_SECONDS)
+        duty.tick(1000.0 + AUDIT_COPY_SECONDS)
     plant(home, 600)
     monkeypatch.setenv("AUDIT_SECRET", service.connection_string)
-    duty.tick(1000.0 + 2 * EVERY_SECONDS)
+    duty.tick(1000.0 + 2 * AUDIT_COPY_SECONDS)
     assert audit_chain.check(open_store(home)).broken is None and is_whole(home, container, 604)
 
 

@@ -8,7 +8,7 @@ once. What stands is over when no window stood out for a while: an alarm that fl
 beside what stands, two windows in a row, is said once too: slow answers do not hide short ones. Labels come late and few: they
 are a window of their own, which is over when it holds enough of them.
 
-How answers are judged is tasks/serving/monitor/anomalies.py. Who looks, and when: deployments/watch/anomalies.py while the
+How answers are judged is tasks/serving/monitor/anomalies.py. Who looks, and when: deployments/watch/duties.py while the
 platform is up, the flow watch, `headway watch`; they share what they know. See docs/watch.md.
 """
 
