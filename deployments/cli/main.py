@@ -48,7 +48,6 @@ from deployments.cli import (
     validate,
     watch,
 )
-from deployments.cli import job as jobs
 from deployments.cli import run as run_
 from deployments.cli.output import Terminated, say_error
 from tasks.common.redaction import clean_logs, redacted
@@ -146,9 +145,9 @@ app.command("complete")(endpoint.complete)
 app.command("watch")(watch.watch)
 app.add_typer(notify.app, name="notify")
 app.command("submit")(submit.submit)
-app.command("jobs")(jobs.jobs)
+app.command("jobs")(job.jobs)
 app.add_typer(job.app, name="job")
-app.command("reconcile")(jobs.reconcile)
+app.command("reconcile")(job.reconcile)
 app.command("doctor")(doctor.doctor)
 app.command("up")(platform.up)
 app.command("run")(run_.run)

@@ -15,7 +15,6 @@ from typing import Any
 from tasks.config.qualification import CheckName
 from tasks.jobs.node.runtime import Rank, main
 from tasks.jobs.qualify import collectives, compute, health, memory, pairs, soak, storage, training
-from tasks.jobs.qualify import soak as throttling
 from tasks.jobs.qualify.bench import Bench
 
 GROUPS: dict[CheckName, Callable[[Bench], None]] = {
@@ -36,7 +35,7 @@ def run(rank: Rank) -> dict[str, Any]:
     began, bench = time.monotonic(), Bench(rank)
     for name, measure in GROUPS.items():
         if name in bench.config.groups:
-            with bench.group(name), throttling.watched(bench, name):
+            with bench.group(name), soak.watched(bench, name):
                 measure(bench)
     bench.leave(seconds=bench.config.check_seconds)
     return {"seconds": time.monotonic() - began}

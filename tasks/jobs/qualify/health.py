@@ -19,9 +19,8 @@ from tasks.formats.links import DAY, Interface
 from tasks.jobs.node.probes import ports
 from tasks.jobs.node.vendor_commands import Hangs
 from tasks.jobs.qualify import health_amd, health_aznhc, health_nvidia, skew, versions
-from tasks.jobs.qualify import machine as machine_logs
 from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.qualify.machine import Machine, Missing
+from tasks.jobs.qualify.machine import Machine, Missing, of_file, of_kernel
 from tasks.qualification.measured import Probe, Status
 
 # What every machine has: memory, processors, room on its scratch disk; local NVMe disks where its kind has them.
@@ -151,7 +150,7 @@ def virtual_functions(bench: Bench, machine: Machine) -> Iterator[Probe]:
 def _logs(machine: Machine) -> tuple[list[str], str]:
     """That of the kernel and that of the machine, where networkd writes too; and why, where none can be read."""
     try:
-        return [machine_logs.of_kernel(machine), machine_logs.of_file(machine, speaker="") or ""], ""
+        return [of_kernel(machine), of_file(machine, speaker="") or ""], ""
     except Missing as error:
         return [], str(error)
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.formats import rocm
-from tasks.jobs.qualify import machine as machine_logs
 from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.qualify.machine import Machine, Missing
+from tasks.jobs.qualify.machine import Machine, Missing, of_kernel
 from tasks.qualification.measured import Probe
 
 SOURCE = "the amdgpu driver"
@@ -48,7 +47,7 @@ def errors(bench: Bench, machine: Machine) -> Iterator[Probe]:
             source=SOURCE,
         )
     try:
-        log = machine_logs.of_kernel(machine)
+        log = of_kernel(machine)
     except Missing:
         return  # the counters above have said it
     for bus, line in rocm.faults(log):

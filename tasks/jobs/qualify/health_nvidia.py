@@ -12,9 +12,8 @@ from typing import Literal
 from tasks.formats import gpu_health, smi
 from tasks.formats.gpu_health import Finding, Rules
 from tasks.formats.links import DAY
-from tasks.jobs.qualify import machine as machine_logs
 from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.qualify.machine import Machine, Missing, ask_gpus, ask_rows, failure
+from tasks.jobs.qualify.machine import Machine, Missing, ask_gpus, ask_rows, failure, of_kernel
 from tasks.qualification.measured import Probe
 
 # Application clocks of NVIDIA's GPUs against their maximum; set to it first where benchmark.set_clocks asks for that.
@@ -145,7 +144,7 @@ def remapped_rows(bench: Bench, machine: Machine) -> Iterator[Probe]:
 
 def errors(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """What the driver wrote into the kernel's log in the last day, once a GPU and code; only what is new fails."""
-    log, uptime = machine_logs.of_kernel(machine), machine.uptime
+    log, uptime = of_kernel(machine), machine.uptime
     seen = gpu_health.xids(log, since=max(0.0, uptime - DAY))
     times = Counter((error.bus, error.code) for error in seen)
     newest = list({(error.bus, error.code): error for error in seen}.values())
