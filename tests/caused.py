@@ -1,7 +1,7 @@
 """A flow run that events asked for, as a program, and the batches of events that tests make for it.
 
-Its arguments are one JSON object: flow, dataset, cause, set, and `person` who starts it. It prints the final state
-of the flow run as one JSON object.
+Its arguments are one JSON object: flow, dataset, cause, set, `person` who starts it, and `key`, the idempotency key under which
+`headway run` made the flow run. It prints the final state of the flow run as one JSON object.
 """
 
 import json
@@ -57,8 +57,22 @@ def main(arguments):
     flow = getattr(importlib.import_module(f"flows.{arguments['flow']}"), arguments["flow"])
     told = parameters(arguments["flow"], "tiny", arguments["dataset"], tuple(arguments["set"]))
     with acting(arguments["person"]) if arguments.get("person") else nullcontext():
-        state = flow(**told, cause=arguments["cause"], return_state=True)
+        if key := arguments.get("key"):
+            state = handed_over(flow, {**told, "cause": arguments["cause"]}, key)
+        else:
+            state = flow(**told, cause=arguments["cause"], return_state=True)
     return {"type": state.type.value, "message": state.message}
+
+
+def handed_over(flow, parameters, key):
+    """Run a flow as the platform does whose run was made under a key."""
+    from prefect.client.orchestration import get_client
+    from prefect.flow_engine import run_flow
+
+    with get_client(sync_client=True) as client:
+        made = {"flow_id": str(client.create_flow(flow)), "idempotency_key": key, "state": {"type": "PENDING"}}
+        run = client.read_flow_run(client.request("POST", "/flow_runs/", json=made).json()["id"])
+    return run_flow(flow, flow_run=run, parameters=parameters, return_type="state")
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ class LocalStore:
 
     def _among_versions(self, manifest: Manifest) -> AbstractContextManager[int]:
         """The open folder of a name, in which each version has its own."""
-        return beneath.opened(self.root / "artifacts", manifest.content.kind, manifest.provenance.name)
+        return self._opened("artifacts", manifest.content.kind, manifest.provenance.name)
 
     def fetch(self, manifest: Manifest) -> Path:
         files = self._place(manifest) / "files"
@@ -189,18 +189,18 @@ class LocalStore:
             return True
 
     def list(self, prefix: str) -> list[str]:
-        base = self.root / "documents"
+        base = self._own(self.root / "documents")
         found = (p.relative_to(base).as_posix() for p in self._document(prefix).rglob("*") if p.is_file())
         return sorted(key for key in found if not Path(key).name.startswith("."))
 
     def _own(self, path: Path) -> Path:
-        """A path below `documents` or `artifacts`, if nothing on its way from there is a link; these two may be links themselves.
+        """A path of the store, if nothing on its way is a link; without a `home`, `documents` and `artifacts` may be links.
 
         Who can write to the store could have private files of the home read through a link. Raises IntegrityError.
         """
         top, *names = path.relative_to(self.root).parts
-        place = f"{self.root}/{top}"
-        for name in names:
+        place = str(self.root) if self.home is not None else f"{self.root}/{top}"
+        for name in (top, *names) if self.home is not None else names:
             place = f"{place}/{name}"
             if os.path.islink(place):  # noqa: PTH114 - Path takes ten times as long, at every read
                 raise IntegrityError(
@@ -216,8 +216,12 @@ class LocalStore:
     def _beside(self, key: str) -> Iterator[tuple[int, str]]:
         """Open the folder of a document for writing; yields it and the document's name there."""
         *above, name = self._document(key).relative_to(self.root / "documents").parts
-        with beneath.opened(self.root / "documents", *above) as folder:
+        with self._opened("documents", *above) as folder:
             yield folder, name
+
+    def _opened(self, top: str, *names: str) -> AbstractContextManager[int]:
+        """An open folder below `documents` or `artifacts`, which may be links themselves only without a `home`."""
+        return beneath.opened(self.root / top, *names) if self.home is None else beneath.opened(self.root, top, *names)
 
     def _document(self, key: str) -> Path:
         if key.startswith("/") or ".." in key.split("/"):

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from persons import policy_of
 from support import everything_reused
 from waiting import limit, until
@@ -26,6 +27,7 @@ from tasks.security.audit import acting, audit
 from tasks.storage import open_store
 
 ASKING = Path(__file__).parent / "asking.py"
+CAUSED = Path(__file__).parents[1] / "caused.py"
 ANSWER = {"decision": "approve", "reason": "it is good", "person": "anna", "token": ""}
 
 
@@ -530,3 +532,23 @@ def test_a_new_model_waits_before_it_takes_the_endpoint(home, done):
     assert "headway approve" in err and waiting["url"] in err
     assert home.ok("endpoint", "list").said["endpoints"][0]["model"] == before
     assert home.ok("approve").said["waiting"] == []
+
+
+def test_what_the_platform_may_deploy_is_not_deployed_for_a_person_who_may_not(home, done, tmp_path, monkeypatch):
+    """`automatic` lets runs of Prefect's page promote; ben made one of them by `headway run`, and may run."""
+    policy, _ = policy_of(home, tmp_path, ("root", ["promote"]), ("ben", ["run"]))
+    told = yaml.safe_load(policy.read_text())
+    policy.write_text(yaml.safe_dump({**told, "automatic": {**told["automatic"], "prefect": ["run", "promote"]}}))
+    before, key = home.ok("endpoint", "list").said["endpoints"], secrets.token_hex(8)
+    hand_over(monkeypatch, home.path, key, "ben")
+    arguments = {"flow": "retrain", "dataset": "tiny", "cause": "", "set": [OTHER[1]], "person": "prefect", "key": key}
+    ran = subprocess.run(
+        [sys.executable, "-P", str(CAUSED), json.dumps(arguments)],
+        env=home.environment() | {"HEADWAY_POLICY": str(policy)},
+        capture_output=True,
+        text=True,
+        timeout=limit(240),
+    )
+    said = json.loads(ran.stdout.splitlines()[-1])
+    assert said["type"] == "FAILED" and "ben may not promote" in said["message"], (said, ran.stderr)
+    assert home.ok("endpoint", "list").said["endpoints"] == before

@@ -6,6 +6,7 @@ Links are in test_local_store.py, approvals in test_approvals.py, the chain of t
 import os
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -20,9 +21,11 @@ from tasks.compute.slurm.render import script
 from tasks.compute.submitter import with_lessons
 from tasks.config.cluster import ClusterConfig, RayConfig, SlurmConfig
 from tasks.orchestration.stage import stage
+from tasks.registry.backup.snapshot import is_taken
 from tasks.registry.records import Record
 from tasks.security.policy import RIGHTS, add_person, require_of
 from tasks.storage.local import LocalStore
+from tasks.storage.manifest import Provenance
 
 JOB = Job(name="train", token="0" * 64, program="tasks.jobs.train", settings={}, inputs={})
 NAMES = ["n1'\"\n#SBATCH --exclude=n2\n(id) > /tmp/x\n#", "n1\n", "-x", "n1;id", "$(id)", "", "n" * 300]
@@ -117,3 +120,45 @@ def test_a_run_goes_no_further_than_those_who_handed_it_over(tmp_path, monkeypat
     for names, why in ((frozenset(["anna", "ben"]), "ben may not promote"), (None, "nobody can tell who")):
         with pytest.raises(Refused, match=why):
             require_of(tmp_path, names, "promote", what="a model")
+
+
+@pytest.mark.parametrize("top", ["documents", "artifacts"])
+def test_in_a_home_with_a_policy_the_tops_of_the_store_are_no_links_either(tmp_path, top):
+    """A backup of the documents would have the keys of a home in it whose folder they are a link to."""
+    (tmp_path / "home" / "keys").mkdir(parents=True)
+    (tmp_path / "home" / "keys" / "signing.pem").write_text("PRIVATE KEY")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / top).symlink_to(tmp_path / "home")
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "file").write_text("text")
+    store = LocalStore(tmp_path / "store", home=tmp_path / "home")
+
+    def publish():
+        store.publish(tmp_path / "made", kind="tokens", inputs=(), provenance=Provenance(name="code"))
+
+    def read():
+        store.read("keys/signing.pem")
+
+    def write():
+        store.create("keys/new", b"text")
+
+    for act in (store.list, read, write) if top == "documents" else (publish,):
+        with pytest.raises(IntegrityError, match="link"):
+            act("") if act == store.list else act()
+    assert sorted(path.name for path in (tmp_path / "home").rglob("*")) == ["keys", "signing.pem"]
+
+
+def test_a_backup_brings_back_nothing_but_what_backups_have():
+    taken = (
+        "policy.yaml",
+        "keys/signing.pem",
+        "endpoints/tiny/endpoint.json",
+        "access/2026-11-27.jsonl",
+        "mlflow/mlflow.db",
+    )
+    planted = (
+        "endpoints/tiny/servers/aa/process.json", "endpoints/tiny/journal.jsonl", "jobs/x/cluster.json", "keys/approvals.key",
+        "keys/decisions.jsonl", "platform/watch/process.json", "policy.yaml/x", "keys/deep/x.pub", "prefect/prefect.db",
+    )  # fmt: skip
+    assert [name for name in taken if not is_taken(Path(name))] == []
+    assert [name for name in planted if is_taken(Path(name))] == []

@@ -43,6 +43,9 @@ LOADERS = frozenset({"json", "parquet"})
 """What `dataset_path` may say; others of the library `datasets` run what they read, such as `pandas`, which unpickles."""
 REFUSED = frozenset({"include", "custom_dataset", "use_prompt"})
 """Keys that read further files as YAML, or call what they name."""
+FILE = re.compile(r"[A-Za-z0-9][\w.-]*")
+"""A file beside the YAML. `datasets` takes addresses too, and chains of them that copy a file to wherever they say (fsspec)."""
+METRIC = re.compile(r"[A-Za-z]\w*")
 
 
 def check_plain(text: str, *, place: str) -> None:
@@ -65,8 +68,31 @@ def _check_key(key: str, value: yaml.Node, *, place: str) -> None:
         raise ValueError(f"{place} has `{key}`, which given data may not: write the whole task into one file")
     if key == "dataset_path" and value.value not in LOADERS:
         raise ValueError(f"{place} has dataset_path = {value.value!r:.60}: say json or parquet, and give data_files")
-    if key == "metric" and "/" in str(value.value):
+    if key == "metric" and not METRIC.fullmatch(str(value.value)):
         raise ValueError(f"{place} has metric = {value.value!r:.60}, a path: name a metric of the harness")
+    if key == "dataset_kwargs":
+        _check_files(value, place=place)
+
+
+def _check_files(value: yaml.Node, *, place: str) -> None:
+    """Raise ValueError unless all that is asked of the library `datasets` is to read files that lie beside the YAML."""
+    told = value.value if isinstance(value, yaml.MappingNode) else [(value, value)]
+    for key, named in told:
+        if key.value != "data_files":
+            raise ValueError(f"{place} has `dataset_kwargs` with {key.value!r:.60}: only data_files may be in it")
+        for name in _scalars(named):
+            if not FILE.fullmatch(name):
+                raise ValueError(
+                    f"{place} has data_files = {name!r:.60}: name a file that lies beside it, without a folder"
+                )
+
+
+def _scalars(root: yaml.Node) -> Iterator[str]:
+    """Every text in a node: of a mapping those of its values, for its keys are names of splits."""
+    keys = {id(key) for node in _nodes(root) if isinstance(node, yaml.MappingNode) for key, _ in node.value}
+    for node in _nodes(root):
+        if isinstance(node, yaml.ScalarNode) and id(node) not in keys:
+            yield str(node.value)
 
 
 def _nodes(root: yaml.Node) -> Iterator[yaml.Node]:

@@ -186,7 +186,7 @@ def _write_files(home: Path, files: Path, said: Contents) -> None:
     """Settings, keys, endpoints and MLflow's database, under the paths of this home."""
     for path in _files(files):
         target = home / path.relative_to(files)
-        if (target.name == "stores.yaml" and target.exists()) or target.name in snapshot.OF_APPROVALS:
+        if (target.name == "stores.yaml" and target.exists()) or not snapshot.is_taken(path.relative_to(files)):
             continue
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if target.parent.name == snapshot.KEYS else 0o777)
         partial = target.with_name(f".{target.name}.restoring")
@@ -212,6 +212,7 @@ def _rewrite_endpoint(path: Path, home: Path, said: Contents) -> None:
     old = Path(unquote(urlparse(said.home).path))
     if "folder" in record and Path(record["folder"]).is_relative_to(old):
         record["folder"] = str(home / Path(record["folder"]).relative_to(old))
+    record.pop("previous", None)  # whose server is the old home's too: nothing is started from what a backup says
     path.write_text(json.dumps(record, indent=1))
 
 

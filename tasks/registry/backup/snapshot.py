@@ -36,6 +36,16 @@ PAGES = 4096
 """Of a database, copied at once: whoever writes meanwhile waits for no longer."""
 
 
+def is_taken(name: Path) -> bool:
+    """Whether a backup may hold this file of a home; from one that somebody changed nothing else is restored."""
+    if name.parent == Path(KEYS):
+        return name.name not in OF_APPROVALS
+    exact = name.as_posix() in (*SETTINGS, MLFLOW)
+    return exact or any(
+        len(name.parts) == pattern.count("/") + 1 and name.match(pattern) for pattern in (ACCESS, *ENDPOINTS)
+    )
+
+
 def take_documents(store: Store, folder: Path) -> dict[str, str]:
     """Write all documents of a store into a file of one line each; returns sha256 by key.
 
