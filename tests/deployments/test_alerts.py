@@ -516,7 +516,7 @@ def test_the_event_is_what_the_documentation_says(world):
 SEND_TWICE = """
 import json, sys, time
 from pathlib import Path
-from deployments.platform import prefect_server
+from deployments.services import prefect_server
 prefect_server.wait(prefect_server.prepare(Path(sys.argv[1])))
 from prefect.client.orchestration import get_client
 from deployments.watch.alert_events import FIRED, send

@@ -51,7 +51,7 @@ def start(platform, settings):
     kept(platform.home).write_text(yaml.safe_dump(settings))
     words = [
         "from pathlib import Path",
-        "from deployments.platform import bridge",
+        "from deployments.services import bridge",
         f"bridge.start(Path({str(platform.home)!r}))",
     ]
     subprocess.run([os.sys.executable, "-c", "\n".join(words)], env=platform.environment, check=True)

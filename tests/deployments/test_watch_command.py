@@ -11,7 +11,7 @@ from watched import Watched, loop
 
 FLOW = """
 import json
-from deployments.platform import prefect_server
+from deployments.services import prefect_server
 from tasks.config.base import home
 
 server = prefect_server.prepare(home())

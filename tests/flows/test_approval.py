@@ -34,7 +34,7 @@ ANSWER = {"decision": "approve", "reason": "it is good", "person": "anna", "toke
 @pytest.fixture(scope="module")
 def server(home):
     """The Prefect server of the home, and nothing more: no run that another test might count."""
-    code = "from deployments.platform import prefect_server as s; from tasks.config.base import home; s.wait(s.prepare(home()))"
+    code = "from deployments.services import prefect_server as s; from tasks.config.base import home; s.wait(s.prepare(home()))"
     subprocess.run([sys.executable, "-c", code], env=home.environment(), check=True, timeout=limit(120))
     return json.loads((home.path / "prefect" / "server.json").read_text())
 

@@ -15,7 +15,7 @@ from tasks.security.policy import add_person
 
 FLOW = """
 import json
-from deployments.platform import prefect_server
+from deployments.services import prefect_server
 from tasks.config.base import home
 
 server = prefect_server.prepare(home())
