@@ -30,7 +30,8 @@ from tasks.jobs.qualify import gpus
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.workload_size import vocabulary
 from tasks.jobs.training.network import build_network, next_token_loss
-from tasks.jobs.training.optimizer import build_optimizer, learning_rate
+from tasks.jobs.training.optimizer import build_optimizer
+from tasks.jobs.training.schedule import learning_rate
 
 WARMUP_STEPS = 2
 MOST_TOKENS = 4_000_000
