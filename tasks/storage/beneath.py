@@ -55,8 +55,7 @@ def _open_folder(folder: int, *way: str) -> int:
 
 
 def read(path: Path) -> bytes:
-    """What a plain file holds. Raises IntegrityError for anything else in its place: a FIFO would have its reader wait for
-    ever."""
+    """Read a plain file. Raises IntegrityError for anything else in its place: whoever reads a FIFO waits for ever."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise IntegrityError(f"{path} is no plain file", remedy="Find out who made it, and remove it.")

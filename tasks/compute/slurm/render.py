@@ -153,8 +153,7 @@ def _warning_seconds(job: Job, config: SlurmConfig) -> int:
 
 
 def _quoted(name: str, value: str) -> str:
-    """An option as a line of the script. Raises ValueError for a value that would end the line: quotes do not keep one
-    together."""
+    """Write an option as sbatch reads it. Raises ValueError for a value with a line break, which quotes do not hold back."""
     if not value.isprintable():
         raise ValueError(f"sbatch's --{name} would be {value!r}: a name has no line break and no control sign")
     return f"--{name}={shlex.quote(value)}"

@@ -1,7 +1,7 @@
 """Beside the node agent, on machines that share no folder: the job folder on this disk and its prefix in the store, in step.
 
-    python -m tasks.jobs.node.mirror --store az://ACCOUNT/CONTAINER/PREFIX --prefix jobs/ID -- python -m tasks.common.process
-    {node}
+    python -m tasks.jobs.node.mirror --store az://ACCOUNT/CONTAINER/PREFIX --prefix jobs/ID \\
+        -- python -m tasks.common.process {node}
 
 Brings the folder and the verified inputs, runs the command, and every two seconds sends what this machine changed and brings what
 others did. `{node}` is this machine's part of the folder. What is sent last is what says that all is there: manifests, results,

@@ -82,8 +82,7 @@ def _event(said: dict[str, Any]) -> bytes:
     return b"data: %s\n\n" % json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-# The page of an endpoint on which a person tries the model. It loads nothing from elsewhere. Who serves it is
-# serving/api.py.
+# The page of an endpoint on which a person tries the model. It loads nothing from elsewhere.
 
 
 HEADERS = {
