@@ -52,11 +52,11 @@ def nap(seconds, folder):
 @flow(name="probe")
 def probe(folder: str, seconds: float = 60.0, tell: str = "home"):
     folder, me = Path(folder), str(flow_run.get_id())
-    with open(folder / "starts", "a") as file:
-        file.write(f"{me} {os.getpid()} {time.time()}\\n")
     run = SimpleNamespace(flow="probe", subject="it", flow_run={"id": me}, config_digest="")
     RunLog(home(), me).opened(run)
     with started_by("run", "probe"):
+        with open(folder / "starts", "a") as file:
+            file.write(f"{me} {os.getpid()} {time.time()}\\n")
         nap(seconds, folder)
     with open(folder / "ends", "a") as file:
         file.write(f"{me} {os.getpid()} {time.time()}\\n")

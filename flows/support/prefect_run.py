@@ -60,6 +60,8 @@ def require_dataset(cause: str, dataset: str) -> None:
 ASK_EVERY_SECONDS = 3.0
 STOPPED = "Stopped by `headway down`"
 """How the message of every state begins that a planned stop gave a flow run."""
+TRIES = 3
+"""How often a run that is stopped tells Prefect's server so, which answers within five seconds or, on a busy machine, does not."""
 LATER = timedelta(seconds=90)
 """The worker, which `headway down` stops after the flow runs, does not take them up again before that."""
 _last_asked = 0.0
@@ -151,12 +153,16 @@ def _leave_for_later(error: BaseException) -> None:
         )
     else:
         state = Cancelled(message=f"{STOPPED}: the same command goes on after the last finished stage")
-    try:
-        answer = ask(lambda client: client.set_flow_run_state(identity, state))
-    except Away:
+    for _ in range(TRIES):
+        try:
+            answer = ask(lambda client: client.set_flow_run_state(identity, state))
+        except Away as away:
+            if away.refused:
+                return
+            continue
+        if answer.status == SetStateStatus.ACCEPT:
+            raise Pause(state=answer.state) from error
         return
-    if answer.status == SetStateStatus.ACCEPT:
-        raise Pause(state=answer.state) from error
 
 
 def _keep_interrupt(told: Callable[[Any], object], unraisable: Any) -> None:
